@@ -1,0 +1,117 @@
+"""The heart: what becomes of a job after a run (spec sections 6.3, 7.2 and 2.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Literal, TypeAlias
+
+from .backoff import Rng
+from .failures import Failure, Outcome, Snoozed
+from .job import Job, ceil_to_millisecond
+from .policy import RetryPolicy
+
+#: Why a job ended: what `job.discarded` calls its reason.
+Cause: TypeAlias = Literal["handler", "non_retryable", "exhausted", "expired", "invalid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """The handler succeeded."""
+
+    reason: str = "succeeded"
+
+
+@dataclass(frozen=True, slots=True)
+class RetryAt:
+    """Run the next attempt, not before `at`; `delay` is in seconds."""
+
+    at: datetime
+    delay: float
+    failure: Failure
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Drop the job; keep no dead letter."""
+
+    cause: Cause
+    failure: Failure
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Keep the job as a dead letter."""
+
+    cause: Cause
+    failure: Failure
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snooze:
+    """Run the same attempt again, not before `at`; `delay` is in seconds."""
+
+    at: datetime
+    delay: float
+    reason: str
+
+
+Decision: TypeAlias = Complete | RetryAt | Discard | DeadLetter | Snooze
+
+
+def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rng: Rng) -> Decision:
+    """Return what becomes of the job; total and pure.
+
+    In this order: the handler's response code, a non-retryable match, attempts left, the delay (a hint
+    replaces the computed one, `max_interval` caps both), the job's expiry (spec section 7.2).
+    """
+    if outcome is None:
+        return Complete()
+    if isinstance(outcome, Snoozed):
+        seconds = outcome.after.total_seconds()
+        return Snooze(_later(now, seconds), seconds, f"the handler asked for a pause of {seconds:g} s")
+    failed = f"attempt {job.attempt} of {policy.runs} failed with {outcome.type}"
+    match outcome.code:
+        case "DISCARD" | "FAIL":
+            return Discard("handler", outcome, f"{failed}, and the handler said {outcome.code}")
+        case "DEAD_LETTER":
+            return DeadLetter("handler", outcome, f"{failed}, and the handler said DEAD_LETTER")
+    if outcome.final:
+        return _exhaust(policy, "non_retryable", outcome, f"{failed}, {outcome.final}")
+    if pattern := policy.non_retryable_pattern(outcome):
+        return _exhaust(policy, "non_retryable", outcome, f"{failed}, which matches {pattern}")
+    if job.attempt >= policy.runs:
+        return _exhaust(policy, "exhausted", outcome, f"{failed}, and no attempt is left")
+    seconds, note = _delay(policy, job, outcome, rng)
+    at = _later(now, seconds)
+    if job.expires and at >= job.expires:
+        return _exhaust(
+            policy, "expired", outcome, f"{failed}, and the job expires before a retry in {seconds:g} s"
+        )
+    return RetryAt(at, seconds, outcome, f"{failed}; retry {job.attempt} in {seconds:.3f} s{note}")
+
+
+def _exhaust(policy: RetryPolicy, cause: Cause, failure: Failure, reason: str) -> Discard | DeadLetter:
+    if policy.on_exhaustion == "dead_letter":
+        return DeadLetter(cause, failure, reason)
+    return Discard(cause, failure, reason)
+
+
+def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng) -> tuple[float, str]:
+    cap = policy.max_interval.total_seconds()
+    if failure.retry_after is not None:
+        return min(failure.retry_after.total_seconds(), cap), ", as the handler asked"
+    try:
+        return policy.delay(job.attempt, rng=rng, failure=failure), ""
+    except Exception as error:  # noqa: BLE001 - a custom strategy is the user's code, and may not lose the job
+        return cap, f", max_interval, because the custom backoff strategy failed: {error!r}"
+
+
+def _later(now: datetime, seconds: float) -> datetime:
+    try:
+        return ceil_to_millisecond(now + timedelta(seconds=seconds))
+    except OverflowError:
+        return datetime.max.replace(microsecond=0, tzinfo=timezone.utc)

@@ -1,0 +1,52 @@
+"""ISO 8601 durations as retry policies write them (spec section 4)."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+import isodate
+
+#: The pattern of the spec's JSON Schema (section 14).
+PATTERN = r"^P(?!$)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+(\.\d+)?S)?)?$"
+
+_GRAMMAR = re.compile(PATTERN, re.ASCII)
+_DAYS_PER_YEAR = 365
+_DAYS_PER_MONTH = 30
+
+
+def parse_duration(text: str) -> timedelta:
+    """Read an ISO 8601 duration; a year counts 365 days, a month 30 (spec section 4.2).
+
+    Raises ValueError for whatever the schema's pattern does not allow, and for what no timedelta holds.
+    """
+    if not _GRAMMAR.fullmatch(text):
+        raise ValueError("is not an ISO 8601 duration such as PT1S, PT0.5S or PT5M")
+    try:
+        parsed = isodate.parse_duration(text)
+        if isinstance(parsed, timedelta):
+            return parsed
+        days = int(parsed.years) * _DAYS_PER_YEAR + int(parsed.months) * _DAYS_PER_MONTH
+        rest: timedelta = parsed.tdelta
+        return timedelta(days=days) + rest
+    except (ValueError, ArithmeticError):
+        raise ValueError("is longer than any duration this machine can hold") from None
+
+
+def format_duration(duration: timedelta) -> str:
+    """Write a duration as ISO 8601: days, hours, minutes and seconds (spec section 4.1)."""
+    return str(isodate.duration_isoformat(duration))
+
+
+def read_duration(value: object) -> timedelta:
+    """Accept what Python code may write for a duration: an ISO 8601 string or a timedelta, not negative.
+
+    Raises TypeError for another type and ValueError for a bad string or a negative timedelta.
+    """
+    if isinstance(value, str):
+        return parse_duration(value)
+    if not isinstance(value, timedelta):
+        raise TypeError("must be an ISO 8601 duration string or a timedelta")
+    if value < timedelta(0):
+        raise ValueError("must not be negative")
+    return value

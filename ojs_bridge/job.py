@@ -1,0 +1,227 @@
+"""A job's retry state and its wire form, the `ojs` header (spec section 10)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from typing import Any, TypeAlias
+
+from .errors import InvalidState
+from .failures import CUT, Failure, cut
+
+#: The version of the wire form; a message of another version is never guessed at.
+VERSION = 1
+#: The spec's section 10.1 keeps at least this many error entries.
+MIN_HISTORY = 10
+#: Bytes of the header's JSON; an AMQP frame holds 131 KB of headers and loses what exceeds it.
+HEADER_BUDGET = 16 * 1024
+MIN_HEADER_BUDGET = 8 * 1024
+
+#: One failed attempt as the spec's section 10.1 writes it, plus `backtrace`.
+ErrorEntry: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job at one attempt, whatever framework carries it.
+
+    `attempt` is 1-based and names the run that is due or under way. `retry` is the job's own partial policy.
+    `expires` is when the framework would drop the message unrun.
+    """
+
+    id: str
+    type: str
+    queue: str
+    attempt: int = 1
+    retry: Mapping[str, Any] | None = None
+    errors: tuple[ErrorEntry, ...] = ()
+    errors_dropped: int = 0
+    next_retry_at: datetime | None = None
+    created_at: datetime | None = None
+    replay_count: int = 0
+    expires: datetime | None = None
+
+    def failed(self, failure: Failure, *, at: datetime) -> Job:
+        """Return the job with this attempt's failure at the end of its history (spec section 10.1)."""
+        entry: ErrorEntry = {
+            "attempt": self.attempt,
+            "type": failure.type,
+            "message": failure.message,
+            "code": failure.code,
+            "timestamp": format_time(at),
+            "details": dict(failure.details),
+        }
+        if failure.backtrace:
+            entry["backtrace"] = list(failure.backtrace)
+        if self.replay_count:
+            entry["replay"] = self.replay_count
+        return replace(self, errors=(*self.errors, entry))
+
+    def due(self, at: datetime, *, attempt: int) -> Job:
+        """Return the job as it is published for an attempt that is due at a time."""
+        return replace(self, attempt=attempt, next_retry_at=at)
+
+    def replayed(self) -> Job:
+        """Return the job as a replay starts it: no attempt used, history kept, one more replay."""
+        return replace(self, attempt=1, next_retry_at=None, expires=None, replay_count=self.replay_count + 1)
+
+
+def encode(job: Job, *, history: int = MIN_HISTORY, budget: int = HEADER_BUDGET) -> tuple[str, Job]:
+    """Return the `ojs` header, JSON of at most `budget` bytes, and the job with the errors it kept whole.
+
+    The newest `history` errors stay; where they are too long, details, backtraces and messages are cut.
+    Raises InvalidState when even the cut form is too long, which only a huge retry policy can cause.
+    """
+    kept = job.errors[-history:]
+    dropped = job.errors_dropped + len(job.errors) - len(kept)
+    trimmed = replace(job, errors=kept, errors_dropped=dropped)
+    text = _dumps(trimmed)
+    while len(text) > budget:
+        text = _dumps(replace(trimmed, errors=_shrunk(trimmed, budget)))
+        if len(text) <= budget:
+            break
+        if len(trimmed.errors) <= MIN_HISTORY:
+            raise InvalidState(f"the job's retry state needs {len(text)} bytes, its budget is {budget}")
+        trimmed = replace(
+            trimmed, errors=trimmed.errors[-MIN_HISTORY:], errors_dropped=_dropped_at(trimmed, MIN_HISTORY)
+        )
+    return text, trimmed
+
+
+def _dropped_at(job: Job, history: int) -> int:
+    return job.errors_dropped + len(job.errors) - history
+
+
+def _dumps(job: Job) -> str:
+    state: dict[str, Any] = {"v": VERSION, "attempt": job.attempt}
+    if job.retry:
+        state["retry"] = dict(job.retry)
+    if job.errors:
+        state["errors"] = job.errors
+    if job.errors_dropped:
+        state["errors_dropped"] = job.errors_dropped
+    if job.next_retry_at:
+        state["next_retry_at"] = format_time(job.next_retry_at)
+    if job.created_at:
+        state["created_at"] = format_time(job.created_at)
+    if job.replay_count:
+        state["replay_count"] = job.replay_count
+    return json.dumps(state, separators=(",", ":"))
+
+
+def _shrunk(job: Job, budget: int) -> tuple[ErrorEntry, ...]:
+    if not job.errors:
+        return ()
+    fixed = len(_dumps(replace(job, errors=())))
+    share = (budget - fixed) // len(job.errors) - 16
+    return tuple(_shrink(entry, share) for entry in job.errors)
+
+
+def _shrink(entry: ErrorEntry, share: int) -> ErrorEntry:
+    if _size(entry) <= share:
+        return entry
+    small = {key: entry.get(key) for key in _ENTRY_KEYS} | {"details": entry.get("details") or {}}
+    if _size(small) > share and small["details"]:
+        small["details"] = {"cut": True}
+    for key in ("message", "type", "code", "timestamp", "attempt"):
+        excess = _size(small) - share
+        if excess > 0:
+            small[key] = _cut_bytes(str(small[key]), max(_size(small[key]) - excess - 2 * len(CUT), 32))
+    return small
+
+
+_ENTRY_KEYS = ("attempt", "type", "message", "code", "timestamp")
+
+
+def _cut_bytes(text: str, limit: int) -> str:
+    """Shorten a text until its JSON, where one character can take twelve bytes, fits the limit."""
+    while _size(text) > limit and len(text) > len(CUT) + 1:
+        text = cut(text.removesuffix(CUT), max(len(text) * 3 // 4, len(CUT) + 1))
+    return text
+
+
+def _size(value: object) -> int:
+    return len(json.dumps(value, separators=(",", ":")))
+
+
+def decode(state: object, job: Job) -> Job:
+    """Return the job with the state that its `ojs` header carries: a JSON string or an object.
+
+    `job` brings what the framework itself says: id, type, queue and, from the native counter, the attempt.
+    The native counter wins, so that a rolled-back worker and a foreign requeue are both understood.
+    Raises InvalidState for a damaged header or an unknown version.
+    """
+    fields = _read(state)
+    attempt = fields.get("attempt", job.attempt)
+    in_step = attempt == job.attempt
+    return replace(
+        job,
+        retry=_typed(fields, "retry", dict, None),
+        errors=tuple(_entries(fields)),
+        errors_dropped=_typed(fields, "errors_dropped", int, 0),
+        next_retry_at=_time(fields, "next_retry_at") if in_step else None,
+        created_at=_time(fields, "created_at"),
+        replay_count=_typed(fields, "replay_count", int, 0),
+    )
+
+
+def _read(state: object) -> dict[str, Any]:
+    if isinstance(state, (str, bytes)):
+        try:
+            state = json.loads(state)
+        except (ValueError, RecursionError) as error:
+            raise InvalidState(f"the ojs header is not JSON: {cut(str(error), 200)}") from None
+    if not isinstance(state, dict):
+        raise InvalidState(f"the ojs header must be a JSON object, not {type(state).__name__}")
+    version = state.get("v")
+    if version != VERSION or isinstance(version, bool):
+        raise InvalidState(f"the ojs header has version {version!r}, this worker reads {VERSION}")
+    return state
+
+
+def _typed(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidState(f"the ojs header's {name} must be {kind.__name__}, not {cut(repr(value), 80)}")
+    return value
+
+
+def _entries(fields: Mapping[str, Any]) -> list[ErrorEntry]:
+    entries: list[ErrorEntry] = _typed(fields, "errors", list, [])
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise InvalidState(f"the ojs header's errors must hold objects, not {cut(repr(entry), 80)}")
+    return entries
+
+
+def _time(fields: Mapping[str, Any], name: str) -> datetime | None:
+    text = _typed(fields, name, str, None)
+    if text is None:
+        return None
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise InvalidState(f"the ojs header's {name} is no timestamp: {cut(repr(text), 80)}") from None
+
+
+def format_time(at: datetime) -> str:
+    """Write a time as RFC 3339 in UTC with milliseconds."""
+    return at.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_time(text: str) -> datetime:
+    """Read an RFC 3339 time with a zone; raises ValueError without one."""
+    at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    if at.tzinfo is None:
+        raise ValueError("a time without a zone")
+    return at
+
+
+def ceil_to_millisecond(at: datetime) -> datetime:
+    """Round a time up to the millisecond that the wire form can carry, so that nothing is due early."""
+    excess = at.microsecond % 1000
+    return at if not excess else at + timedelta(microseconds=1000 - excess)

@@ -1,0 +1,289 @@
+"""The retry policy: seven fields of the spec and a strategy (spec sections 2 to 8, 11 and 14)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import GenerateJsonSchema
+from typing_extensions import Self
+
+from .backoff import SPEC_JITTER, Intervals, Jitter, Rng, Strategy, raw_delay
+from .duration import PATTERN, format_duration, read_duration
+from .errors import InvalidRetryPolicy, NotExpressible
+from .failures import Failure
+
+#: What may stand for (part of) a policy: some of its fields, or a policy whose explicitly set fields count.
+PartialPolicy: TypeAlias = "Mapping[str, Any] | RetryPolicy"
+
+
+def _read_interval(value: object) -> timedelta:
+    try:
+        return read_duration(value)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _read_strategy(value: object) -> object:
+    return "none" if isinstance(value, str) and value == "constant" else value
+
+
+def _read_patterns(value: object) -> tuple[object, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("must be an array of strings")
+    return tuple(value)
+
+
+Interval: TypeAlias = Annotated[
+    timedelta,
+    BeforeValidator(_read_interval),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": PATTERN}),
+]
+ErrorPattern: TypeAlias = Annotated[str, Field(strict=True, min_length=1)]
+
+
+class RetryPolicy(BaseModel):
+    """How a job is retried when its handler fails (spec section 2); frozen, hashable, always valid.
+
+    Raises InvalidRetryPolicy, with one line per broken rule (spec section 11).
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        json_schema_extra={
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$id": "https://openjobspec.org/schemas/v1/retry-policy.json",
+            "title": "OJS Retry Policy",
+            "description": "Defines how a job should be retried on failure.",
+        },
+    )
+
+    max_attempts: Annotated[int, Field(strict=True, ge=0)] = Field(
+        default=3, description="Total number of attempts including the first execution. 0 means no retry."
+    )
+    initial_interval: Interval = Field(
+        default=timedelta(seconds=1), description="ISO 8601 duration for the delay before the first retry."
+    )
+    backoff_coefficient: Annotated[float, Field(strict=True, ge=1.0, allow_inf_nan=False)] = Field(
+        default=2.0, description="Multiplier for successive retry delays. Must be >= 1.0."
+    )
+    max_interval: Interval = Field(
+        default=timedelta(minutes=5), description="ISO 8601 duration cap on the computed backoff delay."
+    )
+    jitter: Annotated[
+        Annotated[bool, Field(strict=True)] | Jitter, WithJsonSchema({"type": "boolean"}, mode="validation")
+    ] = Field(
+        default=True, description="Whether to add randomness to prevent thundering herd on mass retries."
+    )
+    non_retryable_errors: Annotated[
+        tuple[ErrorPattern, ...],
+        BeforeValidator(_read_patterns),
+        WithJsonSchema({"type": "array", "items": {"type": "string", "minLength": 1}}),
+    ] = Field(
+        default=(),
+        description="Error type strings that bypass retry and go directly to exhaustion behavior.",
+    )
+    on_exhaustion: Literal["discard", "dead_letter"] = Field(
+        default="discard",
+        description="Action when max_attempts is reached: discard the job or move to dead letter queue.",
+    )
+    backoff_strategy: Annotated[
+        Strategy | Callable[..., Any],
+        BeforeValidator(_read_strategy),
+        WithJsonSchema({"type": "string", "enum": ["exponential", "linear", "polynomial", "none"]}),
+    ] = Field(default="exponential", description="How the delay grows over successive retries.")
+
+    NO_RETRY_RUNS: ClassVar[int] = 1
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise InvalidRetryPolicy(_problems(error, fields)) from None
+
+    @model_validator(mode="after")
+    def _cap_is_not_below_the_first_interval(self) -> Self:
+        if self.initial_interval <= timedelta(0):
+            raise ValueError(f"initial_interval: {_show(self.initial_interval)} must be greater than zero")
+        longest = self.initial_interval
+        name = "initial_interval"
+        if isinstance(self.backoff_strategy, Intervals):
+            longest, name = (
+                max(self.backoff_strategy.intervals),
+                "the longest of backoff_strategy's Intervals",
+            )
+        if self.max_interval < longest:
+            default = "" if "max_interval" in self.model_fields_set else ", the default,"
+            raise ValueError(
+                f"max_interval: {_show(self.max_interval)}{default} must be >= {name}, {_show(longest)}"
+            )
+        return self
+
+    @classmethod
+    def merge(cls, *partials: PartialPolicy | None) -> Self:
+        """Lay partial policies over the spec's default, later ones win field by field (spec section 8.1).
+
+        `None`, and a field that is None, count as absent. Raises InvalidRetryPolicy for the merged result.
+        """
+        fields: dict[str, Any] = {}
+        for partial in partials:
+            if partial is not None:
+                fields.update(_fields(partial))
+        return cls(**fields)
+
+    @property
+    def runs(self) -> int:
+        """The most times the handler may run: `max_attempts`, where 0 and 1 both mean once."""
+        return max(self.max_attempts, self.NO_RETRY_RUNS)
+
+    def delay(self, n: int, *, rng: Rng, failure: Failure | None = None) -> float:
+        """Return the seconds before retry n, capped before and after jitter (spec sections 3, 5.1 and 5.3).
+
+        Never raises for a large n. What a custom strategy raises or returns out of range is a ValueError.
+        """
+        cap = self.max_interval.total_seconds()
+        effective = min(self._raw(n, failure), cap)
+        if self.jitter is False:
+            return effective
+        jitter = SPEC_JITTER if self.jitter is True else self.jitter
+        return min(effective * jitter.factor(rng), cap)
+
+    def _raw(self, n: int, failure: Failure | None) -> float:
+        if isinstance(self.backoff_strategy, str):
+            initial = self.initial_interval.total_seconds()
+            return raw_delay(self.backoff_strategy, n, initial, self.backoff_coefficient)
+        seconds = float(self.backoff_strategy(n, failure))
+        if not seconds >= 0:
+            raise ValueError(f"the custom backoff strategy returned {seconds} for retry {n}")
+        return seconds
+
+    def non_retryable_pattern(self, failure: Failure) -> str | None:
+        """Return the first entry of `non_retryable_errors` that matches, or None (spec section 6.2)."""
+        for pattern in self.non_retryable_errors:
+            for name in failure.names:
+                if name == pattern or (pattern.endswith(".*") and name.startswith(pattern[:-1])):
+                    return pattern
+        return None
+
+    def to_ojs(self, *, only: PartialPolicy | None = None) -> dict[str, Any]:
+        """Return the policy as the JSON object of the spec (section 2), or just the fields that `only` sets.
+
+        Raises NotExpressible for a custom strategy or jitter, which only Python code can hold.
+        """
+        return _wire(self, set(type(self).model_fields if only is None else _fields(only)))
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """Return the JSON Schema of the spec's section 14, plus `backoff_strategy`."""
+        return cls.model_json_schema(schema_generator=_SpecSchema)
+
+
+def _fields(partial: object) -> dict[str, Any]:
+    if isinstance(partial, RetryPolicy):
+        return {name: getattr(partial, name) for name in partial.model_fields_set}
+    if isinstance(partial, Mapping):
+        bad = [name for name in partial if not isinstance(name, str)]
+        if bad:
+            raise InvalidRetryPolicy([f"{_show(name)}: is not a field of a retry policy" for name in bad])
+        return {name: value for name, value in partial.items() if value is not None}
+    raise InvalidRetryPolicy([f"{_show(partial)}: must be an object of retry policy fields"])
+
+
+def _wire(policy: RetryPolicy, names: set[str]) -> dict[str, Any]:
+    if "backoff_strategy" in names and not isinstance(policy.backoff_strategy, str):
+        raise NotExpressible(
+            f"backoff_strategy: {_show(policy.backoff_strategy)} exists only in Python code; "
+            "the Open Job Spec has exponential, linear, polynomial and none"
+        )
+    if "jitter" in names and isinstance(policy.jitter, Jitter) and policy.jitter != SPEC_JITTER:
+        raise NotExpressible(
+            f"jitter: {_show(policy.jitter)} exists only in Python code; "
+            "the Open Job Spec has true, a factor in [0.5, 1.5), and false"
+        )
+    return {name: _WIRE_FORM.get(name, _same)(getattr(policy, name)) for name in _ORDER if name in names}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_ORDER = tuple(RetryPolicy.model_fields)
+_WIRE_FORM: dict[str, Callable[[Any], Any]] = {
+    "initial_interval": format_duration,
+    "max_interval": format_duration,
+    "non_retryable_errors": list,
+    "jitter": bool,
+}
+
+
+class _SpecSchema(GenerateJsonSchema):
+    def field_title_should_be_set(self, _schema: Any) -> bool:
+        return False
+
+
+_RULES = {
+    "extra_forbidden": "is not a field of a retry policy",
+    "int_type": "must be a non-negative integer",
+    "greater_than_equal": "must be >= {ge}",
+    "float_type": "must be a number >= 1.0",
+    "finite_number": "must be a finite number >= 1.0",
+    "bool_type": "must be a boolean",
+    "string_type": "must be a string",
+    "string_too_short": "must not be an empty string",
+    "string_unicode": "must be a string of valid Unicode",
+    "literal_error": "must be one of {expected}",
+}
+_FIELD_RULES = {
+    "jitter": "must be a boolean, or in Python a Jitter",
+    "backoff_strategy": "must be 'exponential', 'linear', 'polynomial' or 'none', or in Python a callable",
+}
+
+
+def _problems(error: ValidationError, fields: Mapping[str, Any]) -> list[str]:
+    problems: dict[str, None] = {}
+    for problem in error.errors(include_url=False):
+        location = problem["loc"]
+        if not location:
+            problems[problem["msg"].removeprefix("Value error, ")] = None
+            continue
+        name = str(location[0])
+        value = _show(problem["input"] if len(location) > 1 else fields.get(name, problem["input"]))
+        problems[f"{_place(location)}: {value} {_rule(name, problem)}"] = None
+    return list(problems)
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return str(location[0]) + "".join(f"[{part}]" for part in location[1:] if isinstance(part, int))
+
+
+def _rule(name: str, problem: Any) -> str:
+    if name in _FIELD_RULES:
+        return _FIELD_RULES[name]
+    rule = _RULES.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+    return str(rule.format_map(problem.get("ctx", {})))
+
+
+def _show(value: object) -> str:
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    try:
+        text = json.dumps(value) if isinstance(value, (str, bool, int, float)) else repr(value)
+    except Exception:  # noqa: BLE001 - a hostile repr must not hide the real problem
+        text = f"<{type(value).__name__}>"
+    limit = 80
+    return text if len(text) <= limit else text[:limit] + "…"
