@@ -1,1 +1,42 @@
-"""Open Job Spec retry semantics for Celery and Dramatiq fleets that already run."""
+"""Open Job Spec retry semantics for the Celery and Dramatiq fleets that already run."""
+
+from .backoff import Intervals, Jitter
+from .bridge import Bridge
+from .dead_letters import LetterNotFound
+from .errors import (
+    ConfigurationError,
+    DeadLetter,
+    Discard,
+    Fail,
+    InvalidRetryPolicy,
+    InvalidState,
+    NotExpressible,
+    Response,
+    Retry,
+    Snooze,
+)
+from .events import Event
+from .policy import RetryPolicy
+from .store import Letter, StoreError, open_store
+
+__all__ = [
+    "Bridge",
+    "ConfigurationError",
+    "DeadLetter",
+    "Discard",
+    "Event",
+    "Fail",
+    "Intervals",
+    "InvalidRetryPolicy",
+    "InvalidState",
+    "Jitter",
+    "Letter",
+    "LetterNotFound",
+    "NotExpressible",
+    "Response",
+    "Retry",
+    "RetryPolicy",
+    "Snooze",
+    "StoreError",
+    "open_store",
+]

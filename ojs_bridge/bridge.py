@@ -1,0 +1,260 @@
+"""The one coordinator both adapters call: begin a job, judge its outcome, keep its dead letter."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from . import events
+from .dead_letters import DeadLetters, Publisher
+from .decision import DeadLetter, Decision, Discard, RetryAt, Snooze, decide
+from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible
+from .failures import ErrorMap, Failure, Mapped, Outcome, outcome_of
+from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, ErrorEntry, Job, encode
+from .policy import PartialPolicy, RetryPolicy
+from .store import Letter, Store, StoreError, open_store
+
+logger = logging.getLogger("ojs_bridge")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPolicy:
+    """What one task or actor is retried under: its own settings over the app's, resolved once."""
+
+    partials: tuple[PartialPolicy | None, ...]
+    policy: RetryPolicy
+    errors: ErrorMap
+
+    def for_job(self, retry: PartialPolicy | None) -> RetryPolicy:
+        """Return the policy of a job that brings its own partial one; raises InvalidRetryPolicy."""
+        return RetryPolicy.merge(*self.partials, retry) if retry else self.policy
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The handler is to run now, under this policy; `since` is the monotonic time it began."""
+
+    job: Job
+    policy: RetryPolicy
+    errors: ErrorMap
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Postpone:
+    """The delivery came before its time: deliver it again at `at`."""
+
+    job: Job
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The message cannot be run under any policy that somebody can read; its decision is to keep it."""
+
+    job: Job
+    decision: DeadLetter
+
+
+class Bridge:
+    """Retry semantics of the Open Job Spec for the apps and brokers that are given this bridge.
+
+    Every argument is optional; missing ones are read from OJS_BRIDGE_STORE, OJS_BRIDGE_NAMESPACE and
+    OJS_BRIDGE_RETRY (a JSON object). Raises InvalidRetryPolicy and ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        store: str | Store | None = None,
+        retry: PartialPolicy | None = None,
+        errors: Mapping[type[BaseException], Mapped] | None = None,
+        listeners: Sequence[events.Listener] = (),
+        *,
+        namespace: str | None = None,
+        history: int = MIN_HISTORY,
+        header_budget: int = HEADER_BUDGET,
+    ) -> None:
+        if history < MIN_HISTORY:
+            raise ConfigurationError(f"history: {history} must be at least {MIN_HISTORY} (spec section 10.1)")
+        if header_budget < MIN_HEADER_BUDGET:
+            raise ConfigurationError(
+                f"header_budget: {header_budget} must be at least {MIN_HEADER_BUDGET} bytes"
+            )
+        self.store = _store(store, namespace or os.environ.get("OJS_BRIDGE_NAMESPACE") or "ojs")
+        self.retry = retry if retry is not None else _retry_from_environment()
+        self.publishers: dict[str, Publisher] = {}
+        self._errors = dict(errors or {})
+        self._history = history
+        self._budget = header_budget
+        self._rng = random.Random()
+        self._events = events.Dispatcher(_listeners(listeners))
+        self.task()
+        self.dead_letters = DeadLetters(self.store, self.publishers, clock=self.now, emit=self._emit)
+
+    def now(self) -> datetime:
+        """Return the time, in UTC."""
+        return datetime.now(timezone.utc)
+
+    def task(
+        self,
+        *partials: PartialPolicy | None,
+        errors: Mapping[type[BaseException], Mapped] | None = None,
+        reserved: Mapping[type[BaseException], Mapped] | None = None,
+    ) -> TaskPolicy:
+        """Resolve the settings of one task or actor, later partials winning; raises InvalidRetryPolicy.
+
+        `reserved` is the adapter's own map, such as time limits to `timeout`; everybody else's wins over it.
+        """
+        layers = (self.retry, *partials)
+        return TaskPolicy(layers, RetryPolicy.merge(*layers), ErrorMap(reserved, self._errors, errors))
+
+    def initial_header(self, job: Job, task: TaskPolicy, retry: PartialPolicy) -> str:
+        """Return the header of a job that is enqueued with its own partial policy (spec section 11).
+
+        Raises InvalidRetryPolicy for one that is invalid, or that no message can carry.
+        """
+        try:
+            wire = task.for_job(retry).to_ojs(only=retry)
+            return encode(replace(job, retry=wire, created_at=self.now()), budget=self._budget)[0]
+        except (NotExpressible, InvalidState) as error:
+            raise InvalidRetryPolicy([str(error)]) from None
+
+    def begin(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Postpone | Refuse:
+        """Return whether a delivered job runs, waits for its time, or is kept because nobody can read it.
+
+        `job` is what `decode` returned or raised, `bare` what the framework alone says of it.
+        """
+        if isinstance(job, InvalidState):
+            return self._refuse(bare, job)
+        try:
+            policy = task.for_job(job.retry)
+        except InvalidRetryPolicy as error:
+            return self._refuse(job, error)
+        if job.next_retry_at and job.next_retry_at > self.now():
+            return Postpone(job, job.next_retry_at)
+        if self._events:
+            self._events.emit([events.started(job, self.now())])
+        return Run(job, policy, task.errors, time.monotonic())
+
+    def _refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:
+        failure = Failure(error.type, str(error))
+        return Refuse(job, DeadLetter("invalid", failure, f"attempt {job.attempt} was not run: {error}"))
+
+    def judge(self, run: Run, outcome: BaseException | Outcome) -> Decision:
+        """Return what becomes of a job: its handler raised, came to an outcome, or succeeded (None)."""
+        if isinstance(outcome, BaseException):
+            outcome = outcome_of(outcome, run.errors)
+        return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng)
+
+    def after(self, job: Job, decision: Decision) -> Job:
+        """Return the job as it goes on, or as it ends: with its failure recorded (spec section 10)."""
+        match decision:
+            case RetryAt():
+                return job.failed(decision.failure, at=self.now()).due(decision.at, attempt=job.attempt + 1)
+            case Snooze():
+                return job.due(decision.at, attempt=job.attempt)
+            case Discard() | DeadLetter():
+                return replace(job.failed(decision.failure, at=self.now()), next_retry_at=None)
+            case _:
+                return job
+
+    def header(self, job: Job) -> str:
+        """Return a job's `ojs` header; with a store, the errors it has no room for are kept there."""
+        header, trimmed = encode(job, history=self._history, budget=self._budget)
+        dropped = job.errors[: len(job.errors) - len(trimmed.errors)]
+        if dropped and self.store:
+            self.store.keep_errors(job.id, dropped)
+        return header
+
+    def bury(
+        self, job: Job, decision: DeadLetter, policy: RetryPolicy, framework: str, message: Mapping[str, Any]
+    ) -> None:
+        """Write a dead letter to the store with the job's whole history (DLQ-001, DLQ-002).
+
+        `job` is the job as `after` returned it. Raises StoreError.
+        """
+        if self.store is None:
+            raise StoreError("this bridge has no store")
+        self.store.bury(
+            Letter(
+                id=job.id,
+                type=job.type,
+                queue=job.queue,
+                framework=framework,
+                attempt=job.attempt,
+                max_attempts=policy.max_attempts,
+                cause=decision.cause,
+                reason=decision.reason,
+                discarded_at=self.now(),
+                message=message,
+                errors=self._whole_history(job),
+                retry=job.retry,
+                created_at=job.created_at,
+                replay_count=job.replay_count,
+            )
+        )
+
+    def _whole_history(self, job: Job) -> tuple[ErrorEntry, ...]:
+        if not (self.store and job.errors_dropped):
+            return job.errors
+        carried = {(entry.get("replay", 0), entry.get("attempt")) for entry in job.errors}
+        kept = [
+            e for e in self.store.kept_errors(job.id) if (e.get("replay", 0), e.get("attempt")) not in carried
+        ]
+        return (*kept, *job.errors)
+
+    def settled(self, run: Run | Refuse, decision: Decision) -> None:
+        """Tell the log and the listeners of a decision that was carried out; never raises."""
+        job = run.job
+        try:
+            events.log(job, decision)
+            if self._events:
+                policy, since = (
+                    (run.policy, run.since) if isinstance(run, Run) else (RetryPolicy(), time.monotonic())
+                )
+                seconds = time.monotonic() - since
+                self._events.emit(
+                    events.of(job, decision, max_attempts=policy.max_attempts, seconds=seconds, at=self.now())
+                )
+            if job.errors_dropped and self.store and not isinstance(decision, (RetryAt, Snooze)):
+                self.store.forget_errors(job.id)
+        except Exception:
+            logger.exception("job %s: what follows a decision failed; the job is not affected", job.id)
+
+    def flush(self, seconds: float = 2.0) -> bool:
+        """Wait until the listeners have heard every event, `seconds` at most; return whether they have."""
+        return self._events.flush(seconds)
+
+    def _emit(self, event: events.Event) -> None:
+        if self._events:
+            self._events.emit([event])
+
+
+def _store(store: str | Store | None, namespace: str) -> Store | None:
+    url = store if store is not None else os.environ.get("OJS_BRIDGE_STORE") or None
+    return open_store(url, namespace) if isinstance(url, str) else url
+
+
+def _retry_from_environment() -> PartialPolicy | None:
+    text = os.environ.get("OJS_BRIDGE_RETRY")
+    if not text:
+        return None
+    try:
+        partial: PartialPolicy = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"OJS_BRIDGE_RETRY: {text!r} is not JSON: {error}") from None
+    return partial
+
+
+def _listeners(listeners: Sequence[events.Listener]) -> Sequence[Callable[[events.Event], object]]:
+    for listener in listeners:
+        if not callable(listener):
+            raise ConfigurationError(f"listeners: {listener!r} is not callable")
+    return listeners

@@ -1,0 +1,136 @@
+"""The operator's view of dead letters: list, get, retry, delete, stats (DLQ-003, DLQ-006)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Protocol
+
+from .errors import ConfigurationError
+from .events import Event, dead_letter
+from .job import Job, encode
+from .store import Letter, LetterFilter, Page, Stats, Store
+
+#: How long one replay may hold a letter before another may take it over.
+CLAIM_SECONDS = 60.0
+MAX_PAGE = 1000
+
+
+class Publisher(Protocol):
+    """What an adapter offers for replay: it puts a dead letter's message back on its queue."""
+
+    def republish(self, letter: Letter, header: str) -> None:
+        """Publish the letter's original message with its retry state replaced by `header`."""
+
+
+class LetterNotFound(KeyError):
+    """There is no dead letter of this id, or another replay holds it at this moment."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class DeadLetters:
+    """Dead letters of one bridge. Every method raises ConfigurationError when the bridge has no store."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        publishers: Mapping[str, Publisher],
+        *,
+        clock: Callable[[], datetime],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._maybe_store = store
+        self._publishers = publishers
+        self._clock = clock
+        self._emit = emit
+
+    def list(
+        self,
+        *,
+        queue: str | None = None,
+        type: str | None = None,  # noqa: A002 - the spec's word
+        error_type: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> Page:
+        """Return a page, newest first; `type` and `error_type` take `prefix.*` (DLQ-006, DLQ-R005).
+
+        Raises ValueError for a limit outside 1 to 1000 and for a cursor that no page gave out.
+        """
+        if not 1 <= limit <= MAX_PAGE:
+            raise ValueError(f"limit: {limit} must be between 1 and {MAX_PAGE}")
+        return self._store.list(LetterFilter(queue, type, error_type), limit=limit, cursor=cursor)
+
+    def get(self, letter_id: str) -> Letter:
+        """Return one dead letter with its whole history (DLQ-002); raises LetterNotFound."""
+        letter = self._store.get(letter_id)
+        if letter is None:
+            raise LetterNotFound(f"there is no dead letter {letter_id!r}")
+        return letter
+
+    def retry(self, letter_id: str) -> Job:
+        """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003).
+
+        The letter leaves the store only after its message was published. Raises LetterNotFound,
+        ConfigurationError when this process has no publisher for the letter's framework, and whatever
+        publishing raises; the letter then stays.
+        """
+        letter = self.get(letter_id)
+        publisher = self._publishers.get(letter.framework)
+        if publisher is None:
+            raise ConfigurationError(
+                f"dead letter {letter_id!r} belongs to {letter.framework}, and this process has given the bridge "
+                f"to no {letter.framework} app or broker: import the module that does"
+            )
+        if not self._store.claim(letter_id, now=self._clock(), seconds=CLAIM_SECONDS):
+            raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
+        try:
+            job = self._replay(letter, publisher)
+        except BaseException:
+            self._store.release(letter_id)
+            raise
+        self._store.delete(letter_id)
+        self._emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
+        return job
+
+    def delete(self, letter_id: str) -> None:
+        """Delete a dead letter; raises LetterNotFound."""
+        letter = self.get(letter_id)
+        if not self._store.delete(letter_id):
+            raise LetterNotFound(f"there is no dead letter {letter_id!r}")
+        self._emit(dead_letter("deleted", _job(letter), self._clock()))
+
+    def stats(self) -> Stats:
+        """Count the dead letters, in all and by queue, job type and last error type (DLQ-R004)."""
+        return self._store.stats()
+
+    def _replay(self, letter: Letter, publisher: Publisher) -> Job:
+        job = _job(letter).replayed()
+        header, trimmed = encode(job)
+        if overflow := job.errors[: len(job.errors) - len(trimmed.errors)]:
+            self._store.keep_errors(job.id, overflow)
+        publisher.republish(letter, header)
+        return trimmed
+
+    @property
+    def _store(self) -> Store:
+        if self._maybe_store is None:
+            raise ConfigurationError(
+                "dead letters need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
+            )
+        return self._maybe_store
+
+
+def _job(letter: Letter) -> Job:
+    return Job(
+        id=letter.id,
+        type=letter.type,
+        queue=letter.queue,
+        attempt=letter.attempt,
+        retry=letter.retry,
+        errors=letter.errors,
+        created_at=letter.created_at,
+        replay_count=letter.replay_count,
+    )

@@ -1,0 +1,270 @@
+"""The SQL store, through SQLAlchemy Core: SQLite, PostgreSQL, MySQL."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from ..errors import ConfigurationError
+from ..job import ErrorEntry, format_time, parse_time
+from .protocol import Letter, LetterFilter, Page, Stats, StoreError
+
+SCHEMA_VERSION = 1
+
+metadata = sa.MetaData()
+versions = sa.Table("ojs_schema", metadata, sa.Column("version", sa.Integer, primary_key=True))
+letters = sa.Table(
+    "ojs_dead_letters",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("id", sa.String(191), primary_key=True),
+    sa.Column("type", sa.String(255), nullable=False),
+    sa.Column("queue", sa.String(255), nullable=False),
+    sa.Column("error_type", sa.String(255), nullable=False),
+    sa.Column("discarded_ms", sa.BigInteger, nullable=False),
+    sa.Column("claimed_until_ms", sa.BigInteger, nullable=False, default=0),
+    sa.Column("record", sa.Text(2**24), nullable=False),
+    sa.Index("ojs_dead_letters_newest", "namespace", "discarded_ms", "id"),
+    sa.Index("ojs_dead_letters_type", "namespace", "type", "discarded_ms"),
+    sa.Index("ojs_dead_letters_queue", "namespace", "queue", "discarded_ms"),
+)
+errors = sa.Table(
+    "ojs_error_history",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("job_id", sa.String(191), primary_key=True),
+    sa.Column("replay", sa.Integer, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("record", sa.Text, nullable=False),
+)
+
+
+class SQLStore:
+    """Dead letters in a SQL database; tables appear on first use and carry a version."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self._namespace = namespace
+        self._engine = _engine(url)
+        self._pid = os.getpid()
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Create the tables; raises StoreError when a newer version wrote them."""
+        with self._transaction(prepare=False) as connection:
+            try:
+                metadata.create_all(connection)
+            except DBAPIError:
+                # Another process created them between the check and the creation.
+                connection.rollback()
+                metadata.create_all(connection)
+        with self._transaction(prepare=False) as connection:
+            found = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar()
+            if found is None:
+                _insert_or_ignore(connection, sa.insert(versions).values(version=SCHEMA_VERSION))
+            elif found > SCHEMA_VERSION:
+                raise StoreError(
+                    f"the store has schema {found}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
+                )
+        self._prepared = True
+
+    def bury(self, letter: Letter) -> None:
+        """Write a dead letter, in place of an earlier one of the same job id."""
+        row = {
+            "namespace": self._namespace,
+            "id": letter.id,
+            "type": _plain(letter.type),
+            "queue": _plain(letter.queue),
+            "error_type": _plain(letter.error_type),
+            "discarded_ms": _ms(letter.discarded_at),
+            "claimed_until_ms": 0,
+            "record": json.dumps(_record(letter)),
+        }
+        with self._transaction() as connection:
+            connection.execute(sa.delete(letters).where(self._is(letter.id)))
+            connection.execute(sa.insert(letters).values(row))
+
+    def keep_errors(self, job_id: str, entries: Sequence[ErrorEntry]) -> None:
+        """Keep entries; one that is there already stays as it is."""
+        with self._transaction() as connection:
+            for entry in entries:
+                row = {
+                    "namespace": self._namespace,
+                    "job_id": job_id,
+                    "replay": entry.get("replay", 0),
+                    "attempt": entry.get("attempt", 0),
+                    "record": json.dumps(entry),
+                }
+                _insert_or_ignore(connection, sa.insert(errors).values(row))
+
+    def kept_errors(self, job_id: str) -> list[ErrorEntry]:
+        """Return the kept entries, oldest first."""
+        query = sa.select(errors.c.record).where(self._of(job_id)).order_by(errors.c.replay, errors.c.attempt)
+        with self._transaction() as connection:
+            return [json.loads(record) for record in connection.execute(query).scalars()]
+
+    def forget_errors(self, job_id: str) -> None:
+        """Delete the kept entries of a job."""
+        with self._transaction() as connection:
+            connection.execute(sa.delete(errors).where(self._of(job_id)))
+
+    def list(self, where: LetterFilter, *, limit: int, cursor: str | None) -> Page:
+        """Return a page, newest first; the cursor names the last letter seen, so new ones do not shift it."""
+        query = sa.select(letters.c.record, letters.c.discarded_ms, letters.c.id).where(
+            *self._matching(where)
+        )
+        if cursor is not None:
+            at, last_id = _read_cursor(cursor)
+            older = sa.and_(letters.c.discarded_ms == at, letters.c.id < last_id)
+            query = query.where(sa.or_(letters.c.discarded_ms < at, older))
+        query = query.order_by(letters.c.discarded_ms.desc(), letters.c.id.desc()).limit(limit + 1)
+        with self._transaction() as connection:
+            rows = connection.execute(query).all()
+        more = f"{rows[limit - 1].discarded_ms}:{rows[limit - 1].id}" if len(rows) > limit else None
+        return Page(tuple(_letter(row.record) for row in rows[:limit]), more)
+
+    def get(self, letter_id: str) -> Letter | None:
+        """Return a dead letter, or None."""
+        with self._transaction() as connection:
+            record = connection.execute(sa.select(letters.c.record).where(self._is(letter_id))).scalar()
+        return None if record is None else _letter(record)
+
+    def claim(self, letter_id: str, *, now: datetime, seconds: float) -> bool:
+        """Reserve a letter for one replay, atomically."""
+        until = _ms(now + timedelta(seconds=seconds))
+        free = letters.c.claimed_until_ms <= _ms(now)
+        with self._transaction() as connection:
+            statement = sa.update(letters).where(self._is(letter_id), free).values(claimed_until_ms=until)
+            return connection.execute(statement).rowcount == 1
+
+    def release(self, letter_id: str) -> None:
+        """Give back a claim."""
+        with self._transaction() as connection:
+            connection.execute(sa.update(letters).where(self._is(letter_id)).values(claimed_until_ms=0))
+
+    def delete(self, letter_id: str) -> bool:
+        """Delete a dead letter; False when there is none."""
+        with self._transaction() as connection:
+            return connection.execute(sa.delete(letters).where(self._is(letter_id))).rowcount == 1
+
+    def stats(self) -> Stats:
+        """Count the dead letters, in all and by queue, type and last error type."""
+        mine = letters.c.namespace == self._namespace
+        oldest, newest = sa.func.min(letters.c.discarded_ms), sa.func.max(letters.c.discarded_ms)
+        with self._transaction() as connection:
+            total = connection.execute(sa.select(sa.func.count(), oldest, newest).where(mine)).one()
+            by_queue, by_type, by_error_type = (
+                {row[0]: row[1] for row in connection.execute(_counts(column).where(mine))}
+                for column in (letters.c.queue, letters.c.type, letters.c.error_type)
+            )
+        return Stats(total[0], by_queue, by_type, by_error_type, _time(total[1]), _time(total[2]))
+
+    def close(self) -> None:
+        """Close the connections of this process."""
+        self._engine.dispose(close=self._pid == os.getpid())
+
+    @contextmanager
+    def _transaction(self, *, prepare: bool = True) -> Iterator[Connection]:
+        if self._pid != os.getpid():
+            # A forked child must not talk over its parent's connections, nor close them.
+            self._engine.dispose(close=False)
+            self._pid = os.getpid()
+        if prepare and not self._prepared:
+            self.prepare()
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise StoreError(f"the store {self._engine.url!r} failed: {error}") from error
+
+    def _is(self, letter_id: str) -> sa.ColumnElement[bool]:
+        return sa.and_(letters.c.namespace == self._namespace, letters.c.id == letter_id)
+
+    def _of(self, job_id: str) -> sa.ColumnElement[bool]:
+        return sa.and_(errors.c.namespace == self._namespace, errors.c.job_id == job_id)
+
+    def _matching(self, where: LetterFilter) -> Iterator[sa.ColumnElement[bool]]:
+        yield letters.c.namespace == self._namespace
+        if where.queue is not None:
+            yield letters.c.queue == where.queue
+        for column, pattern in ((letters.c.type, where.type), (letters.c.error_type, where.error_type)):
+            if pattern is None:
+                continue
+            if pattern.endswith(".*"):
+                yield column.startswith(pattern[:-1], autoescape=True)
+            else:
+                yield column == pattern
+
+
+def _engine(url: str) -> sa.Engine:
+    try:
+        parsed = sa.make_url(url)
+        engine = sa.create_engine(parsed, pool_pre_ping=True)
+    except (ArgumentError, NoSuchModuleError) as error:
+        raise ConfigurationError(f"store: {url!r} is not a store that ojs-bridge knows: {error}") from None
+    except ImportError as error:
+        raise ConfigurationError(f"store: the driver of {parsed!r} is not installed: {error}") from None
+    if parsed.get_backend_name() == "sqlite":
+        sa.event.listen(engine, "connect", _share_file)
+    return engine
+
+
+def _share_file(connection: Any, _record: object) -> None:
+    connection.execute("PRAGMA busy_timeout=30000")
+    connection.execute("PRAGMA journal_mode=WAL")
+
+
+def _insert_or_ignore(connection: Connection, statement: sa.Insert) -> None:
+    try:
+        with connection.begin_nested():
+            connection.execute(statement)
+    except sa.exc.IntegrityError:
+        return
+
+
+def _counts(column: sa.Column[str]) -> Any:
+    return sa.select(column, sa.func.count()).group_by(column)
+
+
+def _read_cursor(cursor: str) -> tuple[int, str]:
+    at, separator, last_id = cursor.partition(":")
+    if not (separator and at.isdecimal()):
+        raise ValueError(f"cursor: {cursor!r} was not given out by this store")
+    return int(at), last_id
+
+
+def _plain(text: str) -> str:
+    """Return text as every database can hold it: valid Unicode, no NUL, 255 characters."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "�")[:255]
+
+
+def _ms(at: datetime) -> int:
+    return round(at.timestamp() * 1000)
+
+
+def _time(ms: int | None) -> datetime | None:
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, timezone.utc)
+
+
+def _record(letter: Letter) -> dict[str, Any]:
+    record = {name: getattr(letter, name) for name in Letter.__slots__}
+    for name in _TIMES:
+        record[name] = None if record[name] is None else format_time(record[name])
+    return record
+
+
+def _letter(text: str) -> Letter:
+    record = json.loads(text)
+    for name in _TIMES:
+        record[name] = None if record[name] is None else parse_time(record[name])
+    return Letter(**{**record, "errors": tuple(record["errors"])})
+
+
+_TIMES = ("discarded_at", "created_at")
