@@ -80,9 +80,10 @@ class DeadLetters:
         letter = self.get(letter_id)
         publisher = self._publishers.get(letter.framework)
         if publisher is None:
+            name = letter.framework
             raise ConfigurationError(
-                f"dead letter {letter_id!r} belongs to {letter.framework}, and this process has given the bridge "
-                f"to no {letter.framework} app or broker: import the module that does"
+                f"dead letter {letter_id!r} belongs to {name}, and this process has given the bridge to no "
+                f"{name} app or broker: import the module that does"
             )
         if not self._store.claim(letter_id, now=self._clock(), seconds=CLAIM_SECONDS):
             raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")

@@ -1,0 +1,51 @@
+"""Dead letters of a Dramatiq broker: how their message is kept and published again."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import dramatiq
+from dramatiq.broker import Broker, MessageProxy
+
+from ..store import Letter
+from .translate import replayed_options
+
+FRAMEWORK = "dramatiq"
+
+
+def original(message: MessageProxy) -> dict[str, Any]:
+    """Return a delivered message as a dead letter keeps it: the bytes of the broker's own encoder."""
+    encoded: bytes = message.encode()
+    try:
+        return {"encoded": encoded.decode("utf-8"), "encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"encoded": base64.b64encode(encoded).decode("ascii"), "encoding": "base64"}
+
+
+def decoded(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
+    """Return the Dramatiq message that a dead letter kept."""
+    text: str = message["encoded"]
+    raw = base64.b64decode(text) if message["encoding"] == "base64" else text.encode("utf-8")
+    return dramatiq.Message.decode(raw)
+
+
+class DramatiqPublisher:
+    """Publishes dead letters on the broker they came from."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def republish(self, letter: Letter, header: str) -> None:
+        """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""
+        message = decoded(letter.message)
+        fresh = dataclasses.replace(
+            message,
+            options=replayed_options(message.options, header),
+            message_timestamp=int(time.time() * 1000),
+        )
+        self._broker.declare_queue(fresh.queue_name)
+        self._broker.enqueue(fresh)

@@ -1,0 +1,118 @@
+"""From Dramatiq's messages and exceptions to the bridge's jobs and outcomes, and back."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import dramatiq
+from dramatiq.broker import MessageProxy
+from dramatiq.errors import Retry as NativeRetry
+from dramatiq.middleware import Interrupt, Shutdown, TimeLimitExceeded
+from dramatiq.middleware.middleware import MiddlewareError
+
+from ..errors import InvalidRetryPolicy, InvalidState
+from ..failures import ErrorMap, Failure, Mapped, Outcome, outcome_of
+from ..job import Job, decode
+from .options import native_partial
+
+#: The message option that carries a job's retry state.
+HEADER = "ojs"
+#: The message and actor option that carries a partial policy.
+RETRY_OPTION = "ojs_retry"
+
+#: Error types that the spec reserves for what the runtime itself did.
+RESERVED: dict[type[BaseException], Mapped] = {TimeLimitExceeded: "timeout", Shutdown: "shutdown"}
+
+THROWN = "which the actor's throws option rules out"
+RETRY_WHEN_SAID_NO = "and the actor's retry_when said no"
+
+
+class Refused(MiddlewareError):
+    """The message's retry state or policy cannot be read, so its actor was not run."""
+
+
+class InvalidOptions(InvalidRetryPolicy, MiddlewareError):
+    """InvalidRetryPolicy in the one shape that Dramatiq lets out of its middleware hooks."""
+
+
+def bare_job(message: MessageProxy | dramatiq.Message[Any]) -> Job:
+    """Return what Dramatiq alone says of a message; the native counter names the attempt."""
+    retries = message.options.get("retries")
+    return Job(
+        id=message.message_id,
+        type=message.actor_name,
+        queue=message.queue_name,
+        attempt=1 + (retries if isinstance(retries, int) and retries > 0 else 0),
+        retry=_wish(message.options) or None,
+        created_at=datetime.fromtimestamp(message.message_timestamp / 1000, timezone.utc),
+    )
+
+
+def job_of(message: MessageProxy, bare: Job) -> Job | InvalidState:
+    """Return the job a delivered message stands for, or why its state cannot be read."""
+    state = message.options.get(HEADER)
+    if state is None:
+        return bare
+    try:
+        job = decode(state, bare)
+    except InvalidState as error:
+        return error
+    wish = {**(bare.retry or {}), **(job.retry or {})}
+    return replace(job, retry=wish or None, created_at=job.created_at or bare.created_at)
+
+
+def _wish(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a message itself asks for: native options, and an `ojs_retry` no producer has read."""
+    retry = options.get(RETRY_OPTION)
+    return {**native_partial(options), **(retry if isinstance(retry, Mapping) else {})}
+
+
+def outcome(
+    message: MessageProxy, options: Mapping[str, Any], exc: BaseException, errors: ErrorMap
+) -> Outcome:
+    """Translate what an actor raised, Dramatiq's own options and exceptions included."""
+    if isinstance(exc.__cause__, Interrupt):
+        # An async actor that does not end in time surfaces as a RuntimeError from its interrupt.
+        exc = exc.__cause__
+    found = outcome_of(exc, errors)
+    if not isinstance(found, Failure):
+        return found
+    if isinstance(exc, NativeRetry) and exc.delay is not None:
+        found = replace(found, retry_after=timedelta(milliseconds=exc.delay))
+    return replace(found, final=_ruled_out(message, options, exc))
+
+
+def _ruled_out(message: MessageProxy, options: Mapping[str, Any], exc: BaseException) -> str | None:
+    throws = message.options.get("throws") or options.get("throws")
+    if throws and isinstance(exc, throws):
+        return THROWN
+    retry_when = options.get("retry_when")
+    if retry_when is not None and not retry_when(message.options.get("retries", 0), exc):
+        return RETRY_WHEN_SAID_NO
+    return None
+
+
+def next_options(job: Job, header: str, failure: Failure | None) -> dict[str, Any]:
+    """Return the options of the message that carries a job on; native ones stay in step."""
+    options: dict[str, Any] = {HEADER: json.loads(header), "retries": job.attempt - 1}
+    if failure is not None:
+        options["requeue_timestamp"] = int(time.time() * 1000)
+        options["traceback"] = traceback_text(failure)
+    return options
+
+
+def traceback_text(failure: Failure) -> str:
+    """Return what dashboards show as the traceback, without reading source files."""
+    frames = "".join(f"  {frame}\n" for frame in failure.backtrace)
+    return f"Traceback (most recent call last):\n{frames}{failure.type}: {failure.message}"
+
+
+def replayed_options(options: Mapping[str, Any], header: str) -> dict[str, Any]:
+    """Return the options of a dead letter's message as its replay starts them."""
+    spent = ("retries", "traceback", "requeue_timestamp", "eta", "redis_message_id", RETRY_OPTION)
+    return {**{k: v for k, v in options.items() if k not in spent}, HEADER: json.loads(header)}
