@@ -1,0 +1,58 @@
+PYTHON ?= python3
+FLOOR_TESTS = $(wildcard tests/on_dramatiq tests/on_celery)
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types bench floor servers clean
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+demo: .venv/.demo  ## watch failed jobs being retried and buried, on a private Valkey
+	.venv/bin/python -m ojs_bridge.demo
+
+test: .venv/.installed servers  ## run every test, then the adapters' at the oldest supported versions
+	.venv/bin/python -m pytest
+	$(MAKE) floor
+
+lint: .venv/.installed  ## check style and formatting
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+
+types: .venv/.installed  ## check types
+	.venv/bin/mypy
+
+bench: .venv/.installed servers  ## measure
+	.venv/bin/python -m benchmarks
+
+floor: .venv-floor/.installed servers  ## run the adapters' tests at the oldest supported versions
+ifeq ($(FLOOR_TESTS),)
+	@echo 'There are no adapter tests yet.'
+else
+	.venv-floor/bin/python -m pytest $(FLOOR_TESTS)
+endif
+
+servers:
+	@scripts/install-servers
+
+clean:  ## remove the environments and caches
+	rm -rf .venv .venv-floor .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.pip .venv-floor/.pip:
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@touch $@
+
+.venv/.demo: pyproject.toml | .venv/.pip
+	.venv/bin/python -m pip install --quiet --editable '.[demo]'
+	@touch $@
+
+.venv/.installed: pyproject.toml | .venv/.pip
+	.venv/bin/python -m pip install --quiet --editable '.[demo,postgresql]' --group lint --group test
+	@touch $@ .venv/.demo
+
+.venv-floor/.installed: pyproject.toml scripts/floor-requirements.txt | .venv-floor/.pip
+	.venv-floor/bin/python -m pip install --quiet --constraint scripts/floor-requirements.txt \
+		--editable '.[demo,postgresql]' --group test
+	@touch $@
