@@ -1,0 +1,1 @@
+"""Tests of ojs_bridge: `make test` runs them."""

@@ -1,0 +1,19 @@
+"""Private servers on free loopback ports, for tests and benchmarks."""
+
+from tests.servers.ports import free_port
+from tests.servers.postgres import Postgres
+from tests.servers.process import Server, ServerFailed, ServerMissing, eventually, processes_in
+from tests.servers.rabbitmq import RabbitMQ
+from tests.servers.valkey import Valkey
+
+__all__ = [
+    "Postgres",
+    "RabbitMQ",
+    "Server",
+    "ServerFailed",
+    "ServerMissing",
+    "Valkey",
+    "eventually",
+    "free_port",
+    "processes_in",
+]

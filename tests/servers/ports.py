@@ -1,0 +1,28 @@
+"""Free loopback ports that stay free while their server is down."""
+
+import random
+import socket
+
+# Below every system's ephemeral range: a client that reconnects in a loop to a stopped server could
+# otherwise be given that very port as its own, and keep the server from coming back. Above the
+# default ports of RabbitMQ.
+_CANDIDATES = range(26000, 32000)
+_given: set[int] = set()
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody listens on and that was not given before."""
+    for port in random.sample(_CANDIDATES, len(_CANDIDATES)):
+        if port not in _given and _is_free(port):
+            _given.add(port)
+            return port
+    raise OSError("no loopback port is free")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,87 @@
+"""A private PostgreSQL."""
+
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import psycopg
+
+from tests.servers.process import Server, ServerFailed, ServerMissing
+
+
+class Postgres(Server):
+    """PostgreSQL with its default durability, on a loopback port only."""
+
+    stop_signal = signal.SIGINT  # a fast shutdown: open connections do not delay it
+
+    @property
+    def url(self) -> str:
+        """Where SQLAlchemy connects through psycopg."""
+        return self.url_of("postgres")
+
+    def url_of(self, database: str) -> str:
+        """Where SQLAlchemy connects to this database."""
+        return f"postgresql+psycopg://ojs@127.0.0.1:{self.port}/{database}"
+
+    def execute(self, statement: str) -> None:
+        """Run one statement outside any transaction, such as CREATE DATABASE."""
+        with psycopg.connect(_plain(self.url), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _launch(self) -> None:
+        programs = _programs()
+        user = _other_user()
+        if user is not None:
+            os.chown(self.folder, user, -1)
+        data = self.folder / "data"
+        if not data.exists():
+            self._create(programs / "initdb", data, user)
+        settings = (f"port={self.port}", "listen_addresses=127.0.0.1", "unix_socket_directories=")
+        options = [word for setting in settings for word in ("-c", setting)]
+        self._spawn([programs / "postgres", "-D", data, *options], user=user)
+
+    def _create(self, initdb: Path, data: Path, user: int | None) -> None:
+        options = ("-U", "ojs", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+        command = (initdb, "-D", data, *options)
+        done = subprocess.run(command, cwd=self.folder, user=user, capture_output=True, check=False)
+        if done.returncode:
+            raise ServerFailed(f"initdb failed\n{done.stderr.decode()}")
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(_plain(self.url)).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+
+def _plain(url: str) -> str:
+    return url.replace("+psycopg", "", 1)
+
+
+def _programs() -> Path:
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), key=_version)
+    found = debian[-1] if debian else shutil.which("postgres")
+    if found is None:
+        raise ServerMissing("PostgreSQL is missing: install Debian's package postgresql.")
+    return Path(found).parent
+
+
+def _version(program: Path) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", program.parts[-3]))
+
+
+def _other_user() -> int | None:
+    """Return the user to run as when we are root, whom PostgreSQL refuses to serve."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name).pw_uid
+        except KeyError:
+            continue
+    raise ServerMissing("PostgreSQL does not run as root: add a user named postgres.")

