@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from . import events
+from .backoff import Rng
 from .dead_letters import DeadLetters, Publisher
 from .decision import DeadLetter, Decision, Discard, RetryAt, Snooze, decide
 from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible
@@ -93,7 +94,7 @@ class Bridge:
         self._errors = dict(errors or {})
         self._history = history
         self._budget = header_budget
-        self._rng = random.Random()
+        self._rng: Rng = random
         self._events = events.Dispatcher(_listeners(listeners))
         self.task()
         self.dead_letters = DeadLetters(self.store, self.publishers, clock=self.now, emit=self._emit)
@@ -132,18 +133,19 @@ class Bridge:
         `job` is what `decode` returned or raised, `bare` what the framework alone says of it.
         """
         if isinstance(job, InvalidState):
-            return self._refuse(bare, job)
+            return self.refuse(bare, job)
         try:
             policy = task.for_job(job.retry)
         except InvalidRetryPolicy as error:
-            return self._refuse(job, error)
+            return self.refuse(job, error)
         if job.next_retry_at and job.next_retry_at > self.now():
             return Postpone(job, job.next_retry_at)
         if self._events:
             self._events.emit([events.started(job, self.now())])
         return Run(job, policy, task.errors, time.monotonic())
 
-    def _refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:
+    def refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:
+        """Return the refusal of a job whose state or policy cannot be read, or carried any further."""
         failure = Failure(error.type, str(error))
         return Refuse(job, DeadLetter("invalid", failure, f"attempt {job.attempt} was not run: {error}"))
 
@@ -165,12 +167,19 @@ class Bridge:
             case _:
                 return job
 
-    def header(self, job: Job) -> str:
-        """Return a job's `ojs` header; with a store, the errors it has no room for are kept there."""
+    def header(self, job: Job, *, ended: bool = False) -> str:
+        """Return a job's `ojs` header; with a store, the errors it has no room for are kept there.
+
+        Not those of a job that has `ended`, whose dead letter takes them all. Raises InvalidState when the
+        state is too long for any message.
+        """
         header, trimmed = encode(job, history=self._history, budget=self._budget)
         dropped = job.errors[: len(job.errors) - len(trimmed.errors)]
-        if dropped and self.store:
-            self.store.keep_errors(job.id, dropped)
+        if dropped and self.store and not ended:
+            try:
+                self.store.keep_errors(job.id, dropped)
+            except StoreError:
+                logger.exception("job %s: %d entries of its error history are lost", job.id, len(dropped))
         return header
 
     def bury(
