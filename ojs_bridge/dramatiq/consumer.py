@@ -5,15 +5,26 @@ from __future__ import annotations
 import enum
 import logging
 import sys
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dramatiq.broker import Broker, Consumer, MessageProxy
-from dramatiq.common import xq_name
+from dramatiq.common import dq_name, xq_name
+from dramatiq.errors import ConnectionClosed
+
+from .encoding import encodable
 
 logger = logging.getLogger("ojs_bridge")
 
 _MARK = "_ojs_settlement"
+_FROM = "_ojs_consumer"
+_CONSUMED = "_ojs_consumed"
+
+#: How long a job waits before it is given back, so that what fails for good does not spin, in seconds.
+HOLD_SECONDS = 1.0
 
 
 class Settlement(enum.Enum):
@@ -25,6 +36,8 @@ class Settlement(enum.Enum):
     """Keep it, with its final state, in the broker's own dead queue."""
     HOLD = enum.auto()
     """Give it back to its queue: what was decided could not be carried out."""
+    NATIVE = enum.auto()
+    """As Dramatiq itself would."""
 
 
 def mark(message: MessageProxy, settlement: Settlement) -> None:
@@ -47,23 +60,32 @@ class SettlingConsumer(Consumer):
         """Move to the dead queue, or settle as marked."""
         self._settle(message, self._inner.nack)
 
-    def _settle(self, message: MessageProxy, otherwise: Any) -> None:
-        match getattr(message, _MARK, None):
-            case Settlement.DROP:
-                self._inner.ack(message)
-            case Settlement.DEAD:
-                _bury(self._broker, self._inner, message)
-            case Settlement.HOLD:
-                _give_back(self._inner, message)
-            case _:
-                otherwise(message)
+    def _settle(self, message: MessageProxy, otherwise: Callable[[MessageProxy], None]) -> None:
+        if getattr(message, _FROM, self._inner) is not self._inner:
+            # RabbitMQ counts delivery tags per channel: this one now names somebody else's message.
+            logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", message.message_id)
+            return
+        with _outages_awaited(self._broker):
+            match getattr(message, _MARK, Settlement.NATIVE):
+                case Settlement.DROP:
+                    self._inner.ack(message)
+                case Settlement.DEAD:
+                    _bury(self._broker, self._inner, message)
+                case Settlement.HOLD:
+                    time.sleep(HOLD_SECONDS)
+                    _give_back(self._inner, message)
+                case _:
+                    otherwise(message)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         """Give prefetched messages back, as the broker's own consumer does."""
         self._inner.requeue(messages)
 
     def __next__(self) -> MessageProxy | None:
-        return next(self._inner)
+        message = next(self._inner)
+        if message is not None and hasattr(message, "_tag"):
+            setattr(message, _FROM, self._inner)
+        return message
 
     def close(self) -> None:
         """Close the broker's own consumer."""
@@ -73,17 +95,28 @@ class SettlingConsumer(Consumer):
         return getattr(self._inner, name)
 
 
-def wrap(broker: Broker) -> None:
-    """Make a broker hand out settling consumers, once."""
+def wrap(broker: Any) -> None:
+    """Make a broker hand out settling consumers, once, and have RabbitMQ confirm what is published."""
     consume = broker.consume
     if getattr(consume, "_ojs_wrapped", False):
         return
 
     def settling(*args: Any, **kwargs: Any) -> Consumer:
+        if _is(broker, "redis", "RedisBroker"):
+            with _outages_awaited(broker):
+                _release_delayed(broker, args[0] if args else kwargs["queue_name"])
         return SettlingConsumer(consume(*args, **kwargs), broker)
 
     settling._ojs_wrapped = True  # type: ignore[attr-defined]
-    broker.consume = settling  # type: ignore[method-assign]
+    broker.consume = settling
+    confirm(broker)
+
+
+def confirm(broker: Any) -> None:
+    """Have RabbitMQ confirm what this thread publishes; without, a lost message looks like a sent one."""
+    if _is(broker, "rabbitmq", "RabbitmqBroker") and not broker.confirm_delivery:
+        broker.confirm_delivery = True
+        del broker.channel
 
 
 def _is(broker: Broker, module: str, name: str) -> bool:
@@ -91,45 +124,97 @@ def _is(broker: Broker, module: str, name: str) -> bool:
     return cls is not None and isinstance(broker, cls)
 
 
+@contextmanager
+def _outages_awaited(broker: Broker) -> Iterator[None]:
+    """Turn what a Redis outage raises into the one error after which Dramatiq tries again.
+
+    After any other it leaves the message in a live worker's set, where nobody finds it until a restart.
+    """
+    if not _is(broker, "redis", "RedisBroker"):
+        yield
+        return
+    from redis import exceptions
+
+    try:
+        yield
+    except (
+        exceptions.ConnectionError,
+        exceptions.TimeoutError,
+        exceptions.OutOfMemoryError,
+        exceptions.ReadOnlyError,
+    ) as error:
+        raise ConnectionClosed(error) from None
+
+
+def _release_delayed(broker: Any, queue_name: str) -> None:
+    """Give delayed messages back that this thread fetched before an outage made it forget them."""
+    thread = threading.current_thread()
+    if not getattr(thread, _CONSUMED, False):
+        setattr(thread, _CONSUMED, True)
+        return
+    if queue_name == dq_name(queue_name):
+        ids = list(broker.client.smembers(f"{broker.namespace}:__acks__.{broker.broker_id}.{queue_name}"))
+        for start in range(0, len(ids), 1000):
+            broker.do_requeue(queue_name, *ids[start : start + 1000])
+
+
+_ENRICH = (
+    "if redis.call('hexists', KEYS[1], ARGV[1]) == 1 then redis.call('hset', KEYS[1], ARGV[1], ARGV[2]) end"
+)
+
+
 def _bury(broker: Any, inner: Consumer, message: MessageProxy) -> None:
     """Put the message, with its final state, into the broker's dead queue.
 
     A plain nack moves the bytes as they were enqueued: without the last attempt. It is the fallback.
     """
-    try:
-        if _is(broker, "redis", "RedisBroker"):
-            key = f"{broker.namespace}:{message.queue_name}.msgs"
-            broker.client.hset(key, message.options["redis_message_id"], message.encode())
-        elif _is(broker, "rabbitmq", "RabbitmqBroker"):
-            _publish_dead(broker, message)
-            inner.ack(message)
-            return
-    except Exception:
-        logger.exception("job %s: its dead letter has not its final state", message.message_id)
+    if _is(broker, "rabbitmq", "RabbitmqBroker") and _published_dead(broker, message):
+        inner.ack(message)
+        return
     inner.nack(message)
+    if _is(broker, "redis", "RedisBroker"):
+        try:
+            key = f"{broker.namespace}:{xq_name(message.queue_name)}.msgs"
+            final = encodable(message).encode()
+            broker.client.eval(_ENRICH, 1, key, message.options["redis_message_id"], final)
+        except Exception:
+            logger.exception("job %s: its dead letter lacks its final state", message.message_id)
+
+
+def _published_dead(broker: Any, message: MessageProxy) -> bool:
+    for last in (False, True):
+        try:
+            _publish_dead(broker, message)
+        except Exception:
+            # A publisher's connection that idled for a while is closed; the next one is new.
+            del broker.connection
+            broker.queues_pending.add(message.queue_name)
+            if last:
+                logger.exception("job %s: its dead letter lacks its final state", message.message_id)
+        else:
+            return True
+    return False
 
 
 def _publish_dead(broker: Any, message: MessageProxy) -> None:
     import pika
 
+    confirm(broker)
     broker.declare_queue(message.queue_name, ensure=True)
-    channel = broker.connection.channel()
-    try:
-        channel.confirm_delivery()
-        properties = pika.BasicProperties(delivery_mode=2)
-        queue = xq_name(message.queue_name)
-        channel.basic_publish("", queue, message.encode(), properties, mandatory=True)
-    finally:
-        if channel.is_open:
-            channel.close()
+    queue = xq_name(message.queue_name)
+    properties = pika.BasicProperties(delivery_mode=2)
+    broker.channel.basic_publish("", queue, encodable(message).encode(), properties, mandatory=True)
 
 
 def _give_back(inner: Any, message: Any) -> None:
     if hasattr(message, "_tag"):
-        inner.known_tags.discard(message._tag)
-        inner.connection.add_callback_threadsafe(lambda: inner.channel.basic_nack(message._tag, requeue=True))
+        if message._tag in inner.known_tags:
+            inner.known_tags.discard(message._tag)
+            inner.connection.add_callback_threadsafe(
+                lambda: inner.channel.basic_nack(message._tag, requeue=True)
+            )
     elif hasattr(inner, "dead_letters"):
-        inner.queue.put(message._message.encode())
+        inner.queue.put(encodable(message).encode())
         inner.ack(message)
     else:
         inner.requeue([message])

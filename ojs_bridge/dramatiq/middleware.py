@@ -6,32 +6,27 @@ import fnmatch
 import json
 import logging
 import math
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 from dramatiq import Actor, Message
 from dramatiq.broker import Broker, MessageProxy
-from dramatiq.middleware import (
-    Middleware,
-    Retries,
-    ShutdownNotifications,
-    SkipMessage,
-    TimeLimit,
-)
+from dramatiq.middleware import Middleware, Retries, SkipMessage
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..bridge import Bridge, Postpone, Refuse, Run, TaskPolicy
 from ..decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze
-from ..errors import ConfigurationError, InvalidRetryPolicy
+from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..job import Job
 from ..policy import PartialPolicy, RetryPolicy
-from ..store import StoreError
 from .consumer import Settlement, mark, wrap
-from .options import native_partial
+from .encoding import encodable
+from .interrupts import disarm
+from .options import UNBOUNDED, native_partial
+from .producer import add_headers, carry_wishes
 from .replay import FRAMEWORK, DramatiqPublisher, original
 from .translate import (
-    HEADER,
     RESERVED,
     RETRY_OPTION,
     RETRY_WHEN_SAID_NO,
@@ -46,6 +41,12 @@ from .translate import (
 logger = logging.getLogger("ojs_bridge")
 
 _RUN = "_ojs_run"
+_UNBEGUN: Any = object()
+_NATIVE_SETTINGS = ("max_retries", "min_backoff", "max_backoff", "retry_when")
+
+
+class NotSent(Exception):
+    """The broker did not take a message; the one that is being processed is still there."""
 
 
 class BootError(MiddlewareError, ConfigurationError):
@@ -67,6 +68,7 @@ class OJSRetries(Retries):
         self.bridge = bridge or Bridge()
         self._policies = policies
         self._tasks: dict[str, TaskPolicy | None] = {}
+        self._unknown = self.bridge.task()
         self._swapped = False
         for pattern, partial in (policies or {}).items():
             _named(f"policies[{pattern!r}]", self.bridge, partial)
@@ -90,6 +92,10 @@ class OJSRetries(Retries):
         """Take the place of the stock `Retries` as soon as the broker is known."""
         self._take_over(broker)
 
+    def after_process_boot(self, broker: Broker) -> None:
+        """Take the place of the stock `Retries` where no queue was declared yet."""
+        self._take_over(broker)
+
     def before_worker_boot(self, broker: Broker, worker: Any) -> None:
         """Check the set-up and wrap the broker's consumers; raises BootError."""
         self._take_over(broker)
@@ -106,27 +112,38 @@ class OJSRetries(Retries):
         self.bridge.flush()
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        """Turn a message's `ojs_retry` into its `ojs` header; raises InvalidRetryPolicy before it is sent."""
-        if RETRY_OPTION in message.options:
-            partial = message.options.pop(RETRY_OPTION)
-            if partial is not None:
-                self._add_header(message, partial)
-        if "pipe_target" in message.options:
-            for target in _pipeline(message.options["pipe_target"]):
-                self._check_target(target)
+        """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
+        add_headers(message, self._header_of)
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Begin the job: it runs, waits for its time, or is refused."""
         task = self._tasks.get(message.actor_name)
         if task is None or message.failed:
             return
-        bare = bare_job(message)
-        begun = self.bridge.begin(job_of(message, bare), bare, task)
+        # Whatever ends this delivery before something durable follows it gives the job back.
+        mark(message, Settlement.HOLD)
+        begun = self._begin(message, task)
         if isinstance(begun, Postpone):
             self._postpone(broker, message, begun)
+            raise SkipMessage(f"not due before {begun.at.isoformat()}")
         setattr(message, _RUN, begun)
         if isinstance(begun, Refuse):
             raise Refused(begun.decision.reason)
+
+    def _begin(self, message: MessageProxy, task: TaskPolicy) -> Run | Postpone | Refuse:
+        bare = bare_job(message)
+        try:
+            carry_wishes(message.options)
+            return self.bridge.begin(job_of(message, bare), bare, task)
+        except Exception as error:
+            # Dramatiq would log it, run the actor and know nothing of its outcome.
+            logger.exception("job %s: could not be begun", bare.id)
+            return self.bridge.refuse(bare, InvalidState(f"the job could not be begun: {error!r}"))
+
+    def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
+        """Leave a message that another middleware skipped to Dramatiq."""
+        if message.__dict__.pop(_RUN, None) is not None:
+            mark(message, Settlement.NATIVE)
 
     def after_process_message(
         self,
@@ -137,73 +154,136 @@ class OJSRetries(Retries):
         exception: BaseException | None = None,
     ) -> None:
         """Have the outcome judged and the decision carried out; whatever happens, the job is somewhere."""
-        begun: Run | Refuse | None = getattr(message, _RUN, None)
-        if begun is None:
-            if message.actor_name not in self._tasks or self._tasks[message.actor_name] is None:
-                super().after_process_message(broker, message, result=result, exception=exception)
+        task = self._tasks.get(message.actor_name)
+        if task is None:
+            super().after_process_message(broker, message, result=result, exception=exception)
+            return
+        begun = message.__dict__.get(_RUN, _UNBEGUN)
+        # Dramatiq emits this a second time when an interrupt breaks into the first.
+        message.__dict__[_RUN] = None
+        if begun is None or (begun is _UNBEGUN and exception is None):
             return
         try:
-            self._disarm(broker)
+            disarm(broker, exception)
+            if begun is _UNBEGUN:
+                mark(message, Settlement.HOLD)
+                begun = self._begin(message, task)
             self._conclude(broker, message, begun, exception)
+        except NotSent as error:
+            logger.error("job %s: %s; it goes back to its queue", message.message_id, error)
+        except Exception:
+            logger.exception("job %s: kept in the broker's dead queue", message.message_id)
+            message.fail()
+            mark(message, Settlement.DEAD)
         except BaseException:
-            logger.exception(
-                "job %s: its outcome could not be carried out; it goes back to its queue", begun.job.id
-            )
-            mark(message, Settlement.HOLD)
+            logger.exception("job %s: interrupted, it goes back to its queue", message.message_id)
 
     def _conclude(
-        self, broker: Broker, message: MessageProxy, begun: Run | Refuse, exception: BaseException | None
+        self,
+        broker: Broker,
+        message: MessageProxy,
+        begun: Run | Postpone | Refuse,
+        exception: BaseException | None,
     ) -> None:
-        if isinstance(begun, Refuse):
-            decision: Decision = begun.decision
-        elif exception is None:
-            decision = self.bridge.judge(begun, None)
-        else:
-            options = broker.get_actor(message.actor_name).options
-            decision = self.bridge.judge(begun, outcome(message, options, exception, begun.errors))
-        self._execute(broker, message, begun, decision)
+        if isinstance(begun, Postpone):
+            self._postpone(broker, message, begun)
+            return
+        decision = self._decide(broker, message, begun, exception)
+        try:
+            self._execute(broker, message, begun, decision)
+        except InvalidState as error:
+            begun = self.bridge.refuse(begun.job, error)
+            decision = begun.decision
+            self._execute(broker, message, begun, decision)
         self.bridge.settled(begun, decision)
+
+    def _decide(
+        self, broker: Broker, message: MessageProxy, begun: Run | Refuse, exception: BaseException | None
+    ) -> Decision:
+        if isinstance(begun, Refuse):
+            return begun.decision
+        if exception is None:
+            return self.bridge.judge(begun, None)
+        options = broker.get_actor(message.actor_name).options
+        return self.bridge.judge(begun, outcome(message, options, exception, begun.errors))
 
     def _execute(
         self, broker: Broker, message: MessageProxy, begun: Run | Refuse, decision: Decision
     ) -> None:
         match decision:
             case Complete():
-                return
+                mark(message, Settlement.NATIVE)
             case RetryAt() | Snooze():
                 self._send_on(broker, message, self.bridge.after(begun.job, decision), decision)
             case Discard():
-                self._finish(broker, message, begun, decision)
-                mark(message, Settlement.DROP)
+                self._finish(broker, message, begun, decision, Settlement.DROP)
             case DeadLetter():
-                kept = original(message) if self.bridge.store else {}
-                self._finish(broker, message, begun, decision)
-                mark(message, self._bury(begun, decision, kept))
+                self._finish(broker, message, begun, decision, self._bury(message, begun, decision))
 
     def _send_on(self, broker: Broker, message: MessageProxy, job: Job, decision: RetryAt | Snooze) -> None:
         failure = decision.failure if isinstance(decision, RetryAt) else None
-        message.options.update(next_options(job, self.bridge.header(job), failure))
-        seconds = (decision.at - self.bridge.now()).total_seconds()
-        broker.enqueue(message, delay=max(math.ceil(seconds * 1000), 0) + 1)  # type: ignore[arg-type]
+        options = next_options(job, self.bridge.header(job), failure)
+        self._publish(broker, message.copy(options=options), decision.at)
+        message.options.update(options)
+        mark(message, Settlement.DROP)
+
+    def _postpone(self, broker: Broker, message: MessageProxy, begun: Postpone) -> None:
+        copy = message.copy()
+        # Results would store None over the real result of a message that is skipped.
+        message.options["store_results"] = False
+        try:
+            self._publish(broker, copy, begun.at)
+        except Exception:
+            logger.exception("job %s: came before its time and goes back to its queue", begun.job.id)
+        else:
+            mark(message, Settlement.DROP)
+
+    def _publish(self, broker: Broker, message: Message[Any], at: datetime) -> None:
+        """Publish a message for a time, never before it; raises NotSent when the broker cannot take it."""
+        seconds = (at - self.bridge.now()).total_seconds()
+        # One more, because the broker's own clock reading loses the fraction of its millisecond.
+        delay = max(math.ceil(seconds * 1000), 0) + 1
+        try:
+            broker.enqueue(message, delay=delay)
+        except MiddlewareError:
+            raise
+        except Exception as error:
+            plain = encodable(message)
+            if plain is message:
+                raise NotSent(f"the broker took no retry: {error!r}") from error
+            broker.enqueue(plain, delay=delay)
 
     def _finish(
-        self, broker: Broker, message: MessageProxy, begun: Run | Refuse, decision: Discard | DeadLetter
+        self,
+        broker: Broker,
+        message: MessageProxy,
+        begun: Run | Refuse,
+        decision: Discard | DeadLetter,
+        settlement: Settlement,
     ) -> None:
         """Mark the message failed, so that results, pipelines and other middleware see the end they know."""
         ended = self.bridge.after(begun.job, decision)
-        message.options.update(next_options(ended, self.bridge.header(ended), decision.failure))
+        message.options.update(next_options(ended, self._last_header(ended), decision.failure))
         message.options["retries"] = ended.attempt
         message.fail()
+        mark(message, settlement)
         if decision.cause == "exhausted" or decision.failure.final == RETRY_WHEN_SAID_NO:
             self._announce_exhaustion(broker, message, begun)
 
-    def _bury(self, begun: Run | Refuse, decision: DeadLetter, kept: dict[str, Any]) -> Settlement:
+    def _last_header(self, ended: Job) -> str | None:
+        try:
+            return self.bridge.header(ended, ended=True)
+        except InvalidState:
+            return None
+
+    def _bury(self, message: MessageProxy, begun: Run | Refuse, decision: DeadLetter) -> Settlement:
         if self.bridge.store is None:
             return Settlement.DEAD
         policy = begun.policy if isinstance(begun, Run) else RetryPolicy()
         try:
-            self.bridge.bury(self.bridge.after(begun.job, decision), decision, policy, FRAMEWORK, kept)
-        except StoreError:
+            ended = self.bridge.after(begun.job, decision)
+            self.bridge.bury(ended, decision, policy, FRAMEWORK, original(message))
+        except Exception:
             logger.exception("job %s: kept in the broker's dead queue, not in the store", begun.job.id)
             return Settlement.DEAD
         return Settlement.DROP
@@ -213,52 +293,25 @@ class OJSRetries(Retries):
         target = message.options.get("on_retry_exhausted") or actor.options.get("on_retry_exhausted")
         if not target or not isinstance(begun, Run):
             return
-        counts = {"retries": begun.job.attempt - 1, "max_retries": begun.policy.runs - 1}
+        limit = None if begun.policy.max_attempts >= UNBOUNDED else begun.policy.runs - 1
+        counts = {"retries": begun.job.attempt - 1, "max_retries": limit}
         try:
             broker.get_actor(target).send(message.asdict(), counts)
         except Exception:
             logger.exception("job %s: on_retry_exhausted %r was not sent", begun.job.id, target)
 
-    def _postpone(self, broker: Broker, message: MessageProxy, begun: Postpone) -> None:
-        seconds = (begun.at - self.bridge.now()).total_seconds()
-        # Results would store None over the real result of a message that is skipped.
-        message.options["store_results"] = False
-        copy = message.copy(options={})
-        del copy.options["store_results"]
-        try:
-            broker.enqueue(copy, delay=max(math.ceil(seconds * 1000), 0) + 1)
-        except Exception:
-            logger.exception("job %s: came before its time and goes back to its queue", begun.job.id)
-            mark(message, Settlement.HOLD)
-        raise SkipMessage(f"not due before {begun.at.isoformat()}")
-
-    def _disarm(self, broker: Broker) -> None:
-        """Keep the time limit and shutdown of the actor away from what happens to its outcome."""
-        for middleware in broker.middleware:
-            if isinstance(middleware, TimeLimit):
-                middleware.manager.remove_timeout(threading.get_ident())
-            elif isinstance(middleware, ShutdownNotifications):
-                middleware.manager.remove_notification()
-
-    def _add_header(self, message: Message[Any], partial: PartialPolicy) -> None:
-        task = self._tasks.get(message.actor_name) or self.bridge.task()
-        try:
-            header = self.bridge.initial_header(bare_job(message), task, partial)
-        except InvalidRetryPolicy as error:
+    def _header_of(self, message: Message[Any], partial: Any) -> dict[str, Any]:
+        name = message.actor_name
+        task = self._tasks.get(name, self._unknown)
+        if task is None:
             raise InvalidOptions(
-                [f"{RETRY_OPTION} of {message.actor_name}: {p}" for p in error.problems]
-            ) from None
-        message.options[HEADER] = json.loads(header)
-
-    def _check_target(self, target: Mapping[str, Any]) -> None:
-        partial = target.get("options", {}).get(RETRY_OPTION)
-        name = str(target.get("actor_name"))
-        if partial is not None:
-            task = self._tasks.get(name) or self.bridge.task()
-            try:
-                task.for_job(partial)
-            except InvalidRetryPolicy as error:
-                raise InvalidOptions([f"{RETRY_OPTION} of {name}: {p}" for p in error.problems]) from None
+                [f"{RETRY_OPTION} of {name}: `policies` leaves this actor to native retries"]
+            )
+        try:
+            header: dict[str, Any] = json.loads(self.bridge.initial_header(bare_job(message), task, partial))
+        except InvalidRetryPolicy as error:
+            raise InvalidOptions([f"{RETRY_OPTION} of {name}: {p}" for p in error.problems]) from None
+        return header
 
     def _task(self, actor: Actor[..., Any]) -> TaskPolicy | None:
         """Resolve an actor's policy; None for one that stays with the native retries."""
@@ -283,7 +336,7 @@ class OJSRetries(Retries):
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
             return
-        for name in ("max_retries", "min_backoff", "max_backoff", "retry_when"):
+        for name in _NATIVE_SETTINGS:
             setattr(self, name, getattr(stock[0], name))
         # A new list, because the broker may be in the middle of the old one.
         rest = [m for m in broker.middleware if m is not self]
@@ -291,6 +344,12 @@ class OJSRetries(Retries):
         logger.info(
             "OJSRetries took the place of dramatiq's Retries at position %d", broker.middleware.index(self)
         )
+        default = Retries()
+        own = [
+            f"{n}={getattr(self, n)!r}" for n in _NATIVE_SETTINGS if getattr(self, n) != getattr(default, n)
+        ]
+        if own:
+            logger.warning("Retries(%s) no longer counts for actors under the bridge", ", ".join(own))
 
     def _check(self, broker: Broker) -> None:
         others = [m for m in broker.middleware if isinstance(m, Retries) and m is not self]
@@ -313,6 +372,7 @@ def install(
     """
     middleware = OJSRetries(bridge, policies=policies)
     broker.add_middleware(middleware)
+    middleware.after_process_boot(broker)
     return middleware
 
 
@@ -321,12 +381,6 @@ def _named(where: str, bridge: Bridge, partial: PartialPolicy) -> None:
         bridge.task(partial)
     except InvalidRetryPolicy as error:
         raise InvalidRetryPolicy([f"{where}: {problem}" for problem in error.problems]) from None
-
-
-def _pipeline(target: Any) -> Iterator[Mapping[str, Any]]:
-    while isinstance(target, Mapping):
-        yield target
-        target = target.get("options", {}).get("pipe_target")
 
 
 def _path(middleware: Middleware) -> str:

@@ -16,19 +16,43 @@ UNBOUNDED = sys.maxsize
 
 
 def native_partial(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the partial policy that an actor's or a message's native options amount to.
+    """Return the partial policy that an actor's or a message's native options amount to; never raises.
 
-    `max_retries` counts retries, `max_attempts` runs; `retry_when` takes the place of `max_retries`.
+    `max_retries` counts retries, `max_attempts` runs; `retry_when` takes the place of `max_retries`. A value
+    that is no number stays as it is, for the policy's validation to name.
     """
     partial: dict[str, Any] = {}
     if options.get("retry_when") is not None:
         partial["max_attempts"] = UNBOUNDED
     elif "max_retries" in options:
-        retries = options["max_retries"]
-        partial["max_attempts"] = UNBOUNDED if retries is None else retries + 1
+        partial["max_attempts"] = _attempts(options["max_retries"])
     if options.get("min_backoff") is not None or options.get("max_backoff") is not None:
-        longest = min(options.get("max_backoff") or DEFAULT_MAX_BACKOFF, DEFAULT_MAX_BACKOFF)
-        first = min(options.get("min_backoff") or DEFAULT_MIN_BACKOFF, longest)
-        partial["initial_interval"] = format_duration(timedelta(milliseconds=first))
-        partial["max_interval"] = format_duration(timedelta(milliseconds=longest))
+        partial.update(_intervals(options.get("min_backoff"), options.get("max_backoff")))
     return partial
+
+
+def _attempts(retries: Any) -> Any:
+    if retries is None:
+        return UNBOUNDED
+    return max(retries, 0) + 1 if type(retries) is int else retries
+
+
+def _intervals(first: Any, longest: Any) -> dict[str, Any]:
+    bad = {
+        name: value
+        for name, value in (("initial_interval", first), ("max_interval", longest))
+        if value is not None and not _is_delay(value)
+    }
+    if bad:
+        return bad
+    cap = DEFAULT_MAX_BACKOFF if longest is None else min(max(longest, 1), DEFAULT_MAX_BACKOFF)
+    start = min(max(DEFAULT_MIN_BACKOFF if first is None else first, 1), cap)
+    return {"initial_interval": _duration(start), "max_interval": _duration(cap)}
+
+
+def _is_delay(value: Any) -> bool:
+    return type(value) in (int, float) and value >= 0
+
+
+def _duration(milliseconds: float) -> str:
+    return format_duration(timedelta(milliseconds=milliseconds))

@@ -12,6 +12,8 @@ import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
 from ..store import Letter
+from .consumer import confirm
+from .encoding import encodable
 from .translate import replayed_options
 
 FRAMEWORK = "dramatiq"
@@ -19,7 +21,7 @@ FRAMEWORK = "dramatiq"
 
 def original(message: MessageProxy) -> dict[str, Any]:
     """Return a delivered message as a dead letter keeps it: the bytes of the broker's own encoder."""
-    encoded: bytes = message.encode()
+    encoded = encodable(message).encode()
     try:
         return {"encoded": encoded.decode("utf-8"), "encoding": "utf-8"}
     except UnicodeDecodeError:
@@ -47,5 +49,6 @@ class DramatiqPublisher:
             options=replayed_options(message.options, header),
             message_timestamp=int(time.time() * 1000),
         )
+        confirm(self._broker)
         self._broker.declare_queue(fresh.queue_name)
         self._broker.enqueue(fresh)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -19,6 +20,8 @@ from ..errors import InvalidRetryPolicy, InvalidState
 from ..failures import ErrorMap, Failure, Mapped, Outcome, outcome_of
 from ..job import Job, decode
 from .options import native_partial
+
+logger = logging.getLogger("ojs_bridge")
 
 #: The message option that carries a job's retry state.
 HEADER = "ojs"
@@ -41,7 +44,7 @@ class InvalidOptions(InvalidRetryPolicy, MiddlewareError):
 
 
 def bare_job(message: MessageProxy | dramatiq.Message[Any]) -> Job:
-    """Return what Dramatiq alone says of a message; the native counter names the attempt."""
+    """Return what Dramatiq alone says of a message; the native counter names the attempt. Never raises."""
     retries = message.options.get("retries")
     return Job(
         id=message.message_id,
@@ -49,8 +52,15 @@ def bare_job(message: MessageProxy | dramatiq.Message[Any]) -> Job:
         queue=message.queue_name,
         attempt=1 + (retries if isinstance(retries, int) and retries > 0 else 0),
         retry=_wish(message.options) or None,
-        created_at=datetime.fromtimestamp(message.message_timestamp / 1000, timezone.utc),
+        created_at=_created_at(message.message_timestamp),
     )
+
+
+def _created_at(milliseconds: Any) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
 
 
 def job_of(message: MessageProxy, bare: Job) -> Job | InvalidState:
@@ -82,24 +92,54 @@ def outcome(
     found = outcome_of(exc, errors)
     if not isinstance(found, Failure):
         return found
-    if isinstance(exc, NativeRetry) and exc.delay is not None:
-        found = replace(found, retry_after=timedelta(milliseconds=exc.delay))
-    return replace(found, final=_ruled_out(message, options, exc))
+    if isinstance(exc, NativeRetry):
+        found = replace(found, retry_after=_hint(exc.delay))
+    final = _ruled_out(message, options, exc)
+    return found if final is None else replace(found, final=final)
+
+
+def _hint(milliseconds: Any) -> timedelta | None:
+    if milliseconds is None:
+        return None
+    try:
+        return max(timedelta(milliseconds=milliseconds), timedelta(0))
+    except OverflowError:
+        return timedelta.max
+    except (TypeError, ValueError):
+        logger.warning("dramatiq.errors.Retry: the delay %r is no number of milliseconds", milliseconds)
+        return None
 
 
 def _ruled_out(message: MessageProxy, options: Mapping[str, Any], exc: BaseException) -> str | None:
-    throws = message.options.get("throws") or options.get("throws")
-    if throws and isinstance(exc, throws):
+    if _is_thrown(message.options.get("throws") or options.get("throws"), exc):
         return THROWN
     retry_when = options.get("retry_when")
-    if retry_when is not None and not retry_when(message.options.get("retries", 0), exc):
+    if retry_when is not None and not _wanted(retry_when, message.options.get("retries", 0), exc):
         return RETRY_WHEN_SAID_NO
     return None
 
 
-def next_options(job: Job, header: str, failure: Failure | None) -> dict[str, Any]:
+def _is_thrown(throws: Any, exc: BaseException) -> bool:
+    """Return whether a `throws` option names the exception; one that names no classes names nothing."""
+    try:
+        return bool(throws) and isinstance(exc, throws)
+    except TypeError:
+        return False
+
+
+def _wanted(retry_when: Callable[[int, BaseException], bool], retries: int, exc: BaseException) -> bool:
+    try:
+        return bool(retry_when(retries, exc))
+    except Exception:
+        logger.exception("retry_when %r failed, and the job is retried", retry_when)
+        return True
+
+
+def next_options(job: Job, header: str | None, failure: Failure | None) -> dict[str, Any]:
     """Return the options of the message that carries a job on; native ones stay in step."""
-    options: dict[str, Any] = {HEADER: json.loads(header), "retries": job.attempt - 1}
+    options: dict[str, Any] = {"retries": job.attempt - 1}
+    if header is not None:
+        options[HEADER] = json.loads(header)
     if failure is not None:
         options["requeue_timestamp"] = int(time.time() * 1000)
         options["traceback"] = traceback_text(failure)

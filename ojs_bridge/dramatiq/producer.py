@@ -1,0 +1,51 @@
+"""What a message asks of its retries, checked where it is enqueued and written into its `ojs` header."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import dramatiq
+
+from ..job import VERSION
+from .translate import HEADER, RETRY_OPTION
+
+#: Makes the header of a message that brings its own partial policy; raises InvalidRetryPolicy.
+HeaderOf: TypeAlias = Callable[[dramatiq.Message[Any], Any], dict[str, Any]]
+
+_NESTS = ("pipe_target", "group_completion_callbacks")
+
+
+def add_headers(message: dramatiq.Message[Any], header_of: HeaderOf) -> None:
+    """Turn the `ojs_retry` of a message, and of those it will send on, into `ojs` headers: all or none."""
+    options = message.options
+    if RETRY_OPTION not in options and not any(name in options for name in _NESTS):
+        return
+    found = [m for m in (message, *_nested(options)) if RETRY_OPTION in m.options]
+    headers = [header_of(m, m.options[RETRY_OPTION]) if m.options[RETRY_OPTION] else None for m in found]
+    for each, header in zip(found, headers, strict=True):
+        del each.options[RETRY_OPTION]
+        if header is not None:
+            each.options[HEADER] = header
+
+
+def carry_wishes(options: Mapping[str, Any]) -> None:
+    """Keep the `ojs_retry` that no producer has read for the worker that will run the next message.
+
+    Its policy is judged there, because a pipeline that refuses to go on here would be lost.
+    """
+    if not any(name in options for name in _NESTS):
+        return
+    for message in _nested(options):
+        wish = message.options.pop(RETRY_OPTION, None)
+        if wish is not None:
+            message.options[HEADER] = {"v": VERSION, "attempt": 1, "retry": wish}
+
+
+def _nested(options: Mapping[str, Any]) -> Iterator[dramatiq.Message[Any]]:
+    """Return the messages that a message carries: the rest of its pipeline, its group's callbacks."""
+    target, callbacks = (options.get(name) for name in _NESTS)
+    for fields in (*([target] if target else []), *(callbacks or [])):
+        message = dramatiq.Message[Any](**fields)
+        yield message
+        yield from _nested(message.options)
