@@ -132,16 +132,24 @@ class Bridge:
 
         `job` is what `decode` returned or raised, `bare` what the framework alone says of it.
         """
+        begun = self.admit(job, bare, task)
+        if isinstance(begun, Refuse):
+            return begun
+        due = begun.job.next_retry_at
+        if due and due > self.now():
+            return Postpone(begun.job, due)
+        if self._events:
+            self._events.emit([events.started(begun.job, self.now())])
+        return begun
+
+    def admit(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Refuse:
+        """Return the run of a job under its own policy, whether it begins now or began elsewhere."""
         if isinstance(job, InvalidState):
             return self.refuse(bare, job)
         try:
             policy = task.for_job(job.retry)
         except InvalidRetryPolicy as error:
             return self.refuse(job, error)
-        if job.next_retry_at and job.next_retry_at > self.now():
-            return Postpone(job, job.next_retry_at)
-        if self._events:
-            self._events.emit([events.started(job, self.now())])
         return Run(job, policy, task.errors, time.monotonic())
 
     def refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:

@@ -1,0 +1,179 @@
+"""How a Celery app gets its bridge, what it publishes with it, and what a worker checks when it starts."""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery import Celery, Task, bootsteps, current_app, signals
+from celery.exceptions import SoftTimeLimitExceeded
+
+from ..bridge import Bridge, TaskPolicy
+from ..errors import ConfigurationError, InvalidRetryPolicy
+from ..failures import Mapped
+from ..job import Job
+from ..policy import PartialPolicy
+from ..store import Letter
+from . import wire
+
+logger = logging.getLogger("ojs_bridge")
+
+FRAMEWORK = "celery"
+#: The option of `apply_async`, `set` and `send_task` that carries a job's partial policy.
+RETRY_OPTION = "ojs_retry"
+
+#: Error types that the spec reserves for what the runtime itself did.
+RESERVED: dict[type[BaseException], Mapped] = {
+    SoftTimeLimitExceeded: "timeout",
+    TimeLimitExceeded: "timeout",
+    WorkerLostError: "worker_death",
+}
+
+#: Where an app keeps its bridge and `install`'s policies, and a task its resolved policy.
+_BRIDGE = "_ojs_bridge"
+POLICIES = "_ojs_policies"
+_TASK_POLICY = "_ojs_task_policy"
+
+
+def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
+    """Give an app its bridge, once; the first bridge stays, another one is a ConfigurationError."""
+    found: Bridge | None = app.__dict__.get(_BRIDGE)
+    if found is not None:
+        if bridge is not None and bridge is not found:
+            raise ConfigurationError(f"the Celery app {app.main!r} already has a bridge: give it one, once")
+        return found
+    bridge = bridge or Bridge()
+    setattr(app, _BRIDGE, bridge)
+    bridge.publishers[FRAMEWORK] = CeleryPublisher(app)
+    app.steps["worker"].add(StartUp)
+    _read_retry_option(app)
+    return bridge
+
+
+def policies_for(app: Celery, name: str) -> list[PartialPolicy] | None:
+    """Return the partial policies that `install` has for a task; None when the task is to stay native."""
+    if not hasattr(app, POLICIES):
+        return []
+    policies: Mapping[str, PartialPolicy] | None = getattr(app, POLICIES)
+    if policies is None:
+        return []
+    found = [partial for pattern, partial in policies.items() if fnmatch.fnmatchcase(name, pattern)]
+    return found or None
+
+
+def is_bridged(task: Task | None) -> bool:
+    """Return whether a task's jobs are under the bridge."""
+    return getattr(task, "ojs_bridged", False)
+
+
+def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
+    """Return what a task's jobs are retried under: app, native options, `install`, the task's own."""
+    if task is None or not is_bridged(task):
+        return attach(app).task(reserved=RESERVED)
+    found: TaskPolicy | None = vars(task).get(_TASK_POLICY)
+    if found is None:
+        layers = [task.ojs_native, *(policies_for(app, task.name) or ()), task.ojs_retry]
+        try:
+            found = attach(app).task(*layers, errors=task.ojs_errors, reserved=RESERVED)
+        except InvalidRetryPolicy as error:
+            raise InvalidRetryPolicy([f"task {task.name}: {problem}" for problem in error.problems]) from None
+        setattr(task, _TASK_POLICY, found)
+    return found
+
+
+class CeleryPublisher:
+    """Publishes dead letters through the app they came from."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def republish(self, letter: Letter, header: str) -> None:
+        """Publish the letter's message under its own id, with fresh attempts; a past expiry is dropped."""
+        kept = wire.from_json(letter.message)
+        changes: dict[str, Any] = {"retries": 0, "eta": None, wire.HEADER: header}
+        expires = wire.expiry(kept.headers)
+        if expires and expires <= attach(self._app).now():
+            changes["expires"] = None
+        wire.publish(self._app, kept, changes)
+
+
+class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Checks an app's bridge when its worker starts; what cannot work stops the worker."""
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        check(worker.app)
+
+
+def check(app: Celery) -> None:
+    """Raise ConfigurationError for what cannot work, and say in the log what goes without a store."""
+    for pattern in getattr(app, POLICIES, None) or ():
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in app.tasks):
+            raise ConfigurationError(f"policies[{pattern!r}] names no task of the app {app.main!r}")
+    for task in app.tasks.values():
+        task_policy(app, task)
+    if attach(app).store is None:
+        logger.warning(
+            "no store: dead letters go to `<queue>.dead` on the broker, where they are not searched or "
+            "replayed; set Bridge(store=...) or OJS_BRIDGE_STORE"
+        )
+
+
+def _read_retry_option(app: Celery) -> None:
+    """Have the app's `send_task`, through which everything is published, read `ojs_retry`."""
+    send_task = app.send_task
+
+    @functools.wraps(send_task)
+    def send_task_with_policy(name: str, *args: Any, **options: Any) -> Any:
+        partial = options.pop(RETRY_OPTION, None)
+        for later in ("chain", "link", "link_error", "chord"):
+            if options.get(later):
+                check_signatures(app, options[later])
+        if partial is not None:
+            options["headers"] = {
+                **(options.get("headers") or {}),
+                wire.HEADER: header_for(app, name, partial),
+            }
+        return send_task(name, *args, **options)
+
+    app.send_task = send_task_with_policy
+
+
+def header_for(app: Celery, name: str, partial: PartialPolicy) -> str:
+    """Return the `ojs` header of a job that brings a partial policy; raises InvalidRetryPolicy."""
+    bridge = attach(app)
+    task = app._tasks.get(name)
+    try:
+        return bridge.initial_header(Job("", name, ""), task_policy(app, task), partial)
+    except InvalidRetryPolicy as error:
+        raise InvalidRetryPolicy(
+            [f"{RETRY_OPTION} of {name}: {problem}" for problem in error.problems]
+        ) from None
+
+
+def check_signatures(app: Celery, signatures: Any) -> None:
+    """Raise InvalidRetryPolicy when a signature that is sent later brings an invalid policy."""
+    for signature in signatures if isinstance(signatures, (list, tuple)) else [signatures]:
+        if not isinstance(signature, Mapping):
+            continue
+        options = signature.get("options") or {}
+        if options.get(RETRY_OPTION) is not None:
+            header_for(app, str(signature.get("task")), options[RETRY_OPTION])
+        kwargs = signature.get("kwargs") or {}
+        for nested in (options.get("link"), options.get("chain"), kwargs.get("tasks"), kwargs.get("header")):
+            if nested:
+                check_signatures(app, nested)
+
+
+def _let_listeners_finish(**_: Any) -> None:
+    bridge: Bridge | None = vars(current_app._get_current_object()).get(_BRIDGE)
+    if bridge is not None:
+        bridge.flush()
+
+
+signals.worker_process_shutdown.connect(_let_listeners_finish, weak=False)
+signals.worker_shutdown.connect(_let_listeners_finish, weak=False)
