@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -11,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from ..errors import ConfigurationError
 from ..job import ErrorEntry, format_time, parse_time
@@ -55,16 +56,29 @@ class SQLStore:
         self._engine = _engine(url)
         self._pid = os.getpid()
         self._prepared = False
+        self._preparing = threading.Lock()
 
     def prepare(self) -> None:
         """Create the tables; raises StoreError when a newer version wrote them."""
-        with self._transaction(prepare=False) as connection:
+        with self._preparing:
+            if not self._prepared:
+                self._create_tables()
+                self._check_version()
+                self._prepared = True
+
+    def _create_tables(self) -> None:
+        for tries_left in reversed(range(len(metadata.tables) + 1)):
             try:
-                metadata.create_all(connection)
-            except DBAPIError:
-                # Another process created them between the check and the creation.
-                connection.rollback()
-                metadata.create_all(connection)
+                with self._transaction(prepare=False) as connection:
+                    metadata.create_all(connection)
+            except StoreError:
+                # Another process may have created a table between the check and the creation.
+                if not tries_left:
+                    raise
+            else:
+                return
+
+    def _check_version(self) -> None:
         with self._transaction(prepare=False) as connection:
             found = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar()
             if found is None:
@@ -73,7 +87,6 @@ class SQLStore:
                 raise StoreError(
                     f"the store has schema {found}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
                 )
-        self._prepared = True
 
     def bury(self, letter: Letter) -> None:
         """Write a dead letter, in place of an earlier one of the same job id."""
@@ -176,6 +189,7 @@ class SQLStore:
             # A forked child must not talk over its parent's connections, nor close them.
             self._engine.dispose(close=False)
             self._pid = os.getpid()
+            self._preparing = threading.Lock()
         if prepare and not self._prepared:
             self.prepare()
         try:
