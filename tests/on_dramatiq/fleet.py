@@ -1,0 +1,176 @@
+"""A Dramatiq broker under a bridge, its workers, and what is seen of them."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+import dramatiq
+import pika
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.common import dq_name, xq_name
+from dramatiq.middleware import CurrentMessage
+
+from ojs_bridge import Bridge, Event
+from ojs_bridge.dramatiq import OJSRetries
+from tests.servers import eventually
+
+ENDS = {"job.completed", "job.discarded"}
+#: Retries so quick that a test can wait for them; deterministic.
+QUICK = {"initial_interval": "PT0.05S", "jitter": False}
+
+
+@dataclass
+class Ran:
+    """One run of an actor."""
+
+    at: float
+    options: dict[str, Any]
+
+    @property
+    def ojs(self) -> dict[str, Any]:
+        """The retry state that the message brought."""
+        return self.options.get("ojs", {})
+
+
+@dataclass
+class Sent:
+    """One job that was sent, with all its runs."""
+
+    id: str
+    runs: list[Ran] = field(default_factory=list)
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds from each run to the next."""
+        return [b.at - a.at for a, b in zip(self.runs, self.runs[1:], strict=False)]
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.events: defaultdict[str, list[Event]] = defaultdict(list)
+
+    def __call__(self, event: Event) -> None:
+        self.events[event.subject].append(event)
+
+    def types(self, job_id: str) -> list[str]:
+        """The types of a job's events, in order."""
+        return [event.type for event in self.events[job_id]]
+
+    def ends(self, job_id: str) -> list[Event]:
+        """The events that end a job."""
+        return [event for event in self.events[job_id] if event.type in ENDS]
+
+
+class Fleet:
+    """One broker with one queue, under one bridge."""
+
+    def __init__(
+        self, broker: dramatiq.Broker, queue: str, bridge: Bridge | None = None, **options: Any
+    ) -> None:
+        self.broker = broker
+        self.queue = queue
+        self.heard = Heard()
+        self.bridge = bridge or Bridge(listeners=[self.heard], **{"retry": QUICK, **options})
+        self.retries = OJSRetries(self.bridge)
+        self.runs: defaultdict[str, list[Ran]] = defaultdict(list)
+        broker.add_middleware(CurrentMessage())
+        broker.add_middleware(self.retries)
+
+    def actor(self, handler: Callable[..., Any], *, name: str = "", **options: Any) -> dramatiq.Actor[..., Any]:
+        """Declare an actor; its handler gets how many times its job has run, this one included."""
+
+        def run(key: str, *args: Any) -> Any:
+            message = CurrentMessage.get_current_message()
+            assert message is not None
+            self.runs[key].append(Ran(time.time(), dict(message.options)))
+            return handler(len(self.runs[key]), *args)
+
+        return self.declare(run, name, **options)
+
+    def declare(self, function: Callable[..., Any], name: str = "", **options: Any) -> dramatiq.Actor[..., Any]:
+        """Declare a function as an actor on the fleet's queue."""
+        name = name or f"a{uuid4().hex[:8]}"
+        settings = {"queue_name": self.queue, **options}
+        return dramatiq.actor(function, broker=self.broker, actor_name=name, **settings)
+
+    def send(self, actor: dramatiq.Actor[..., Any], *args: Any, **options: Any) -> Sent:
+        """Send a job to one of `actor`'s actors."""
+        key = uuid4().hex
+        message = actor.send_with_options(args=(key, *args), **options)
+        return Sent(message.message_id, self.runs[key])
+
+    @contextmanager
+    def working(self, *, threads: int = 8, timeout: int = 20) -> Iterator[dramatiq.Worker]:
+        """Run a worker in this process."""
+        worker = dramatiq.Worker(self.broker, worker_timeout=timeout, worker_threads=threads)
+        worker.start()
+        try:
+            yield worker
+        finally:
+            worker.stop(timeout=20_000)
+
+    def end(self, sent: Sent, *, nth: int = 1, seconds: float = 20) -> Event:
+        """Wait until a job has ended for the nth time, and return the event that says how."""
+        try:
+            eventually(lambda: len(self.heard.ends(sent.id)) >= nth, seconds=seconds)
+        except TimeoutError:
+            raise AssertionError(f"not ended: {self.heard.types(sent.id)}, {len(sent.runs)} runs") from None
+        return self.heard.ends(sent.id)[nth - 1]
+
+    def due(self, sent: Sent) -> list[float]:
+        """When each retry or snoozed run of a job was due."""
+        told = [e.data["next_retry_at"] for e in self.heard.events[sent.id] if "next_retry_at" in e.data]
+        return [datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() for text in told]
+
+    def dead(self, sent: Sent) -> list[dramatiq.Message[Any]]:
+        """What the broker's own dead queue holds of a job."""
+        return [message for message in dead_messages(self.broker, self.queue) if message.message_id == sent.id]
+
+    def left(self) -> int:
+        """How many messages the queue still holds, delayed and unacknowledged ones included."""
+        return sum(left_in(self.broker, name) for name in (self.queue, dq_name(self.queue)))
+
+
+def dead_messages(broker: Any, queue: str) -> list[Any]:
+    """Read the broker's dead queue and leave it as it is."""
+    if isinstance(broker, StubBroker):
+        return list(broker.dead_letters_by_queue[queue])
+    if isinstance(broker, RedisBroker):
+        bodies = broker.client.hvals(f"{broker.namespace}:{xq_name(queue)}.msgs")
+        return [dramatiq.Message.decode(body) for body in bodies]
+    found = []
+    with pika.BlockingConnection(broker.parameters) as connection:
+        channel = connection.channel()
+        while (got := channel.basic_get(xq_name(queue)))[0] is not None:
+            found.append(dramatiq.Message.decode(got[2]))
+    return found
+
+
+def left_in(broker: Any, name: str) -> int:
+    """Count what one queue still holds; on RabbitMQ only with its consumers gone."""
+    if isinstance(broker, StubBroker):
+        return broker.queues[name].unfinished_tasks
+    if isinstance(broker, RedisBroker):
+        return broker.client.hlen(f"{broker.namespace}:{name}.msgs")
+    with pika.BlockingConnection(broker.parameters) as connection:
+        return connection.channel().queue_declare(name, passive=True).method.message_count
+
+
+def broker_of(kind: str, url: str, namespace: str) -> dramatiq.Broker:
+    """Make a broker with Dramatiq's default middleware."""
+    if kind == "stub":
+        return StubBroker()
+    if kind == "redis":
+        return RedisBroker(url=url, namespace=namespace)
+    return RabbitmqBroker(url=url)
