@@ -76,7 +76,13 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
     failed = _event("job.failed", job, at, **duration, error={**error, "retryable": retryable})
     if isinstance(decision, RetryAt):
         due = format_time(decision.at)
-        told = {"max_attempts": max_attempts, "next_retry_at": due, "error": error, "reason": decision.reason}
+        told = {
+            "max_attempts": max_attempts,
+            "next_retry_at": due,
+            "retry_delay_ms": round(decision.delay * 1000, 3),
+            "error": error,
+            "reason": decision.reason,
+        }
         return [failed, _event("job.retrying", job, at, **duration, **told)]
     return [failed, *_ended(job, decision, at, error, duration)]
 

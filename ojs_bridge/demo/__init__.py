@@ -1,0 +1,1 @@
+"""The demonstration behind `make demo`: real workers of both frameworks on an embedded Valkey."""

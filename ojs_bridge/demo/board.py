@@ -1,0 +1,161 @@
+"""What the demonstration knows of its jobs, from their events, and how it shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from rich.table import Table
+
+from ..job import parse_time
+from .jobs import JOBS, DemoJob
+
+STYLES = {
+    "completed": "green",
+    "discarded": "red",
+    "dead-lettered": "magenta",
+    "refused": "yellow",
+    "running": "cyan",
+    "retrying": "blue",
+    "snoozed": "blue",
+}
+
+
+@dataclass
+class Delay:
+    """One retry: what was planned and, once the next attempt has started, what came of it; in seconds."""
+
+    retry: int
+    planned: float
+    due: datetime
+    late: float | None = None
+
+
+@dataclass
+class Track:
+    """One job in one framework."""
+
+    name: str
+    job: DemoJob
+    state: str = "sent"
+    runs: int = 0
+    due: datetime | None = None
+    delays: list[Delay] = field(default_factory=list)
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Take in one event of this job."""
+        data, at = event["data"], parse_time(event["time"])
+        match event["type"]:
+            case "job.started":
+                self._started(at)
+            case "job.retrying":
+                self._waits("retrying", data, data["retry_delay_ms"] / 1000)
+            case "job.snoozed":
+                self._waits("snoozed", data, 1.0)
+            case "job.completed":
+                self.state = "completed"
+            case "job.discarded":
+                self.state = "dead-lettered" if data["dead_lettered"] else "discarded"
+
+    def _started(self, at: datetime) -> None:
+        self.runs += 1
+        self.state = "running"
+        if self.due and self.delays:
+            self.delays[-1].late = (at - self.due).total_seconds()
+        self.due = None
+
+    def _waits(self, state: str, data: Mapping[str, Any], planned: float) -> None:
+        self.state = state
+        self.due = parse_time(data["next_retry_at"])
+        self.delays.append(Delay(len(self.delays) + 1, planned, self.due))
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more happens to the job by itself."""
+        return self.state in ("completed", "discarded", "dead-lettered", "refused")
+
+    @property
+    def as_planned(self) -> bool:
+        """Whether the job ended as its policy says, after as many runs, and never early."""
+        early = any(delay.late is None or delay.late < 0 for delay in self.delays)
+        return self.state == self.job.ending and self.runs == self.job.runs and not early
+
+    def cells(self) -> tuple[str, str, str]:
+        """Return runs, state and the next retry as the live table shows them."""
+        style = STYLES.get(self.state, "dim")
+        wait = (self.due - datetime.now(timezone.utc)).total_seconds() if self.due else 0
+        return (
+            f"{self.runs}/{self.job.runs}",
+            f"[{style}]{self.state}[/]",
+            f"{wait:.1f} s" if wait > 0 else "",
+        )
+
+
+class Board:
+    """All jobs of all frameworks."""
+
+    def __init__(self, frameworks: tuple[str, ...]) -> None:
+        self.tracks = {name: {job: Track(job, JOBS[job]) for job in JOBS} for name in frameworks}
+        self._by_id: dict[str, Track] = {}
+
+    def sent(self, framework: str, job: str, job_id: str) -> None:
+        """Note the id under which a job was sent."""
+        self._by_id[job_id] = self.tracks[framework][job]
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Take in one event; those of jobs that were not sent from here are not ours."""
+        track = self._by_id.get(event["subject"])
+        if track is not None:
+            track.hear(event)
+
+    @property
+    def ended(self) -> bool:
+        """Whether every job has ended."""
+        return all(track.ended for tracks in self.tracks.values() for track in tracks.values())
+
+    def unexpected(self) -> list[str]:
+        """Return a line for each job that did not end as its policy says."""
+        return [
+            f"{framework}: {track.name}: {track.state} after {track.runs} runs, "
+            f"not {track.job.ending} after {track.job.runs}, on time"
+            for framework, tracks in self.tracks.items()
+            for track in tracks.values()
+            if not track.as_planned
+        ]
+
+    def live(self) -> Table:
+        """Return the table of where every job stands."""
+        table = Table(title="the same jobs, on both frameworks")
+        table.add_column("job")
+        for framework in self.tracks:
+            table.add_column(f"{framework}\nruns", justify="right")
+            table.add_column("\nstate", min_width=13)
+            table.add_column("\nnext in", justify="right", min_width=6)
+        for job in JOBS:
+            table.add_row(job, *(cell for tracks in self.tracks.values() for cell in tracks[job].cells()))
+        return table
+
+    def delays(self) -> Table:
+        """Return the table of planned against measured delays, in seconds."""
+        table = Table(title="planned and measured delays, in seconds")
+        for heading in ("job", "retry"):
+            table.add_column(heading)
+        for framework in self.tracks:
+            table.add_column(f"{framework}\nplanned", justify="right")
+            table.add_column("\nmeasured", justify="right")
+        first, *others = self.tracks.values()
+        for name, track in first.items():
+            for index, _delay in enumerate(track.delays):
+                cells = [_planned_and_measured(tracks[name], index) for tracks in (first, *others)]
+                table.add_row(name, str(index + 1), *(cell for pair in cells for cell in pair))
+        return table
+
+
+def _planned_and_measured(track: Track, index: int) -> tuple[str, str]:
+    if index >= len(track.delays):
+        return "", ""
+    delay = track.delays[index]
+    measured = "" if delay.late is None else f"{delay.planned + delay.late:.3f}"
+    return f"{delay.planned:.3f}", measured

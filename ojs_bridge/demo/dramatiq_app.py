@@ -1,0 +1,20 @@
+"""The demonstration's Dramatiq broker: `dramatiq ojs_bridge.demo.dramatiq_app`."""
+
+from __future__ import annotations
+
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+
+from ..dramatiq import OJSRetries
+from .jobs import TASK_POLICY
+from .project import VALKEY_URL, bridge, perform
+
+broker = RedisBroker(url=VALKEY_URL)
+broker.add_middleware(OJSRetries(bridge))
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor(actor_name="demo", queue_name="demo", ojs_retry=TASK_POLICY)
+def demo(name: str) -> None:
+    """Perform one of the demonstration's jobs."""
+    perform("dramatiq", name)
