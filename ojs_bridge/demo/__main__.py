@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -36,10 +37,16 @@ def main() -> int:
         os.environ["OJS_DEMO_VALKEY"] = f"{server.connection_url}/0"
         os.environ["OJS_BRIDGE_STORE"] = f"sqlite:///{folder}/dead-letters.db"
         # Dramatiq looks for due messages this often, in milliseconds; by default once a second.
-        os.environ["dramatiq_worker_timeout"] = "100"
+        os.environ["dramatiq_worker_timeout"] = "100"  # noqa: SIM112 - Dramatiq's own spelling
         console.print(f"Valkey on {server.host}:{server.port}; starting a Celery and a Dramatiq worker ...")
-        with _workers(Path(folder)):
-            return _show(console)
+        logs = {name: Path(folder) / f"{name}.log" for name in WORKERS}
+        with _workers(logs):
+            status = _show(console)
+        if status:
+            for name, log in logs.items():
+                console.rule(f"what the {name} worker said last")
+                console.print(log.read_text(errors="replace")[-4000:], markup=False)
+        return status
 
 
 def _show(console: Console) -> int:
@@ -95,7 +102,7 @@ def _follow(board: Board, *, until: Callable[[], bool], after: Callable[[], None
 def _dead_letters() -> Table:
     from .project import bridge
 
-    table = Table(title="dead letters")
+    table = Table(title="Dead letters", box=SIMPLE)
     for heading in ("framework", "error type", "errors", "why"):
         table.add_column(heading)
     for letter in reversed(bridge.dead_letters.list().letters):
@@ -121,14 +128,12 @@ def _replay(console: Console, board: Board) -> list[str]:
 
 
 @contextlib.contextmanager
-def _workers(folder: Path) -> Iterator[None]:
-    """Run a worker process of each framework; their output goes to files, shown when one dies."""
+def _workers(logs: dict[str, Path]) -> Iterator[None]:
+    """Run a worker process of each framework, its output going to a file."""
     with contextlib.ExitStack() as stack:
         for name, command in WORKERS.items():
-            log = stack.enter_context((folder / f"{name}.log").open("wb"))
-            worker = subprocess.Popen(
-                [sys.executable, "-m", *command], stdout=log, stderr=log, start_new_session=True
-            )
+            log = stack.enter_context(logs[name].open("wb"))
+            worker = subprocess.Popen([sys.executable, "-m", *command], stdout=log, stderr=log)  # noqa: S603
             stack.callback(_stop, worker)
         yield
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.table import Table
 
 from ..job import parse_time
@@ -82,15 +83,11 @@ class Track:
         early = any(delay.late is None or delay.late < 0 for delay in self.delays)
         return self.state == self.job.ending and self.runs == self.job.runs and not early
 
-    def cells(self) -> tuple[str, str, str]:
-        """Return runs, state and the next retry as the live table shows them."""
-        style = STYLES.get(self.state, "dim")
+    def cells(self) -> tuple[str, str]:
+        """Return the runs, and the state with the time to the next one, as the live table shows them."""
         wait = (self.due - datetime.now(timezone.utc)).total_seconds() if self.due else 0
-        return (
-            f"{self.runs}/{self.job.runs}",
-            f"[{style}]{self.state}[/]",
-            f"{wait:.1f} s" if wait > 0 else "",
-        )
+        text = f"next in {wait:.1f} s" if wait > 0 else self.state
+        return f"{self.runs}/{self.job.runs}", f"[{STYLES.get(self.state, 'dim')}]{text}[/]"
 
 
 class Board:
@@ -127,24 +124,23 @@ class Board:
 
     def live(self) -> Table:
         """Return the table of where every job stands."""
-        table = Table(title="the same jobs, on both frameworks")
-        table.add_column("job")
+        table = Table(title="The same jobs on both frameworks", box=SIMPLE)
+        table.add_column("job", no_wrap=True)
         for framework in self.tracks:
-            table.add_column(f"{framework}\nruns", justify="right")
-            table.add_column("\nstate", min_width=13)
-            table.add_column("\nnext in", justify="right", min_width=6)
+            table.add_column("runs", justify="right")
+            table.add_column(framework, min_width=13)
         for job in JOBS:
             table.add_row(job, *(cell for tracks in self.tracks.values() for cell in tracks[job].cells()))
         return table
 
     def delays(self) -> Table:
         """Return the table of planned against measured delays, in seconds."""
-        table = Table(title="planned and measured delays, in seconds")
-        for heading in ("job", "retry"):
-            table.add_column(heading)
+        table = Table(title="Planned and measured delays, in seconds", box=SIMPLE)
+        table.add_column("job", no_wrap=True)
+        table.add_column("retry", justify="right")
         for framework in self.tracks:
-            table.add_column(f"{framework}\nplanned", justify="right")
-            table.add_column("\nmeasured", justify="right")
+            table.add_column(framework, justify="right")
+            table.add_column("measured", justify="right")
         first, *others = self.tracks.values()
         for name, track in first.items():
             for index, _delay in enumerate(track.delays):
