@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from .failures import Failure
 
 Strategy: TypeAlias = Literal["exponential", "linear", "polynomial", "none"]
+_LARGEST_FLOAT = int(sys.float_info.max)
+
 CustomStrategy: TypeAlias = "Callable[[int, Failure | None], float]"
 
 
@@ -30,6 +33,7 @@ def raw_delay(strategy: Strategy, n: int, initial: float, coefficient: float) ->
 
     Infinity where the result is larger than a float: the cap brings it back.
     """
+    n = min(n, _LARGEST_FLOAT)
     try:
         match strategy:
             case "none":

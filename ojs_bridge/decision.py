@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Literal, TypeAlias
 
 from .backoff import Rng
-from .failures import Failure, Outcome, Snoozed
+from .failures import Failure, Outcome, Snoozed, cut, safe_repr
 from .job import Job, ceil_to_millisecond
 from .policy import RetryPolicy
 
@@ -72,7 +72,7 @@ def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rn
         return Complete()
     if isinstance(outcome, Snoozed):
         seconds = outcome.after.total_seconds()
-        return Snooze(_later(now, seconds), seconds, f"the handler asked for a pause of {seconds:g} s")
+        return Snooze(_later(now, seconds), seconds, f"the handler asked for a pause of {seconds:.3f} s")
     failed = f"attempt {job.attempt} of {policy.runs} failed with {outcome.type}"
     match outcome.code:
         case "DISCARD" | "FAIL":
@@ -89,7 +89,7 @@ def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rn
     at = _later(now, seconds)
     if job.expires and at >= job.expires:
         return _exhaust(
-            policy, "expired", outcome, f"{failed}, and the job expires before a retry in {seconds:g} s"
+            policy, "expired", outcome, f"{failed}, and the job expires before a retry in {seconds:.3f} s"
         )
     return RetryAt(at, seconds, outcome, f"{failed}; retry {job.attempt} in {seconds:.3f} s{note}")
 
@@ -107,7 +107,10 @@ def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng) -> tuple[f
     try:
         return policy.delay(job.attempt, rng=rng, failure=failure), ""
     except Exception as error:  # noqa: BLE001 - a custom strategy is the user's code, and may not lose the job
-        return cap, f", max_interval, because the custom backoff strategy failed: {error!r}"
+        return (
+            cap,
+            f", max_interval, because the custom backoff strategy failed: {cut(safe_repr(error), 200)}",
+        )
 
 
 def _later(now: datetime, seconds: float) -> datetime:

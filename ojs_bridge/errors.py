@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from .duration import read_duration
@@ -32,6 +33,8 @@ class Response(Exception):
     """
 
     code: ClassVar[ResponseCode] = "RETRY"
+    message: str = ""
+    details: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, type: str, message: str = "", *, details: Mapping[str, Any] | None = None) -> None:  # noqa: A002
         if not isinstance(type, str):
@@ -55,6 +58,7 @@ class Retry(Response):
     """
 
     code: ClassVar[ResponseCode] = "RETRY"
+    after: timedelta | None = None
 
     def __init__(
         self,

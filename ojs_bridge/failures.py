@@ -14,6 +14,7 @@ from .errors import ConfigurationError, Response, ResponseCode, Retry, Snooze
 #: What an error map may say of an exception class: its error type, or its type and a response code.
 Mapped: TypeAlias = "str | tuple[str, ResponseCode]"
 
+UNREADABLE = "exception.unreadable"
 MAX_TYPE = 255
 MAX_MESSAGE = 4_000
 MAX_DETAILS = 4_000
@@ -97,24 +98,36 @@ def _mapped(cls: type[BaseException], value: object) -> tuple[str, ResponseCode]
 
 def outcome_of(exc: BaseException, errors: ErrorMap) -> Failure | Snoozed:
     """Translate what a handler raised (spec section 7.3); total: never raises."""
-    match exc:
-        case Snooze(after=timedelta() as after):
-            return Snoozed(after)
-        case Response(type=str(), message=_, details=_):
-            return _said(exc)
-        case _:
-            return _unexpected(exc, errors)
+    try:
+        match exc:
+            case Snooze(after=timedelta() as after) if after >= timedelta(0):
+                return Snoozed(after)
+            case Response(type=str() as said) if said:
+                return _said(exc)
+            case _:
+                return _unexpected(exc, errors)
+    except Exception:  # noqa: BLE001 - an exception whose attributes raise must not lose the job
+        return Failure(UNREADABLE, "the handler raised an exception that cannot be read")
 
 
 def _said(response: Response) -> Failure:
     return Failure(
         type=cut(response.type, MAX_TYPE),
         message=cut(_text(response.message), MAX_MESSAGE),
-        code=response.code,
+        code=_code(response),
         details=plain_details(response.details),
-        retry_after=response.after if isinstance(response, Retry) else None,
+        retry_after=_hint(response),
         backtrace=backtrace_of(response.__traceback__),
     )
+
+
+def _code(response: Response) -> ResponseCode:
+    return response.code if response.code in get_args(ResponseCode) else "RETRY"
+
+
+def _hint(response: Response) -> timedelta | None:
+    after = response.after if isinstance(response, Retry) else None
+    return after if isinstance(after, timedelta) and after >= timedelta(0) else None
 
 
 def _unexpected(exc: BaseException, errors: ErrorMap) -> Failure:
@@ -124,7 +137,7 @@ def _unexpected(exc: BaseException, errors: ErrorMap) -> Failure:
     if mapped := errors.find(cls):
         return Failure(cut(mapped[0], MAX_TYPE), message, mapped[1], backtrace=backtrace)
     name = cut(f"{cls.__module__}.{cls.__qualname__}", MAX_TYPE)
-    code = exc.code if isinstance(exc, Response) else "RETRY"
+    code = _code(exc) if isinstance(exc, Response) else "RETRY"
     return Failure(name, message, code, backtrace=backtrace, alias=cls.__name__)
 
 
@@ -135,7 +148,8 @@ def _text(value: object) -> str:
         return f"<{type(value).__name__} whose str() raises>"
 
 
-def _repr(value: object) -> str:
+def safe_repr(value: object) -> str:
+    """Return the repr, or a word in its place where the repr raises."""
     try:
         return repr(value)
     except Exception:  # noqa: BLE001 - a broken __repr__ must not lose the job
@@ -149,12 +163,10 @@ def cut(text: str, limit: int) -> str:
 
 def plain_details(details: Mapping[str, Any]) -> dict[str, Any]:
     """Return details that JSON can carry: what it cannot becomes its repr, what is too long is cut."""
-    if not details:
-        return {}
     try:
-        text = json.dumps(details, default=_repr, allow_nan=False)
+        text = json.dumps(dict(details or {}), default=safe_repr, allow_nan=False)
     except Exception:  # noqa: BLE001 - circular, NaN, keys that are no strings, hostile objects
-        return {"repr": cut(_repr(details), MAX_DETAILS)}
+        return {"repr": cut(safe_repr(details), MAX_DETAILS)}
     if len(text) > MAX_DETAILS:
         return {"cut": cut(text, MAX_DETAILS)}
     plain: dict[str, Any] = json.loads(text)

@@ -177,7 +177,9 @@ def _read(state: object) -> dict[str, Any]:
         raise InvalidState(f"the ojs header must be a JSON object, not {type(state).__name__}")
     version = state.get("v")
     if version != VERSION or isinstance(version, bool):
-        raise InvalidState(f"the ojs header has version {version!r}, this worker reads {VERSION}")
+        raise InvalidState(
+            f"the ojs header has version {cut(repr(version), 80)}, this worker reads {VERSION}"
+        )
     return state
 
 
@@ -214,11 +216,14 @@ def format_time(at: datetime) -> str:
 
 
 def parse_time(text: str) -> datetime:
-    """Read an RFC 3339 time with a zone; raises ValueError without one."""
+    """Read an RFC 3339 time with a zone as UTC; raises ValueError without one, or out of range."""
     at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     if at.tzinfo is None:
         raise ValueError("a time without a zone")
-    return at
+    try:
+        return at.astimezone(timezone.utc)
+    except OverflowError:
+        raise ValueError("a time that UTC cannot hold") from None
 
 
 def ceil_to_millisecond(at: datetime) -> datetime:

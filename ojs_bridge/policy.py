@@ -8,10 +8,12 @@ from datetime import timedelta
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    InstanceOf,
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
@@ -29,11 +31,27 @@ from .failures import Failure
 PartialPolicy: TypeAlias = "Mapping[str, Any] | RetryPolicy"
 
 
+#: The most that `max_attempts` may be: what other languages and databases hold.
+LARGEST = 2**63 - 1
+
+
 def _read_interval(value: object) -> timedelta:
     try:
         return read_duration(value)
     except TypeError as error:
         raise ValueError(str(error)) from None
+
+
+def _positive(interval: timedelta) -> timedelta:
+    if interval <= timedelta(0):
+        raise ValueError("must be greater than zero")
+    return interval
+
+
+def _countable(attempts: int) -> int:
+    if attempts > LARGEST:
+        raise ValueError(f"must be <= {LARGEST}")
+    return attempts
 
 
 def _read_strategy(value: object) -> object:
@@ -73,10 +91,10 @@ class RetryPolicy(BaseModel):
         },
     )
 
-    max_attempts: Annotated[int, Field(strict=True, ge=0)] = Field(
+    max_attempts: Annotated[int, Field(strict=True, ge=0), AfterValidator(_countable)] = Field(
         default=3, description="Total number of attempts including the first execution. 0 means no retry."
     )
-    initial_interval: Interval = Field(
+    initial_interval: Annotated[Interval, AfterValidator(_positive)] = Field(
         default=timedelta(seconds=1), description="ISO 8601 duration for the delay before the first retry."
     )
     backoff_coefficient: Annotated[float, Field(strict=True, ge=1.0, allow_inf_nan=False)] = Field(
@@ -86,7 +104,8 @@ class RetryPolicy(BaseModel):
         default=timedelta(minutes=5), description="ISO 8601 duration cap on the computed backoff delay."
     )
     jitter: Annotated[
-        Annotated[bool, Field(strict=True)] | Jitter, WithJsonSchema({"type": "boolean"}, mode="validation")
+        Annotated[bool, Field(strict=True)] | InstanceOf[Jitter],
+        WithJsonSchema({"type": "boolean"}, mode="validation"),
     ] = Field(
         default=True, description="Whether to add randomness to prevent thundering herd on mass retries."
     )
@@ -110,7 +129,7 @@ class RetryPolicy(BaseModel):
 
     NO_RETRY_RUNS: ClassVar[int] = 1
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, /, **fields: Any) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -118,8 +137,6 @@ class RetryPolicy(BaseModel):
 
     @model_validator(mode="after")
     def _cap_is_not_below_the_first_interval(self) -> Self:
-        if self.initial_interval <= timedelta(0):
-            raise ValueError(f"initial_interval: {_show(self.initial_interval)} must be greater than zero")
         longest = self.initial_interval
         name = "initial_interval"
         if isinstance(self.backoff_strategy, Intervals):
@@ -197,7 +214,7 @@ def _fields(partial: object) -> dict[str, Any]:
     if isinstance(partial, RetryPolicy):
         return {name: getattr(partial, name) for name in partial.model_fields_set}
     if isinstance(partial, Mapping):
-        bad = [name for name in partial if not isinstance(name, str)]
+        bad = [name for name in partial if not (isinstance(name, str) and name.isascii())]
         if bad:
             raise InvalidRetryPolicy([f"{_show(name)}: is not a field of a retry policy" for name in bad])
         return {name: value for name, value in partial.items() if value is not None}
