@@ -34,6 +34,7 @@ from .translate import (
     Refused,
     bare_job,
     job_of,
+    names_exceptions,
     next_options,
     outcome,
 )
@@ -134,6 +135,9 @@ class OJSRetries(Retries):
         bare = bare_job(message)
         try:
             carry_wishes(message.options)
+            if not names_exceptions(message.options.get("throws")):
+                logger.warning("job %s: its throws option names no exception classes", bare.id)
+                del message.options["throws"]
             return self.bridge.begin(job_of(message, bare), bare, task)
         except Exception as error:
             # Dramatiq would log it, run the actor and know nothing of its outcome.
@@ -316,6 +320,8 @@ class OJSRetries(Retries):
     def _task(self, actor: Actor[..., Any]) -> TaskPolicy | None:
         """Resolve an actor's policy; None for one that stays with the native retries."""
         own = actor.options.get(RETRY_OPTION)
+        if not names_exceptions(actor.options.get("throws")):
+            raise BootError(f"actor {actor.actor_name}: throws must be exception classes")
         patterns = [p for p in self._policies or () if fnmatch.fnmatchcase(actor.actor_name, p)]
         if self._policies is not None and own is None and not patterns:
             return None

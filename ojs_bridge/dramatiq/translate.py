@@ -111,7 +111,8 @@ def _hint(milliseconds: Any) -> timedelta | None:
 
 
 def _ruled_out(message: MessageProxy, options: Mapping[str, Any], exc: BaseException) -> str | None:
-    if _is_thrown(message.options.get("throws") or options.get("throws"), exc):
+    throws = message.options.get("throws") or options.get("throws")
+    if throws and isinstance(exc, throws):
         return THROWN
     retry_when = options.get("retry_when")
     if retry_when is not None and not _wanted(retry_when, message.options.get("retries", 0), exc):
@@ -119,12 +120,10 @@ def _ruled_out(message: MessageProxy, options: Mapping[str, Any], exc: BaseExcep
     return None
 
 
-def _is_thrown(throws: Any, exc: BaseException) -> bool:
-    """Return whether a `throws` option names the exception; one that names no classes names nothing."""
-    try:
-        return bool(throws) and isinstance(exc, throws)
-    except TypeError:
-        return False
+def names_exceptions(throws: Any) -> bool:
+    """Return whether a `throws` option can be matched; with any other, Dramatiq loses a worker thread."""
+    classes = throws if isinstance(throws, tuple) else (throws,)
+    return not throws or all(isinstance(cls, type) for cls in classes)
 
 
 def _wanted(retry_when: Callable[[int, BaseException], bool], retries: int, exc: BaseException) -> bool:

@@ -87,7 +87,9 @@ class Fleet:
         broker.add_middleware(CurrentMessage())
         broker.add_middleware(self.retries)
 
-    def actor(self, handler: Callable[..., Any], *, name: str = "", **options: Any) -> dramatiq.Actor[..., Any]:
+    def actor(
+        self, handler: Callable[..., Any], *, name: str = "", **options: Any
+    ) -> dramatiq.Actor[..., Any]:
         """Declare an actor; its handler gets how many times its job has run, this one included."""
 
         def run(key: str, *args: Any) -> Any:
@@ -98,7 +100,9 @@ class Fleet:
 
         return self.declare(run, name, **options)
 
-    def declare(self, function: Callable[..., Any], name: str = "", **options: Any) -> dramatiq.Actor[..., Any]:
+    def declare(
+        self, function: Callable[..., Any], name: str = "", **options: Any
+    ) -> dramatiq.Actor[..., Any]:
         """Declare a function as an actor on the fleet's queue."""
         name = name or f"a{uuid4().hex[:8]}"
         settings = {"queue_name": self.queue, **options}
@@ -135,7 +139,9 @@ class Fleet:
 
     def dead(self, sent: Sent) -> list[dramatiq.Message[Any]]:
         """What the broker's own dead queue holds of a job."""
-        return [message for message in dead_messages(self.broker, self.queue) if message.message_id == sent.id]
+        return [
+            message for message in dead_messages(self.broker, self.queue) if message.message_id == sent.id
+        ]
 
     def left(self) -> int:
         """How many messages the queue still holds, delayed and unacknowledged ones included."""
