@@ -20,6 +20,7 @@ from ..decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..job import Job
 from ..policy import PartialPolicy, RetryPolicy
+from ..store import StoreError
 from .consumer import Settlement, mark, wrap
 from .encoding import encodable
 from .interrupts import disarm
@@ -102,11 +103,19 @@ class OJSRetries(Retries):
         self._take_over(broker)
         self._check(broker)
         wrap(broker)
+        self._try_store()
+
+    def _try_store(self) -> None:
         if self.bridge.store is None:
             logger.warning(
                 "no store: dead letters go to the broker's own dead queues, where they are not searched or "
                 "replayed and the broker forgets them in time; set Bridge(store=...) or OJS_BRIDGE_STORE"
             )
+            return
+        try:
+            self.bridge.store.prepare()
+        except StoreError as error:
+            logger.error("until the store works, the broker's dead queues keep dead letters: %s", error)
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Let the listeners hear the last events."""

@@ -30,7 +30,6 @@ def raising(error: BaseException, *, times: int = 1000) -> Callable[[int], None]
     def handler(n: int) -> None:
         if n <= times:
             raise error.with_traceback(None)
-        return None
 
     return handler
 

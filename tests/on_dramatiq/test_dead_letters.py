@@ -1,0 +1,205 @@
+"""Dead letters: in the store, in the broker's dead queue without one, and replayed from elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.stub import StubBroker
+
+from ojs_bridge import Bridge, ConfigurationError, DeadLetter, LetterNotFound, StoreError
+from ojs_bridge.dramatiq import install
+from tests.on_dramatiq.conftest import url_of
+from tests.on_dramatiq.fleet import QUICK, Fleet, broker_of
+from tests.servers import eventually
+
+KEEP = {"max_attempts": 2, "on_exhaustion": "dead_letter"}
+
+
+def fails(n: int) -> None:
+    raise OSError(f"down for the {n}. time")
+
+
+class FailingStore:
+    """A store that cannot be reached."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def unreachable(*args: Any, **kwargs: Any) -> Any:
+            raise StoreError("the store is gone")
+
+        return unreachable
+
+
+@pytest.mark.requirement("RET-14", "RET-17")
+@pytest.mark.parametrize("store", [None, FailingStore()], ids=["no store", "failing store"])
+def test_without_a_store_the_dead_queue_holds_the_final_state(
+    broker: dramatiq.Broker, unique: str, store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(broker, unique, store=store)
+    kept = fleet.send(fleet.actor(fails, ojs_retry=KEEP))
+    dropped = fleet.send(fleet.actor(fails, ojs_retry={"max_attempts": 2}))
+    with fleet.working(threads=2):
+        for job in (kept, dropped):
+            fleet.end(job)
+    eventually(lambda: fleet.dead(kept))
+    (message,) = fleet.dead(kept)
+    state = message.options["ojs"]
+    assert [e["message"] for e in state["errors"]] == ["down for the 1. time", "down for the 2. time"]
+    assert (state["attempt"], message.options["retries"]) == (2, 2)
+    assert "down for the 2. time" in message.options["traceback"]
+    assert "next_retry_at" not in state
+    assert fleet.dead(dropped) == []
+    if not isinstance(broker, StubBroker):
+        assert fleet.left() == 0
+    assert ("no store: dead letters go" in caplog.text) is (store is None)
+
+
+def test_a_store_that_fails_never_repeats_an_attempt(broker: dramatiq.Broker, unique: str) -> None:
+    fleet = Fleet(broker, unique, store=FailingStore())
+    policy = {**KEEP, "max_attempts": 13, "initial_interval": "PT0.001S", "max_interval": "PT0.001S"}
+    job = fleet.send(fleet.actor(fails, ojs_retry=policy))
+    with fleet.working(threads=2):
+        fleet.end(job)
+        eventually(lambda: fleet.dead(job))
+    assert len(job.runs) == 13
+
+
+@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
+def test_another_process_s_broker_object_can_replay(
+    request: pytest.FixtureRequest, kind: str, unique: str, tmp_path: Path
+) -> None:
+    store = f"sqlite:///{tmp_path}/ojs.db"
+    url = url_of(request, kind)
+    fleet = Fleet(broker_of(kind, url, unique), unique, store=store)
+    job = fleet.send(fleet.actor(lambda n: fails(n) if n <= 2 else None, ojs_retry=KEEP))
+    with fleet.working(threads=2):
+        fleet.end(job)
+    operator = Bridge(store)
+    broker = broker_of(kind, url, unique)
+    install(broker, operator)
+    assert operator.dead_letters.retry(job.id).replay_count == 1
+    broker.close()
+    with fleet.working(threads=2):
+        assert fleet.end(job, nth=2).type == "job.completed"
+    assert (len(job.runs), fleet.left()) == (3, 0)
+    fleet.broker.close()
+
+
+def test_a_process_without_the_broker_says_so(stubbed: Callable[..., Fleet], tmp_path: Path) -> None:
+    fleet = stubbed()
+    job = fleet.send(fleet.actor(fails, ojs_retry=KEEP))
+    with fleet.working():
+        fleet.end(job)
+    stranger = Bridge(f"sqlite:///{tmp_path}/ojs.db")
+    with pytest.raises(ConfigurationError, match="dramatiq"):
+        stranger.dead_letters.retry(job.id)
+    assert stranger.dead_letters.get(job.id).framework == "dramatiq"
+
+
+def test_a_letter_whose_publication_fails_stays(
+    valkey: Any, unique: str, stubbed: Callable[..., Fleet], tmp_path: Path
+) -> None:
+    fleet = stubbed()
+    job = fleet.send(fleet.actor(fails, ojs_retry=KEEP))
+    with fleet.working():
+        fleet.end(job)
+    operator = Bridge(f"sqlite:///{tmp_path}/ojs.db")
+    install(RedisBroker(url="redis://127.0.0.1:1/0", namespace=unique), operator)
+    with pytest.raises(Exception, match="connect"):
+        operator.dead_letters.retry(job.id)
+    assert operator.dead_letters.get(job.id).replay_count == 0
+
+
+def test_a_dead_letter_keeps_the_message_as_it_was_delivered(fleet: Fleet) -> None:
+    from ojs_bridge.dramatiq.replay import decoded
+
+    def dies(n: int, *args: Any) -> None:
+        raise DeadLetter("a.b")
+
+    job = fleet.send(fleet.actor(dies), {"naïve": [1, None, "ü"]}, tenant="t1", pipe_ignore=True)
+    fleet.end(job)
+    message = decoded(fleet.bridge.dead_letters.get(job.id).message)
+    assert message.args[1] == {"naïve": [1, None, "ü"]}
+    assert (message.message_id, message.options["tenant"]) == (job.id, "t1")
+    assert "ojs" not in message.options
+    assert "traceback" not in message.options
+
+
+def test_messages_of_other_encoders_are_kept_too(stubbed: Callable[..., Fleet]) -> None:
+    from dramatiq.encoder import JSONEncoder, PickleEncoder
+
+    dramatiq.set_encoder(PickleEncoder())
+    try:
+        fleet = stubbed()
+        job = fleet.send(fleet.actor(lambda n, given: fails(n) if n <= 2 else None, ojs_retry=KEEP), {1, 2})
+        with fleet.working():
+            fleet.end(job)
+            fleet.bridge.dead_letters.retry(job.id)
+            assert fleet.end(job, nth=2).type == "job.completed"
+    finally:
+        dramatiq.set_encoder(JSONEncoder())
+
+
+def test_options_that_cannot_travel_stay_behind(
+    stubbed: Callable[..., Fleet], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Span(dramatiq.Middleware):
+        def before_process_message(self, broker: Any, message: Any) -> None:
+            message.options["span"] = object()
+
+    fleet = stubbed()
+    fleet.broker.add_middleware(Span())
+    job = fleet.send(fleet.actor(fails, ojs_retry=KEEP))
+    with fleet.working():
+        fleet.end(job)
+    assert len(job.runs) == 2
+    assert fleet.bridge.dead_letters.get(job.id).attempt == 2
+    assert "its options span cannot be encoded" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
+def test_arguments_that_cannot_travel_any_more_end_in_the_dead_queue(
+    request: pytest.FixtureRequest, kind: str, unique: str
+) -> None:
+    fleet = Fleet(broker_of(kind, url_of(request, kind), unique), unique)
+
+    def spoils(n: int, given: dict[str, Any]) -> None:
+        given["x"] = object()
+        raise OSError("down")
+
+    job = fleet.send(fleet.actor(spoils), {})
+    with fleet.working(threads=2):
+        eventually(lambda: fleet.dead(job))
+    (message,) = fleet.dead(job)
+    assert (len(job.runs), message.args[1], fleet.left()) == (1, {}, 0)
+    fleet.broker.close()
+
+
+def test_what_a_discarded_job_kept_in_the_store_is_forgotten(stubbed: Callable[..., Fleet]) -> None:
+    fleet = stubbed()
+    jobs = [
+        fleet.send(fleet.actor(fails, ojs_retry={**QUICK, "backoff_strategy": "none", "max_attempts": n}))
+        for n in (11, 12)
+    ]
+    with fleet.working():
+        for job in jobs:
+            fleet.end(job)
+    for job in jobs:
+        assert fleet.bridge.store.kept_errors(job.id) == []
+        with pytest.raises(LetterNotFound):
+            fleet.bridge.dead_letters.get(job.id)
+
+
+def test_the_store_is_tried_when_the_worker_starts(
+    stub: StubBroker, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(stub, unique, store="sqlite:////nowhere/at/all.db")
+    with fleet.working():
+        pass
+    errors = [r for r in caplog.records if r.levelno == logging.ERROR and r.name == "ojs_bridge"]
+    assert "store" in errors[0].getMessage()

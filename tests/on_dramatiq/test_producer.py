@@ -1,0 +1,199 @@
+"""Per-job policies: checked where a job is enqueued, and what becomes of those that were not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware import GroupCallbacks
+from dramatiq.rate_limits.backends import StubBackend
+
+from ojs_bridge import InvalidRetryPolicy
+from ojs_bridge.dramatiq import install
+from tests.on_dramatiq.fleet import QUICK, Fleet, Sent, dead_messages, left_in
+from tests.servers import eventually
+
+#: An invalid partial policy, and what the error names.
+INVALID: list[tuple[Any, str]] = [
+    ({"max_attempts": -1}, "max_attempts: -1"),
+    ({"max_attempts": "3"}, "max_attempts"),
+    ({"initial_interval": "1s"}, "initial_interval"),
+    ({"initial_interval": "PT1S\n"}, "initial_interval"),
+    ({"backoff_coefficient": 0.5}, "backoff_coefficient"),
+    ({"max_interval": "PT0.001S"}, "max_interval"),
+    ({"on_exhaustion": "explode"}, "on_exhaustion"),
+    ({"non_retryable_errors": [""]}, "non_retryable_errors"),
+    ({"attempts": 3}, "attempts"),
+    ({"backoff_strategy": lambda n, failure: 1.0}, "backoff_strategy"),
+    ({"non_retryable_errors": ["x" * 100_000]}, "budget"),
+    ("often", "often"),
+]
+
+
+def fails(n: int) -> None:
+    raise OSError("down")
+
+
+@pytest.mark.requirement("RET-03", "RET-16", "RET-19", "RET-20")
+@pytest.mark.parametrize(("policy", "named"), INVALID)
+def test_an_invalid_policy_is_refused_and_nothing_is_sent(
+    broker: dramatiq.Broker, unique: str, policy: Any, named: str
+) -> None:
+    fleet = Fleet(broker, unique)
+    actor = fleet.actor(fails)
+    message = actor.message_with_options(args=("key",), ojs_retry=policy)
+    for _ in range(2):
+        with pytest.raises(InvalidRetryPolicy, match=named) as caught:
+            broker.enqueue(message)
+    assert caught.value.type == "validation.retry_policy_invalid"
+    assert actor.actor_name in str(caught.value)
+    if not isinstance(broker, dramatiq.brokers.rabbitmq.RabbitmqBroker):
+        assert left_in(broker, unique) == 0
+
+
+@pytest.mark.requirement("RET-16")
+def test_pipelines_and_groups_are_checked_when_they_are_enqueued(stubbed: Callable[..., Fleet]) -> None:
+    fleet = stubbed()
+    fleet.broker.add_middleware(GroupCallbacks(StubBackend()))
+    actor = fleet.actor(fails)
+    fine, bad = actor.message("a"), actor.message_with_options(args=("b",), ojs_retry={"max_attempts": -1})
+    group = dramatiq.group([fine], broker=fleet.broker)
+    group.add_completion_callback(bad)
+    sendings = [
+        dramatiq.pipeline([fine, fine, bad], broker=fleet.broker).run,
+        dramatiq.group([bad, fine], broker=fleet.broker).run,
+        group.run,
+    ]
+    for send in sendings:
+        with pytest.raises(InvalidRetryPolicy, match=r"max_attempts: -1"):
+            send()
+    assert fleet.left() == 0
+
+
+def test_policies_in_pipelines_groups_and_callbacks_are_followed(stubbed: Callable[..., Fleet]) -> None:
+    fleet = stubbed()
+    fleet.broker.add_middleware(GroupCallbacks(StubBackend()))
+    first, actor = fleet.declare(lambda: None), fleet.actor(lambda n, *_: fails(n))
+    two, three, four = (
+        actor.message_with_options(args=(f"{n}",), ojs_retry={"max_attempts": n}, pipe_ignore=True)
+        for n in (2, 3, 4)
+    )
+    group = dramatiq.group([first.message()], broker=fleet.broker)
+    group.add_completion_callback(four)
+    with fleet.working():
+        dramatiq.pipeline([first.message(), two], broker=fleet.broker).run()
+        dramatiq.group([three], broker=fleet.broker).run()
+        group.run()
+        for message in (two, three, four):
+            fleet.end(Sent(message.message_id))
+    assert [len(fleet.runs[key]) for key in ("2", "3", "4")] == [2, 3, 4]
+
+
+def test_a_replayed_policy_is_the_job_s_own(fleet: Fleet) -> None:
+    policy = {"max_attempts": 1, "on_exhaustion": "dead_letter"}
+    job = fleet.send(fleet.actor(fails), ojs_retry=policy)
+    fleet.end(job)
+    fleet.bridge.dead_letters.retry(job.id)
+    fleet.end(job, nth=2)
+    assert fleet.bridge.dead_letters.get(job.id).retry == policy
+
+
+def sent_natively(fleet: Fleet, actor: dramatiq.Actor[..., Any], **options: Any) -> Sent:
+    """Send a message as a producer without the middleware does."""
+    message = actor.message_with_options(args=("key",), **options)
+    fleet.retries.before_enqueue, hook = lambda *a: None, fleet.retries.before_enqueue  # type: ignore[method-assign]
+    try:
+        fleet.broker.enqueue(message)
+    finally:
+        fleet.retries.before_enqueue = hook  # type: ignore[method-assign]
+    return Sent(message.message_id, fleet.runs["key"])
+
+
+def test_a_producer_without_the_middleware_is_understood(fleet: Fleet) -> None:
+    fleet.runs["key"].clear()
+    job = sent_natively(fleet, fleet.actor(fails), ojs_retry={"max_attempts": 2})
+    assert fleet.end(job).data["total_attempts"] == 2
+
+
+def test_a_pipeline_of_a_producer_without_the_middleware_goes_on_whatever_it_asks(fleet: Fleet) -> None:
+    last = fleet.declare(lambda: None).message_with_options(ojs_retry={"max_attempts": -1}, pipe_ignore=True)
+    first = fleet.declare(lambda key: None)
+    sent_natively(fleet, first, pipe_target=last.asdict())
+    event = fleet.end(Sent(last.message_id))
+    assert event.data["last_error"]["type"] == "validation.retry_policy_invalid"
+    assert fleet.bridge.dead_letters.get(last.message_id).cause == "invalid"
+
+
+# a message's options -> the error type of its dead letter
+UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "no object": ({"ojs": [1]}, "validation.state_invalid"),
+    "no JSON": ({"ojs": "{"}, "validation.state_invalid"),
+    "no version": ({"ojs": {}}, "validation.state_invalid"),
+    "unknown version": ({"ojs": {"v": 2, "attempt": 1}}, "validation.state_invalid"),
+    "errors of another shape": ({"ojs": {"v": 1, "errors": 7}}, "validation.state_invalid"),
+    "a time that is none": (
+        {"ojs": {"v": 1, "attempt": 1, "next_retry_at": "soon"}},
+        "validation.state_invalid",
+    ),
+    "an invalid policy": (
+        {"ojs": {"v": 1, "attempt": 1, "retry": {"max_attempts": -1}}},
+        "validation.retry_policy_invalid",
+    ),
+    "an invalid native option": ({"max_retries": "many"}, "validation.retry_policy_invalid"),
+    "an unread policy": ({"ojs_retry": {"max_attempts": -1}}, "validation.retry_policy_invalid"),
+    "a broken pipeline": ({"pipe_target": {"x": 1}}, "validation.state_invalid"),
+}
+
+
+@pytest.mark.requirement("RET-16")
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_nobody_can_read_is_dead_lettered_and_the_worker_lives(fleet: Fleet, name: str) -> None:
+    options, error_type = UNREADABLE[name]
+    fleet.runs["key"].clear()
+    actor = fleet.actor(lambda n: None)
+    job = sent_natively(fleet, actor, **options)
+    event = fleet.end(job)
+    assert (event.data["last_error"]["type"], event.data["dead_lettered"]) == (error_type, True)
+    assert job.runs == []
+    assert fleet.bridge.dead_letters.get(job.id).error_type == error_type
+    assert fleet.end(fleet.send(actor)).type == "job.completed"
+
+
+def test_a_state_that_no_message_can_carry_any_further_is_dead_lettered(fleet: Fleet) -> None:
+    fleet.runs["key"].clear()
+    huge = {"max_attempts": 9, "non_retryable_errors": ["x" * 20_000]}
+    job = sent_natively(fleet, fleet.actor(fails), ojs={"v": 1, "attempt": 1, "retry": huge})
+    assert fleet.end(job).data["last_error"]["type"] == "validation.state_invalid"
+    assert len(job.runs) == 1
+    assert fleet.bridge.dead_letters.get(job.id).retry == huge
+
+
+def test_a_message_for_an_actor_that_policies_leave_native_is_refused(stub: StubBroker, unique: str) -> None:
+    for name in ("a.in", "b.out"):
+        dramatiq.actor(lambda: None, broker=stub, actor_name=name, queue_name=unique)
+    install(stub, policies={"a.*": QUICK})
+    stub.get_actor("a.in").send_with_options(ojs_retry={"max_attempts": 2})
+    with pytest.raises(InvalidRetryPolicy, match=r"b\.out"):
+        stub.get_actor("b.out").send_with_options(ojs_retry={"max_attempts": 2})
+
+
+def test_a_message_of_an_unknown_actor_is_dramatiq_s_own_matter(stubbed: Callable[..., Fleet]) -> None:
+    fleet = stubbed()
+    fleet.declare(lambda: None)
+    message = dramatiq.Message(fleet.queue, "nobody", (), {}, {"ojs": {"v": 1, "attempt": 1}})
+    with fleet.working():
+        fleet.broker.enqueue(message)
+        eventually(lambda: dead_messages(fleet.broker, fleet.queue))
+    assert fleet.left() == 0
+
+
+def test_a_damaged_timestamp_harms_nothing(fleet: Fleet) -> None:
+    actor = fleet.actor(lambda n: None)
+    message = dramatiq.Message(
+        fleet.queue, actor.actor_name, ("t",), {}, {}, message_timestamp="then",  # type: ignore[arg-type]
+    )  # fmt: skip
+    fleet.broker.enqueue(message)
+    assert fleet.end(Sent(message.message_id)).type == "job.completed"
