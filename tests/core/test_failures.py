@@ -1,0 +1,463 @@
+"""From whatever a handler raised to a Failure (spec sections 6.1 and 7.3)."""
+
+import json
+import math
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ojs_bridge.errors import (
+    ConfigurationError,
+    DeadLetter,
+    Discard,
+    Fail,
+    InvalidRetryPolicy,
+    InvalidState,
+    Response,
+    Retry,
+    Snooze,
+)
+from ojs_bridge.failures import (
+    CUT,
+    MAX_BACKTRACE,
+    MAX_DETAILS,
+    MAX_FRAMES,
+    MAX_MESSAGE,
+    MAX_TYPE,
+    UNREADABLE,
+    ErrorMap,
+    Failure,
+    Snoozed,
+    cut,
+    outcome_of,
+    plain_details,
+)
+
+NOTHING = ErrorMap()
+CODES = {"RETRY", "DISCARD", "DEAD_LETTER", "FAIL"}
+
+
+def failure_of(exc: BaseException, errors: ErrorMap = NOTHING) -> Failure:
+    """The failure that an exception is."""
+    outcome = outcome_of(exc, errors)
+    assert isinstance(outcome, Failure)
+    return outcome
+
+
+def raised(function: Callable[[], object]) -> BaseException:
+    """What a function raises, with its traceback."""
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+@pytest.mark.requirement("RET-08")
+@pytest.mark.parametrize(
+    ("response", "code"),
+    [
+        (Retry("external.timeout", "slow", details={"ms": 30_000}), "RETRY"),
+        (Discard("external.timeout", "slow", details={"ms": 30_000}), "DISCARD"),
+        (DeadLetter("external.timeout", "slow", details={"ms": 30_000}), "DEAD_LETTER"),
+        (Fail("external.timeout", "slow", details={"ms": 30_000}), "FAIL"),
+    ],
+)
+def test_what_a_handler_says(response: Response, code: str) -> None:
+    """Section 7.3: type, message, code and details."""
+    assert failure_of(response) == Failure("external.timeout", "slow", code, {"ms": 30_000})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("after", ["PT90S", timedelta(seconds=90)])
+def test_a_hint(after: str | timedelta) -> None:
+    """As text or as a timedelta."""
+    assert failure_of(Retry("a.b", after=after)).retry_after == timedelta(seconds=90)
+    assert outcome_of(Snooze(after), NOTHING) == Snoozed(timedelta(seconds=90))
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: Retry("a.b", after=30), TypeError, "must be an ISO 8601 duration string or a timedelta"),
+        (lambda: Retry("a.b", after=timedelta(-1)), ValueError, "must not be negative"),
+        (lambda: Snooze(None), TypeError, "must be an ISO 8601 duration string or a timedelta"),
+        (lambda: Snooze("10s"), ValueError, "is not an ISO 8601 duration such as PT1S, PT0.5S or PT5M"),
+        (lambda: Fail(""), ValueError, "the error type must not be empty"),
+        (
+            lambda: Discard(KeyError),
+            TypeError,
+            "the error type must be a string such as 'payment.card_stolen', not <class 'KeyError'>",
+        ),
+    ],
+)
+def test_a_wrong_word_is_refused_where_it_is_said(
+    build: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    """In the handler, where its author sees it."""
+    with pytest.raises(error) as found:
+        build()
+    assert str(found.value) == message
+
+
+def test_a_response_reads_like_an_error() -> None:
+    """In logs and in a framework's own result."""
+    assert str(DeadLetter("payment.card_stolen", "reported stolen")) == "payment.card_stolen: reported stolen"
+    assert str(Fail("payment.card_stolen")) == "payment.card_stolen"
+    assert str(Snooze("PT10S")) == "snoozed for 0:00:10"
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize(
+    "exc",
+    [
+        Retry("a.b", "no", after="PT30S", details={"order": 7}),
+        Retry("a.b"),
+        Discard("a.b", "no", details={"order": 7}),
+        DeadLetter("a.b", "no"),
+        Fail("a.b"),
+        Snooze(timedelta(seconds=10)),
+        InvalidRetryPolicy(["max_attempts: -1 must be >= 0", "tries: 3 is not a field of a retry policy"]),
+        InvalidState("damaged"),
+    ],
+)
+def test_what_is_raised_survives_pickling(exc: Exception, protocol: int) -> None:
+    """A pool child sends it to its parent."""
+    copied = pickle.loads(pickle.dumps(exc, protocol))
+    assert type(copied) is type(exc)
+    assert (str(copied), copied.args, vars(copied)) == (str(exc), exc.args, vars(exc))
+
+
+class Outer:
+    """Holds a class whose qualified name has a dot."""
+
+    class Timeout(TimeoutError):
+        pass
+
+
+def test_an_unmapped_exception_is_named_by_module_and_class() -> None:
+    """And non-retryable matching also tries its bare name."""
+    assert failure_of(ValueError("no")) == Failure("builtins.ValueError", "no", alias="ValueError")
+    failure = failure_of(Outer.Timeout())
+    assert failure.names == (f"{__name__}.Outer.Timeout", "Timeout")
+
+
+def test_the_nearest_class_decides() -> None:
+    """Along the MRO, whatever the order of the map."""
+    errors = ErrorMap({OSError: "external.os", Exception: "any.thing", TimeoutError: "external.timeout"})
+    found = [failure_of(exc, errors).type for exc in (Outer.Timeout(), ConnectionError(), KeyError())]
+    assert found == ["external.timeout", "external.os", "any.thing"]
+    assert failure_of(KeyboardInterrupt(), errors).type == "builtins.KeyboardInterrupt"
+
+
+class LeftAndRight(ConnectionError, LookupError):
+    pass
+
+
+def test_the_first_base_comes_first() -> None:
+    """As Python itself looks things up."""
+    errors = ErrorMap({LookupError: "right", ConnectionError: "left"})
+    assert failure_of(LeftAndRight(), errors).type == "left"
+
+
+@pytest.mark.requirement("RET-08")
+def test_a_map_may_bring_a_response_code() -> None:
+    """Handlers that raise their own exceptions get codes without being touched."""
+    errors = ErrorMap({KeyError: ("payment.card_stolen", "DEAD_LETTER")})
+    assert failure_of(KeyError("k"), errors) == Failure("payment.card_stolen", "'k'", "DEAD_LETTER")
+
+
+def test_a_mapped_exception_has_no_second_name() -> None:
+    """Who renames it means it."""
+    assert failure_of(ValueError(), ErrorMap({ValueError: "validation.any"})).names == ("validation.any",)
+
+
+def test_a_later_map_wins() -> None:
+    """The task's over the bridge's, class by class; None is no map."""
+    errors = ErrorMap({ValueError: "app.value", KeyError: "app.key"}, None, {ValueError: "task.value"})
+    assert [failure_of(exc, errors).type for exc in (ValueError(), KeyError())] == ["task.value", "app.key"]
+
+
+def test_a_response_is_never_mapped() -> None:
+    """What the handler says comes before what the map says."""
+    assert failure_of(Fail("a.b"), ErrorMap({Exception: "any.thing"})).type == "a.b"
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"ValueError": "a.b"}, "errors: the key 'ValueError' must be an exception class"),
+        ({int: "a.b"}, "errors: the key <class 'int'> must be an exception class"),
+        ({ValueError: ""}, "errors[ValueError]: '' must be"),
+        ({ValueError: None}, "errors[ValueError]: None must be"),
+        ({ValueError: ("a.b", "DROP")}, "errors[ValueError]: ('a.b', 'DROP') must be"),
+        ({ValueError: ("a.b", [])}, "errors[ValueError]: ('a.b', []) must be"),
+        ({ValueError: ("a.b",)}, "errors[ValueError]: ('a.b',) must be"),
+    ],
+)
+def test_a_map_that_makes_no_sense(entries: Any, message: str) -> None:
+    """Refused at start-up, with the key named."""
+    with pytest.raises(ConfigurationError) as error:
+        ErrorMap(entries)
+    assert str(error.value).startswith(message)
+
+
+def test_long_texts_are_cut_with_a_mark() -> None:
+    """Types, messages and details have limits."""
+    failure = failure_of(Fail("t" * 10_000, "m" * 10_000, details={"d": "d" * 10_000}))
+    assert failure.type == "t" * (MAX_TYPE - len(CUT)) + CUT
+    assert failure.message == "m" * (MAX_MESSAGE - len(CUT)) + CUT
+    assert failure.details == {"cut": cut(json.dumps({"d": "d" * 10_000}), MAX_DETAILS)}
+
+
+@given(st.text(max_size=40), st.integers(len(CUT), 40))
+def test_cut_is_exact(text: str, limit: int) -> None:
+    """Never longer than the limit, and untouched within it."""
+    assert len(cut(text, limit)) == min(len(text), limit)
+    assert (cut(text, limit) == text) == (len(text) <= limit or text[limit - len(CUT) :] == CUT)
+
+
+class Silent:
+    """Says nothing about itself."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    __str__ = __repr__
+
+
+def circular() -> dict[str, Any]:
+    """A mapping that holds itself."""
+    loop: dict[str, Any] = {}
+    loop["self"] = loop
+    return loop
+
+
+def deep() -> dict[str, Any]:
+    """A mapping too deep for any JSON."""
+    nested: dict[str, Any] = {}
+    for _ in range(100_000):
+        nested = {"d": nested}
+    return nested
+
+
+@pytest.mark.parametrize(
+    ("details", "plain"),
+    [
+        ({}, {}),
+        (None, {}),
+        ({"a": [1, 2.5, None, True, {"b": "c"}]}, {"a": [1, 2.5, None, True, {"b": "c"}]}),
+        (MappingProxyType({"a": 1}), {"a": 1}),
+        ({1: "one"}, {"1": "one"}),
+        ({"when": timedelta(1)}, {"when": "datetime.timedelta(days=1)"}),
+        ({"raw": b"\xff"}, {"raw": "b'\\xff'"}),
+        ({"odd": Silent()}, {"odd": "<Silent whose repr() raises>"}),
+        ({"ratio": math.nan}, {"repr": "{'ratio': nan}"}),
+        ({"ratio": math.inf}, {"repr": "{'ratio': inf}"}),
+        ({(1, 2): 3}, {"repr": "{(1, 2): 3}"}),
+        ({(1, 2): Silent()}, {"repr": "<dict whose repr() raises>"}),
+        (circular(), {"repr": "{'self': {...}}"}),
+        ({"n": 10**5000}, {"repr": "<dict whose repr() raises>"}),
+        (["not", "a", "mapping"], {"repr": "['not', 'a', 'mapping']"}),
+        (7, {"repr": "7"}),
+    ],
+)
+def test_details_that_json_cannot_hold(details: Any, plain: dict[str, Any]) -> None:
+    """They become what JSON can hold, and are always an object."""
+    assert plain_details(details) == plain
+
+
+def test_details_too_deep_for_json() -> None:
+    """Neither the encoder nor repr() can follow."""
+    (text,) = plain_details(deep()).values()
+    assert isinstance(text, str)
+
+
+def test_a_short_backtrace() -> None:
+    """File, line and function, oldest first, and no source."""
+    backtrace = failure_of(raised(lambda: json.loads("{"))).backtrace
+    assert backtrace[0].startswith(f"{__file__}:")
+    assert backtrace[0].endswith(" in raised")
+    assert backtrace[-1].endswith(" in raw_decode") or "decoder.py" in backtrace[-1]
+
+
+def dive(depth: int) -> None:
+    """Fail at a depth."""
+    if not depth:
+        innermost()
+    dive(depth - 1)
+
+
+def innermost() -> None:
+    """Fail."""
+    raise ValueError("deep down")
+
+
+def test_a_deep_backtrace_keeps_its_innermost_frames() -> None:
+    """Fifty of them: where it broke, not where it began."""
+    backtrace = failure_of(raised(lambda: dive(200))).backtrace
+    assert len(backtrace) == MAX_FRAMES
+    assert backtrace[-1].endswith(" in innermost")
+    assert all(frame.endswith(" in dive") for frame in backtrace[:-1])
+
+
+def test_a_wide_backtrace_keeps_its_innermost_frames() -> None:
+    """At most 10,000 characters, whole frames only."""
+    wide: dict[str, Any] = {}
+    source = "def dive(n):\n    return dive(n - 1) if n else 1 / 0"
+    exec(compile(source, "/" + "long/" * 150 + "task.py", "exec"), wide)
+    backtrace = failure_of(raised(lambda: wide["dive"](40))).backtrace
+    assert MAX_BACKTRACE - 800 < sum(map(len, backtrace)) <= MAX_BACKTRACE
+    assert len(backtrace) < 20
+    assert all(frame.endswith("task.py:2 in dive") for frame in backtrace)
+
+
+def test_an_exception_that_was_never_raised_has_no_backtrace() -> None:
+    """As when a framework only reports it."""
+    assert failure_of(ValueError("no")).backtrace == ()
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class ForgotSuper(DeadLetter):
+    def __init__(self) -> None:
+        pass
+
+
+class ForgotSuperWithType(DeadLetter):
+    def __init__(self) -> None:
+        self.type = "payment.card_stolen"
+
+
+class ForgotSuperOfRetry(Retry):
+    def __init__(self) -> None:
+        self.type = "external.timeout"
+
+
+class ForgotInSnooze(Snooze):
+    def __init__(self) -> None:
+        pass
+
+
+class TypeIsNoText(Discard):
+    def __init__(self) -> None:
+        self.type = 5  # type: ignore[assignment]
+
+
+class OddFields(Retry):
+    def __init__(self) -> None:
+        super().__init__("a.b")
+        self.message = 7  # type: ignore[assignment]
+        self.details = ["x"]  # type: ignore[assignment]
+        self.after = "PT5S"  # type: ignore[assignment]
+        self.code = "BANANA"  # type: ignore[misc, assignment]
+
+
+class BrokenProperty(Retry):
+    @property
+    def details(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("no details")
+
+    def __init__(self) -> None:
+        self.type = "a.b"
+
+
+class Backwards(Snooze):
+    def __init__(self) -> None:
+        self.after = timedelta(seconds=-5)
+
+
+class NoModule(Exception):
+    __module__ = None  # type: ignore[assignment]
+
+
+class SilentModule(Exception):
+    __module__ = Silent()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("exc", "error_type", "code", "message"),
+    [
+        (NoText(), f"{__name__}.NoText", "RETRY", "<NoText whose str() raises>"),
+        (ForgotSuperWithType(), "payment.card_stolen", "DEAD_LETTER", ""),
+        (ForgotSuperOfRetry(), "external.timeout", "RETRY", ""),
+        (ForgotSuper(), f"{__name__}.ForgotSuper", "DEAD_LETTER", "<ForgotSuper whose str() raises>"),
+        (ForgotInSnooze(), f"{__name__}.ForgotInSnooze", "RETRY", "<ForgotInSnooze whose str() raises>"),
+        (TypeIsNoText(), f"{__name__}.TypeIsNoText", "DISCARD", "<TypeIsNoText whose str() raises>"),
+        (OddFields(), "a.b", "RETRY", "7"),
+        (Backwards(), f"{__name__}.Backwards", "RETRY", "snoozed for -1 day, 23:59:55"),
+        (NoModule("no"), "None.NoModule", "RETRY", "no"),
+        (SilentModule(), UNREADABLE, "RETRY", "the handler raised an exception that cannot be read"),
+        (BrokenProperty(), UNREADABLE, "RETRY", "the handler raised an exception that cannot be read"),
+        (Exception(Silent()), "builtins.Exception", "RETRY", "<Exception whose str() raises>"),
+    ],
+)  # fmt: skip
+def test_exceptions_that_are_hard_to_read(exc: Exception, error_type: str, code: str, message: str) -> None:
+    """The job keeps what can be understood, the response code above all."""
+    failure = failure_of(exc)
+    assert (failure.type, failure.code, failure.message) == (error_type, code, message)
+    assert failure.retry_after is None
+
+
+UNPRINTABLE = st.builds(pow, st.just(10), st.just(5000))
+arguments = st.recursive(
+    st.none() | st.text() | st.binary() | st.floats() | st.integers() | st.builds(Silent) | UNPRINTABLE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+EXCEPTIONS = [
+    Exception,
+    ValueError,
+    KeyError,
+    OSError,
+    SystemExit,
+    KeyboardInterrupt,
+    NoText,
+    Retry,
+    Fail,
+    Snooze,
+]
+
+
+@given(st.sampled_from(EXCEPTIONS), st.lists(arguments, max_size=3), st.dictionaries(st.text(), arguments))
+def test_whatever_is_raised_has_an_outcome(
+    cls: type[BaseException], args: list[Any], attributes: dict[str, Any]
+) -> None:
+    """Never an error, always within the limits, always something that JSON can hold."""
+    exc = cls.__new__(cls, *args)
+    exc.__dict__.update(attributes)
+    failure = outcome_of(exc, NOTHING)
+    assert isinstance(failure, Failure)
+    assert failure.code in CODES
+    assert 0 < len(failure.type) <= MAX_TYPE
+    assert len(failure.message) <= MAX_MESSAGE
+    json.dumps([failure.type, failure.message, dict(failure.details)], allow_nan=False)
+
+
+@given(
+    st.fixed_dictionaries(
+        {}, optional=dict.fromkeys(("type", "message", "details", "code", "after"), arguments)
+    )
+)
+def test_whatever_a_response_carries_has_an_outcome(attributes: dict[str, Any]) -> None:
+    """A subclass may set anything at all."""
+    exc = Retry("a.b")
+    exc.__dict__.update(attributes)
+    failure = failure_of(exc)
+    assert failure.code in CODES
+    json.dumps([failure.type, failure.message, dict(failure.details)], allow_nan=False)
+
+
+@given(st.dictionaries(st.text() | st.integers() | st.tuples(st.integers()), arguments))
+def test_any_details_become_a_json_object(details: dict[Any, Any]) -> None:
+    """Within the limit, and the same after a round trip."""
+    plain = plain_details(details)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert len(json.dumps(plain)) <= 12 * MAX_DETAILS
