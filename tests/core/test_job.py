@@ -1,0 +1,403 @@
+"""A job's retry state and its wire form, the `ojs` header (spec section 10)."""
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ojs_bridge.errors import InvalidState
+from ojs_bridge.failures import MAX_DETAILS, MAX_MESSAGE, Failure
+from ojs_bridge.job import (
+    HEADER_BUDGET,
+    MIN_HEADER_BUDGET,
+    MIN_HISTORY,
+    ErrorEntry,
+    Job,
+    ceil_to_millisecond,
+    decode,
+    encode,
+    format_time,
+    parse_time,
+)
+
+NOW = datetime(2026, 11, 21, 10, 0, 2, tzinfo=timezone.utc)
+BARE = Job(id="j-1", type="billing.charge", queue="default")
+FAILURE = Failure("external.timeout", "slow", details={"ms": 30_000}, backtrace=("a.py:1 in f",))
+
+
+def entry(attempt: int, **fields: Any) -> ErrorEntry:
+    """An error entry as the spec writes it."""
+    return {
+        "attempt": attempt,
+        "type": "external.timeout",
+        "message": "slow",
+        "code": "RETRY",
+        "timestamp": "2026-11-21T10:00:02.000Z",
+        "details": {},
+        **fields,
+    }
+
+
+def failed(job: Job, times: int, failure: Failure = FAILURE) -> Job:
+    """The job after so many failed attempts."""
+    for _ in range(times):
+        job = job.failed(failure, at=NOW).due(NOW, attempt=job.attempt + 1)
+    return job
+
+
+def round_trip(job: Job, **limits: int) -> Job:
+    """The job as the next worker sees it, whose framework counted along."""
+    text = encode(job, **limits).text
+    return decode(
+        text, Job(id=job.id, type=job.type, queue=job.queue, attempt=job.attempt, expires=job.expires)
+    )
+
+
+@pytest.mark.requirement("RET-14")
+def test_an_error_entry() -> None:
+    """Section 10.1, plus the backtrace."""
+    assert BARE.failed(FAILURE, at=NOW).errors == (
+        entry(1, details={"ms": 30_000}, backtrace=["a.py:1 in f"]),
+    )
+
+
+@pytest.mark.requirement("RET-14")
+def test_the_state_of_a_job_due_for_its_third_attempt() -> None:
+    """Section 10: the attempt, every error in order, and when the next one is due."""
+    job = failed(BARE, 2)
+    assert (job.attempt, job.next_retry_at) == (3, NOW)
+    assert [error["attempt"] for error in job.errors] == [1, 2]
+
+
+@pytest.mark.requirement("RET-14")
+def test_the_header() -> None:
+    """The wire form, field by field."""
+    job = replace(BARE, retry={"max_attempts": 10}, created_at=NOW, errors_dropped=2, replay_count=1)
+    text = encode(failed(job, 1, Failure("a.b"))).text
+    assert json.loads(text) == {
+        "v": 1,
+        "attempt": 2,
+        "retry": {"max_attempts": 10},
+        "errors": [entry(1, type="a.b", message="", replay=1)],
+        "errors_dropped": 2,
+        "next_retry_at": "2026-11-21T10:00:02.000Z",
+        "created_at": "2026-11-21T10:00:02.000Z",
+        "replay_count": 1,
+    }
+
+
+def test_a_fresh_job_says_almost_nothing() -> None:
+    """What is empty is left out, and the text is ASCII without a space."""
+    assert encode(BARE).text == '{"v":1,"attempt":1}'
+    assert encode(failed(BARE, 1, Failure("a.b", "\N{SNOWMAN}"))).text.isascii()
+
+
+@pytest.mark.requirement("RET-14")
+def test_a_job_survives_its_header() -> None:
+    """Everything that the header carries, and what the framework says beside it."""
+    job = replace(BARE, retry={"max_attempts": 10}, created_at=NOW, replay_count=3, expires=NOW)
+    assert round_trip(failed(job, 5)) == failed(job, 5)
+
+
+def test_a_header_may_be_an_object() -> None:
+    """As in the options of a Dramatiq message."""
+    text = encode(failed(BARE, 2)).text
+    assert decode(json.loads(text), replace(BARE, attempt=3)) == failed(BARE, 2)
+    assert decode(text.encode(), replace(BARE, attempt=3)) == failed(BARE, 2)
+
+
+def test_unknown_fields_of_a_known_version_are_no_damage() -> None:
+    """A later worker may add some."""
+    assert decode('{"v":1,"attempt":1,"colour":"blue"}', BARE) == BARE
+
+
+@pytest.mark.requirement("RET-15")
+@pytest.mark.parametrize(
+    ("failures", "history", "kept", "dropped"),
+    [
+        (9, 10, list(range(1, 10)), 0),
+        (10, 10, list(range(1, 11)), 0),
+        (11, 10, list(range(2, 12)), 1),
+        (60, 10, list(range(51, 61)), 50),
+        (60, 25, list(range(36, 61)), 35),
+    ],
+)
+def test_the_newest_errors_stay(failures: int, history: int, kept: list[int], dropped: int) -> None:
+    """Section 10.1: at least the ten most recent, and a count of the others."""
+    seen = round_trip(failed(BARE, failures, Failure("a.b")), history=history)
+    assert [error["attempt"] for error in seen.errors] == kept
+    assert seen.errors_dropped == dropped
+
+
+@pytest.mark.requirement("RET-15")
+def test_dropped_errors_are_counted_over_many_attempts() -> None:
+    """Through sixty workers, one after the other."""
+    job = BARE
+    for _ in range(60):
+        job = round_trip(failed(job, 1))
+    assert job.errors_dropped == 50
+    assert [error["attempt"] for error in job.errors] == list(range(51, 61))
+
+
+def test_encode_says_which_errors_are_in_the_header() -> None:
+    """So that the others can be kept elsewhere, whole."""
+    job = failed(BARE, 12)
+    trimmed = encode(job).job
+    assert trimmed.errors == job.errors[2:]
+    assert trimmed.errors_dropped == 2
+
+
+@pytest.mark.requirement("RET-15")
+def test_ten_errors_of_the_largest_size_fit() -> None:
+    """Each is cut, none is dropped, and what happened can still be read."""
+    largest = Failure(
+        "t" * 255, "m" * MAX_MESSAGE, "RETRY", {"d": "d" * (MAX_DETAILS - 20)}, backtrace=("f" * 200,) * 50
+    )
+    job = failed(BARE, 10, largest)
+    header = encode(job, budget=MIN_HEADER_BUDGET)
+    text, trimmed = header.text, header.job
+    assert len(text) <= MIN_HEADER_BUDGET
+    assert trimmed.errors == job.errors
+    seen = round_trip(job, budget=MIN_HEADER_BUDGET)
+    assert [error["attempt"] for error in seen.errors] == list(range(1, 11))
+    assert {error["code"] for error in seen.errors} == {"RETRY"}
+    assert all(error["message"].startswith("mmmm") for error in seen.errors)
+    assert all(error["details"] == {"cut": True} for error in seen.errors)
+
+
+def test_a_small_error_beside_a_large_one_stays_whole() -> None:
+    """Only what is too long is cut."""
+    job = failed(failed(BARE, 1), 1, Failure("a.b", details={"d": "d" * 20_000}))
+    first, second = round_trip(job).errors
+    assert first == job.errors[0]
+    assert second["details"] == {"cut": True}
+
+
+@pytest.mark.requirement("RET-15")
+def test_a_long_history_that_does_not_fit_falls_back_to_ten() -> None:
+    """Never fewer."""
+    job = failed(BARE, 2000, Failure("a.b", "m" * 100))
+    header = encode(job, history=2000)
+    text, trimmed = header.text, header.job
+    assert len(text) <= HEADER_BUDGET
+    assert len(json.loads(text)["errors"]) == len(trimmed.errors) == MIN_HISTORY
+    assert trimmed.errors_dropped == json.loads(text)["errors_dropped"] == 1990
+
+
+def test_a_policy_too_large_for_any_header() -> None:
+    """The one thing that cannot be cut; it is refused where the job is enqueued."""
+    job = replace(BARE, retry={"non_retryable_errors": ["a.b" * 10] * 1000})
+    with pytest.raises(InvalidState, match=r"^the job's retry state needs \d+ bytes, its budget is 16384$"):
+        encode(job)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+)
+large = st.sampled_from(["x", "\0", "é", "\N{SNOWMAN}", "\N{PILE OF POO}", '"\\', "\ud800"]).flatmap(
+    lambda char: st.integers(0, 20_000).map(lambda times: char * times)
+)
+ENTRY_KEYS = ["attempt", "type", "message", "code", "timestamp", "details", "backtrace", "replay"]
+any_value = json_values | large | st.lists(large, max_size=3)
+foreign_entries = st.dictionaries(
+    st.sampled_from(ENTRY_KEYS) | st.text(max_size=8) | large, any_value, max_size=8
+)
+times = st.datetimes(timezones=st.just(timezone.utc)).map(lambda at: at.replace(microsecond=0))
+jobs = st.builds(
+    Job,
+    id=st.just("j-1"),
+    type=st.just("billing.charge"),
+    queue=st.just("default"),
+    attempt=st.integers(1),
+    retry=st.none() | st.just({"max_attempts": 5}),
+    errors=st.lists(foreign_entries, max_size=14).map(tuple),
+    errors_dropped=st.integers(0, 10**6),
+    next_retry_at=st.none() | times,
+    created_at=st.none() | times,
+    replay_count=st.integers(0, 99),
+)
+
+
+@pytest.mark.requirement("RET-15")
+@given(jobs, st.sampled_from([MIN_HEADER_BUDGET, HEADER_BUDGET]))
+def test_no_header_is_over_budget(job: Job, budget: int) -> None:
+    """Whatever the entries hold: ten of them remain, and the rest of the state is untouched."""
+    header = encode(job, budget=budget)
+    text, trimmed = header.text, header.job
+    assert len(text.encode()) <= budget
+    seen = round_trip(job, budget=budget)
+    assert len(seen.errors) == len(trimmed.errors) == min(len(job.errors), MIN_HISTORY)
+    assert seen.errors_dropped == job.errors_dropped + len(job.errors) - len(seen.errors)
+    assert replace(seen, errors=(), errors_dropped=0) == replace(job, errors=(), errors_dropped=0)
+
+
+@given(jobs)
+def test_what_fits_is_not_changed(job: Job) -> None:
+    """With room enough, the newest entries are carried as they are."""
+    assert round_trip(job, budget=10**8).errors == job.errors[-MIN_HISTORY:]
+
+
+@given(jobs)
+def test_encoding_again_changes_nothing(job: Job) -> None:
+    """A redelivered message is not worn down."""
+    once = round_trip(job)
+    assert round_trip(once) == once
+
+
+DAMAGED = [
+    (None, "the ojs header must be a JSON object, not NoneType"),
+    (5, "the ojs header must be a JSON object, not int"),
+    ([], "the ojs header must be a JSON object, not list"),
+    ("[]", "the ojs header must be a JSON object, not list"),
+    ("", "the ojs header is not JSON: Expecting value: line 1 column 1 (char 0)"),
+    ('{"v":1', "the ojs header is not JSON: Expecting ',' delimiter: line 1 column 7 (char 6)"),
+    (b"\xff\xfe\xfd", "the ojs header is not JSON: "),
+    ("[" * 1_000_000, "the ojs header is not JSON: maximum recursion depth exceeded"),
+    ('{"v":1,"attempt":' + "9" * 5000 + "}", "the ojs header is not JSON: Exceeds the limit"),
+    ({}, "the ojs header has version None, this worker reads 1"),
+    ({"v": 2}, "the ojs header has version 2, this worker reads 1"),
+    ({"v": "1"}, "the ojs header has version '1', this worker reads 1"),
+    ({"v": True}, "the ojs header has version True, this worker reads 1"),
+    ({"v": ["x"] * 1000}, "the ojs header has version ['x', 'x', "),
+    ({"v": 1, "retry": []}, "the ojs header's retry must be dict, not []"),
+    ({"v": 1, "retry": "{}"}, "the ojs header's retry must be dict, not '{}'"),
+    ({"v": 1, "errors": {}}, "the ojs header's errors must be list, not {}"),
+    ({"v": 1, "errors": [1]}, "the ojs header's errors must hold objects, not 1"),
+    ({"v": 1, "errors": [None]}, "the ojs header's errors must hold objects, not None"),
+    ({"v": 1, "errors_dropped": "1"}, "the ojs header's errors_dropped must be int, not '1'"),
+    ({"v": 1, "errors_dropped": True}, "the ojs header's errors_dropped must be int, not True"),
+    ({"v": 1, "replay_count": 1.5}, "the ojs header's replay_count must be int, not 1.5"),
+    ({"v": 1, "created_at": 5}, "the ojs header's created_at must be str, not 5"),
+    ({"v": 1, "created_at": "yesterday"}, "the ojs header's created_at is no timestamp: 'yesterday'"),
+    (
+        {"v": 1, "created_at": "2026-11-21T10:00:02"},
+        "the ojs header's created_at is no timestamp: '2026-11-21T10:00:02'",
+    ),
+    (
+        {"v": 1, "attempt": 1, "next_retry_at": "0001-01-01T00:00:00+01:00"},
+        "the ojs header's next_retry_at is no timestamp: '0001-01-01T00:00:00+01:00'",
+    ),
+    (
+        {"v": 1, "attempt": 1, "next_retry_at": "9999-12-31T23:59:59-01:00"},
+        "the ojs header's next_retry_at is no timestamp: '9999-12-31T23:59:59-01:00'",
+    ),
+    ({"v": 1, "attempt": 1, "created_at": "x" * 9999}, "the ojs header's created_at is no timestamp: 'xx"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("state", "message"), DAMAGED, ids=lambda value: repr(value)[:40])
+def test_a_damaged_header(state: object, message: str) -> None:
+    """It says what is wrong, in one short line."""
+    with pytest.raises(InvalidState) as error:
+        decode(state, BARE)
+    assert str(error.value).startswith(message)
+    assert len(str(error.value)) < 300
+
+
+FIELDS = ["v", "attempt", "retry", "errors", "errors_dropped", "next_retry_at", "created_at", "replay_count"]
+timestamps = st.datetimes(timezones=st.timezones()).map(lambda at: at.isoformat())
+headers = st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), json_values | timestamps, max_size=8)
+
+
+@given(
+    json_values
+    | st.text()
+    | st.binary()
+    | headers
+    | headers.map(json.dumps)
+    | headers.map(lambda h: {**h, "v": 1})
+)
+def test_any_header_is_read_or_invalid(state: object) -> None:
+    """Nothing but InvalidState; and what was read can be written again."""
+    try:
+        job = decode(state, BARE)
+    except InvalidState as error:
+        assert str(error).startswith("the ojs header")
+    else:
+        assert (job.id, job.type, job.queue, job.attempt) == ("j-1", "billing.charge", "default", 1)
+        encode(replace(job, retry=None))
+
+
+@pytest.mark.requirement("RET-14")
+@pytest.mark.parametrize(
+    ("native", "why"),
+    [(3, "in step"), (4, "a rolled-back worker ran one more attempt"), (1, "someone else requeued it")],
+)
+def test_the_native_counter_wins(native: int, why: str) -> None:
+    """Out of step, the due time in the header belongs to another attempt; the history stays."""
+    text = encode(failed(BARE, 2)).text
+    job = decode(text, replace(BARE, attempt=native))
+    assert job.attempt == native
+    assert job.next_retry_at == (NOW if native == 3 else None), why
+    assert len(job.errors) == 2
+
+
+def test_a_header_without_an_attempt_is_in_step() -> None:
+    """The framework's counter is all there is."""
+    assert decode({"v": 1, "next_retry_at": format_time(NOW)}, BARE).next_retry_at == NOW
+
+
+def test_a_replay_starts_afresh_and_forgets_nothing() -> None:
+    """Attempt 1 again, no due time and no expiry, the whole history, one more replay."""
+    dead = replace(failed(BARE, 3), created_at=NOW, expires=NOW)
+    replayed = dead.replayed()
+    assert (replayed.attempt, replayed.next_retry_at, replayed.expires, replayed.replay_count) == (
+        1,
+        None,
+        None,
+        1,
+    )
+    assert (replayed.errors, replayed.created_at) == (dead.errors, NOW)
+    assert round_trip(replayed) == replayed
+    assert replayed.replayed().replay_count == 2
+
+
+def test_errors_after_a_replay_are_told_apart() -> None:
+    """Attempt numbers begin again, so each entry says which life it belongs to."""
+    job = failed(failed(failed(BARE, 2).replayed(), 2).replayed(), 1)
+    assert [(error.get("replay", 0), error["attempt"]) for error in job.errors] == [
+        (0, 1), (0, 2), (1, 1), (1, 2), (2, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [
+        (NOW, "2026-11-21T10:00:02.000Z"),
+        (NOW.replace(microsecond=1999), "2026-11-21T10:00:02.001Z"),
+        (NOW.astimezone(timezone(timedelta(hours=2))), "2026-11-21T10:00:02.000Z"),
+        (datetime(1, 1, 1, tzinfo=timezone.utc), "0001-01-01T00:00:00.000Z"),
+        (datetime.max.replace(tzinfo=timezone.utc), "9999-12-31T23:59:59.999Z"),
+    ],
+)
+def test_times_are_utc_with_milliseconds(at: datetime, text: str) -> None:
+    """RFC 3339 with a Z."""
+    assert format_time(at) == text
+    assert format_time(parse_time(text)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2026-02-12T10:31:05Z",
+        "2026-02-12T10:31:05.000Z",
+        "2026-02-12T12:31:05+02:00",
+        "2026-02-12T10:31:05.000000+00:00",
+    ],
+)
+def test_times_that_others_write(text: str) -> None:
+    """The spec's own example, another zone, another precision."""
+    assert parse_time(text) == datetime(2026, 2, 12, 10, 31, 5, tzinfo=timezone.utc)
+
+
+@given(st.datetimes(max_value=datetime.max.replace(microsecond=999_000), timezones=st.just(timezone.utc)))
+def test_rounding_up_is_never_early_and_survives_the_wire(at: datetime) -> None:
+    """By less than a millisecond."""
+    rounded = ceil_to_millisecond(at)
+    assert timedelta(0) <= rounded - at < timedelta(milliseconds=1)
+    assert parse_time(format_time(rounded)) == rounded
