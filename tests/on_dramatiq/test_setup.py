@@ -1,0 +1,186 @@
+"""Putting the bridge in the place of the stock retries, and set-ups that are refused."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware import AgeLimit, Middleware, Pipelines, Retries, default_middleware
+
+from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy
+from ojs_bridge.dramatiq import OJSRetries, install
+from tests.on_dramatiq.fleet import QUICK, Fleet
+from tests.servers import eventually
+
+
+def noop(*args: Any) -> None:
+    pass
+
+
+def boot(broker: dramatiq.Broker) -> None:
+    worker = dramatiq.Worker(broker, worker_timeout=20)
+    worker.start()
+    worker.stop()
+
+
+class Watcher(Middleware):
+    """What other people's middleware does: it looks at a message once Retries has."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[bool, int]] = []
+
+    def after_process_message(
+        self, broker: Any, message: Any, *, result: Any = None, exception: Any = None
+    ) -> None:
+        self.seen.append((message.failed, message.options.get("retries", 0)))
+
+
+def test_it_takes_the_stock_retries_place_and_says_so(
+    stub: StubBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ojs_bridge")
+    middleware = OJSRetries(Bridge())
+    stub.add_middleware(middleware)
+    dramatiq.actor(noop, broker=stub)
+    stock = [type(m) for m in stub.middleware]
+    assert stock == [OJSRetries if m is Retries else m for m in default_middleware]
+    assert "position 5" in caplog.text
+    assert "no longer counts" not in caplog.text
+
+
+@pytest.mark.parametrize("first", ["actor", "middleware"])
+def test_actors_may_be_declared_before_or_after(stub: StubBroker, unique: str, first: str) -> None:
+    runs: list[int] = []
+
+    def fails() -> None:
+        runs.append(1)
+        raise OSError("down")
+
+    middleware = OJSRetries(Bridge(retry={**QUICK, "max_attempts": 2}))
+    if first == "middleware":
+        stub.add_middleware(middleware)
+    actor = dramatiq.actor(fails, broker=stub, queue_name=unique)
+    if first == "actor":
+        stub.add_middleware(middleware)
+    worker = dramatiq.Worker(stub, worker_timeout=20)
+    worker.start()
+    actor.send()
+    stub.join(unique, timeout=10_000)
+    worker.stop()
+    assert len(runs) == 2
+
+
+def test_a_broker_may_be_built_with_it(unique: str) -> None:
+    chosen = [AgeLimit(), Pipelines(), OJSRetries(Bridge())]
+    broker = StubBroker(middleware=chosen)
+    dramatiq.actor(noop, broker=broker, queue_name=unique)
+    boot(broker)
+    assert broker.middleware[:3] == chosen
+
+
+def test_stock_settings_that_no_longer_count_are_named(unique: str, caplog: pytest.LogCaptureFixture) -> None:
+    broker = StubBroker(middleware=[Retries(max_retries=5, min_backoff=100)])
+    install(broker)
+    assert "Retries(max_retries=5, min_backoff=100) no longer counts" in caplog.text
+
+
+@pytest.mark.parametrize("when", ["before it is added", "after"])
+def test_others_may_still_say_before_retries(
+    stub: StubBroker, stubbed: Callable[..., Fleet], when: str
+) -> None:
+    watcher = Watcher()
+    if when == "before it is added":
+        stub.add_middleware(watcher, before=Retries)
+    fleet = stubbed()
+
+    def fails(n: int) -> None:
+        raise OSError("down")
+
+    actor = fleet.actor(fails, ojs_retry={"max_attempts": 2, "on_exhaustion": "discard"})
+    if when == "after":
+        stub.add_middleware(watcher, before=Retries)
+    job = fleet.send(actor)
+    with fleet.working():
+        fleet.end(job)
+        eventually(lambda: len(watcher.seen) == 2)
+    assert watcher.seen == [(False, 1), (True, 2)]
+
+
+class OtherRetries(Retries):
+    pass
+
+
+@pytest.mark.parametrize("other", [OJSRetries, OtherRetries, Retries])
+def test_two_middlewares_that_fight_are_refused(stub: StubBroker, unique: str, other: type[Retries]) -> None:
+    stub.add_middleware(OJSRetries(Bridge()))
+    dramatiq.actor(noop, broker=stub, queue_name=unique)
+    stub.add_middleware(other())
+    with pytest.raises(ConfigurationError, match=f"OJSRetries and .*{other.__name__}"):
+        boot(stub)
+
+
+def test_a_policy_for_no_actor_is_refused(stub: StubBroker, unique: str) -> None:
+    dramatiq.actor(noop, broker=stub, queue_name=unique)
+    install(stub, policies={"bill.*": QUICK})
+    with pytest.raises(ConfigurationError, match=r"'bill\.\*'.* no actor"):
+        boot(stub)
+
+
+def test_an_invalid_policy_for_a_pattern_is_refused(stub: StubBroker) -> None:
+    with pytest.raises(InvalidRetryPolicy, match=r"policies\['bill\.\*'\]: max_attempts"):
+        install(stub, policies={"bill.*": {"max_attempts": -1}})
+
+
+# an actor's options -> the error, what it says
+REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"ojs_retry": {"max_attempts": -1}}, InvalidRetryPolicy, "actor noop: max_attempts: -1"),
+    ({"ojs_retry": {"tries": 3}}, InvalidRetryPolicy, "tries"),
+    ({"ojs_retry": "often"}, InvalidRetryPolicy, "often"),
+    ({"max_retries": "many"}, InvalidRetryPolicy, "actor noop: max_attempts"),
+    ({"ojs_errors": {"TimeoutError": "x"}}, ConfigurationError, "actor noop: errors: the key 'TimeoutError'"),
+    ({"ojs_errors": {OSError: 7}}, ConfigurationError, "actor noop: errors"),
+    ({"throws": ["OSError"]}, ConfigurationError, "actor noop: throws"),
+]
+
+
+@pytest.mark.requirement("RET-20")
+@pytest.mark.parametrize(("options", "error", "said"), REFUSED)
+def test_an_actor_s_invalid_options_are_refused_where_it_is_declared(
+    stub: StubBroker, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    stub.add_middleware(OJSRetries(Bridge()))
+    with pytest.raises(error, match=said):
+        dramatiq.actor(noop, broker=stub, **options)
+    assert not stub.actors
+
+
+def test_invalid_native_options_of_actors_that_are_there_are_refused_too(stub: StubBroker) -> None:
+    dramatiq.actor(noop, broker=stub, max_retries="many")
+    with pytest.raises(InvalidRetryPolicy, match="actor noop: max_attempts"):
+        stub.add_middleware(OJSRetries(Bridge()))
+
+
+@pytest.mark.parametrize("url", ["ojs.db", "nothing://x", "sqlite:/x", "redis+what://"])
+def test_a_bad_store_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="store"):
+        OJSRetries(Bridge(store=url))
+
+
+def test_a_broker_without_any_retries_gets_them(unique: str) -> None:
+    broker = StubBroker(middleware=[])
+    fleet = Fleet(broker, unique)
+    job = fleet.send(fleet.actor(lambda n: 1 / (n - 1)))
+    with fleet.working():
+        assert fleet.end(job).type == "job.completed"
+
+
+def test_a_worker_may_start_twice(stubbed: Callable[..., Fleet]) -> None:
+    fleet = stubbed()
+    actor = fleet.actor(lambda n: 1 / (n - 1))
+    for _ in range(2):
+        with fleet.working():
+            assert fleet.end(fleet.send(actor)).type == "job.completed"
