@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task, bootsteps, current_app, signals
 from celery.exceptions import SoftTimeLimitExceeded
+from celery.utils.imports import symbol_by_name
+from celery.worker.request import Request
 
 from ..bridge import Bridge, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..failures import Mapped
-from ..job import Job
+from ..job import Header, Job
 from ..policy import PartialPolicy
 from ..store import Letter
 from . import wire
@@ -25,6 +28,8 @@ logger = logging.getLogger("ojs_bridge")
 FRAMEWORK = "celery"
 #: The option of `apply_async`, `set` and `send_task` that carries a job's partial policy.
 RETRY_OPTION = "ojs_retry"
+#: The options that carry the signatures of jobs which are sent after this one.
+_LATER = ("chain", "link", "link_error", "chord")
 
 #: Error types that the spec reserves for what the runtime itself did.
 RESERVED: dict[type[BaseException], Mapped] = {
@@ -35,6 +40,7 @@ RESERVED: dict[type[BaseException], Mapped] = {
 
 #: Where an app keeps its bridge and `install`'s policies, and a task its resolved policy.
 _BRIDGE = "_ojs_bridge"
+_PREPARED = "_ojs_prepared"
 POLICIES = "_ojs_policies"
 _TASK_POLICY = "_ojs_task_policy"
 
@@ -46,12 +52,18 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
         if bridge is not None and bridge is not found:
             raise ConfigurationError(f"the Celery app {app.main!r} already has a bridge: give it one, once")
         return found
-    bridge = bridge or Bridge()
-    setattr(app, _BRIDGE, bridge)
+    prepare(app)
+    bridge = app.__dict__.setdefault(_BRIDGE, bridge or Bridge())
     bridge.publishers[FRAMEWORK] = CeleryPublisher(app)
-    app.steps["worker"].add(StartUp)
-    _read_retry_option(app)
     return bridge
+
+
+def prepare(app: Celery) -> None:
+    """Have an app read `ojs_retry` and check itself when its worker starts; its bridge may come later."""
+    if not app.__dict__.get(_PREPARED):
+        setattr(app, _PREPARED, True)
+        app.steps["worker"].add(StartUp)
+        _read_retry_option(app)
 
 
 def policies_for(app: Celery, name: str) -> list[PartialPolicy] | None:
@@ -91,11 +103,11 @@ class CeleryPublisher:
     def __init__(self, app: Celery) -> None:
         self._app = app
 
-    def republish(self, letter: Letter, header: str) -> None:
+    def republish(self, letter: Letter, header: Header) -> None:
         """Publish the letter's message under its own id, with fresh attempts; a past expiry is dropped."""
         kept = wire.from_json(letter.message)
-        changes: dict[str, Any] = {"retries": 0, "eta": None, wire.HEADER: header}
-        expires = wire.expiry(kept.headers)
+        changes: dict[str, Any] = {"retries": 0, "eta": None, wire.HEADER: header.text}
+        expires = wire.expiry(self._app, kept.headers)
         if expires and expires <= attach(self._app).now():
             changes["expires"] = None
         wire.publish(self._app, kept, changes)
@@ -116,11 +128,25 @@ def check(app: Celery) -> None:
             raise ConfigurationError(f"policies[{pattern!r}] names no task of the app {app.main!r}")
     for task in app.tasks.values():
         task_policy(app, task)
+        if is_bridged(task):
+            _keep_request_class(task)
     if attach(app).store is None:
         logger.warning(
             "no store: dead letters go to `<queue>.dead` on the broker, where they are not searched or "
             "replayed; set Bridge(store=...) or OJS_BRIDGE_STORE"
         )
+
+
+def _keep_request_class(task: Task) -> None:
+    """Mix a request class of the user's own with the bridge's."""
+    from .request import OJSRequest
+
+    for cls in type(task).__mro__:
+        found = symbol_by_name(vars(cls).get("Request"))
+        if found is not None and not issubclass(found, OJSRequest):
+            if found is not Request:
+                task.Request = type(found.__name__, (OJSRequest, found), {})
+            return
 
 
 def _read_retry_option(app: Celery) -> None:
@@ -130,7 +156,7 @@ def _read_retry_option(app: Celery) -> None:
     @functools.wraps(send_task)
     def send_task_with_policy(name: str, *args: Any, **options: Any) -> Any:
         partial = options.pop(RETRY_OPTION, None)
-        for later in ("chain", "link", "link_error", "chord"):
+        for later in _LATER:
             if options.get(later):
                 check_signatures(app, options[later])
         if partial is not None:
@@ -148,7 +174,7 @@ def header_for(app: Celery, name: str, partial: PartialPolicy) -> str:
     bridge = attach(app)
     task = app._tasks.get(name)
     try:
-        return bridge.initial_header(Job("", name, ""), task_policy(app, task), partial)
+        return bridge.initial_header(Job("", name, ""), task_policy(app, task), partial).text
     except InvalidRetryPolicy as error:
         raise InvalidRetryPolicy(
             [f"{RETRY_OPTION} of {name}: {problem}" for problem in error.problems]
@@ -156,15 +182,18 @@ def header_for(app: Celery, name: str, partial: PartialPolicy) -> str:
 
 
 def check_signatures(app: Celery, signatures: Any) -> None:
-    """Raise InvalidRetryPolicy when a signature that is sent later brings an invalid policy."""
+    """Check the policies of signatures that are sent later, and write them as any serializer can carry them.
+
+    Raises InvalidRetryPolicy.
+    """
     for signature in signatures if isinstance(signatures, (list, tuple)) else [signatures]:
         if not isinstance(signature, Mapping):
             continue
-        options = signature.get("options") or {}
+        options, kwargs = signature.get("options") or {}, signature.get("kwargs") or {}
         if options.get(RETRY_OPTION) is not None:
-            header_for(app, str(signature.get("task")), options[RETRY_OPTION])
-        kwargs = signature.get("kwargs") or {}
-        for nested in (options.get("link"), options.get("chain"), kwargs.get("tasks"), kwargs.get("header")):
+            header = header_for(app, str(signature.get("task")), options[RETRY_OPTION])
+            options[RETRY_OPTION] = json.loads(header).get("retry", {})
+        for nested in (*map(options.get, _LATER), *map(kwargs.get, ("tasks", "header", "body"))):
             if nested:
                 check_signatures(app, nested)
 

@@ -6,16 +6,17 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry, WorkerShutdown, WorkerTerminate
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 
 from ..bridge import Bridge, Postpone, Refuse, Run
 from ..decision import DeadLetter, Decision, RetryAt, Snooze
-from ..errors import InvalidState
+from ..errors import InvalidState, Response
 from ..failures import Failure, Outcome, outcome_of
 from ..job import Job, decode
 from ..policy import RetryPolicy
@@ -27,6 +28,10 @@ from .wire import HEADER, Wire
 logger = logging.getLogger("ojs_bridge")
 
 NOT_NAMED = "which the task's autoretry_for does not name"
+#: The option of an eager retry that says how often it was retried before; a snooze does not count.
+EAGER_RETRIES = "ojs_eager_retries"
+#: Green pools end a task with exceptions of these modules.
+_GREEN = ("gevent", "greenlet", "eventlet")
 #: Seconds before a delivery goes back to a broker or store that could not be reached.
 PAUSE = 1.0
 
@@ -41,26 +46,38 @@ class RefusedJob(Exception):
 
 @dataclass
 class Wish:
-    """What `self.retry(...)` asked for, and the exception that says so."""
+    """What `self.retry(...)` asked for.
+
+    `cause` is the error it was asked for; `signal` what it raises, and `error` what it raises when no attempt
+    is left, as Celery's own does: the `exc` it was given, or MaxRetriesExceededError.
+    """
 
     exc: BaseException | None
+    cause: BaseException | None
     args: Any
     kwargs: Any
     eta: Any
     countdown: float | None
     options: Mapping[str, Any]
     signal: Retry = field(init=False)
+    error: BaseException = field(init=False)
+    refused: bool = False
 
     def __post_init__(self) -> None:
-        shown = self.exc if isinstance(self.exc, Exception) else None
+        shown = self.cause if isinstance(self.cause, Exception) else None
         self.signal = Retry(exc=shown, when=self.eta or self.countdown)
+        self.error = self.exc or MaxRetriesExceededError("self.retry() was called, and no attempt is left")
 
-    def after(self, now: datetime) -> timedelta | None:
-        """Return the hint on the delay, if there is one."""
-        if isinstance(self.eta, datetime):
-            eta = self.eta if self.eta.tzinfo else self.eta.replace(tzinfo=timezone.utc)
-            return max(eta - now, timedelta(0))
+    def after(self, now: datetime, zone: Any) -> timedelta | None:
+        """Return the hint on the delay, if there is one; an `eta` without a zone is in the app's."""
+        if self.eta:
+            at: datetime = maybe_make_aware(maybe_iso8601(self.eta), zone)
+            return max(at - now, timedelta(0))
         return None if self.countdown is None else timedelta(seconds=max(float(self.countdown), 0))
+
+    def raised_as(self, exc: BaseException) -> bool:
+        """Return whether an exception is this wish's own word."""
+        return exc is self.signal or exc is self.error
 
 
 class Execution:
@@ -73,6 +90,7 @@ class Execution:
         self.bridge: Bridge = attach(task.app)
         self.policy = task_policy(task.app, task)
         self.wish: Wish | None = None
+        self._begun: Run | None = None
 
     def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the user's code and carry out what is decided; raises what tells Celery of it."""
@@ -81,6 +99,7 @@ class Execution:
             raise self._postpone(begun)
         if isinstance(begun, Refuse):
             raise self.conclude(begun, begun.decision, RefusedJob(begun.decision.reason))
+        self._begun = begun
         try:
             result = body(*args, **kwargs)
         except (Ignore, Reject):
@@ -88,14 +107,24 @@ class Execution:
         except BaseException as exc:  # noqa: BLE001 - what is not the task's own is raised again below
             raised = exc
         else:
-            if self.wish is None:
+            if self.wish is None or self.wish.refused:
                 self.bridge.settled(begun, self.bridge.judge(begun, None))
                 return result
             raised = self.wish.signal
-        if not self._is_the_tasks_own(raised):
+        if not _is_the_tasks_own(raised):
             raise raised
         decision = self.bridge.judge(begun, self._outcome(begun, raised))
         raise self.conclude(begun, decision, self._shown(raised))
+
+    def ask(self, wish: Wish) -> BaseException:
+        """Take what `self.retry(...)` asks for, and return what it raises."""
+        self.wish = wish
+        begun = self._begun
+        wish.refused = begun is not None and not isinstance(
+            self.bridge.judge(begun, self._outcome(begun, wish.signal)), RetryAt
+        )
+        answer: BaseException = wish.error if wish.refused else wish.signal
+        return answer
 
     def begin(self) -> Run | Postpone | Refuse:
         """Ask the bridge whether the delivered job runs."""
@@ -110,57 +139,65 @@ class Execution:
     def conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         """Carry a decision out and return the exception that tells Celery of it.
 
-        What can never be carried out becomes a dead letter; what cannot be now is given back to its queue.
+        What cannot be carried out now is given back to its queue; what never can be becomes a dead letter,
+        and so does what its queue has forgotten, being acknowledged before it ran.
         """
         try:
             signal = self._execute(begun, decision, shown)
-        except self._out_of_reach() as error:
-            return self._give_back(error, shown)
         except Exception as error:
+            if self._returnable and isinstance(error, self._out_of_reach()):
+                return self._give_back(error)
             logger.exception("job %s: what was decided cannot be carried out", begun.job.id)
-            decision = _impossible(begun.job, decision, error)
-            try:
-                signal = self._execute(begun, decision, shown)
-            except Exception as worse:  # noqa: BLE001 - the delivery itself is the last place for the job
-                return self._give_back(worse, shown)
+            return self._keep(begun, _impossible(begun.job, decision, error), shown)
         self.bridge.settled(begun, decision)
         return signal
 
     def _execute(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         match decision:
             case RetryAt() | Snooze():
-                return self._send_on(self.bridge.after(begun.job, decision), decision, shown)
+                signal: Exception = self._send_on(self.bridge.after(begun.job, decision), decision, shown)
+                return signal
             case DeadLetter():
                 self._bury(begun, decision)
         return shown
 
-    def _out_of_reach(self) -> tuple[type[BaseException], ...]:
-        connection = self.task.app.producer_pool.connections.connection
-        return (OperationalError, StoreError, ConnectionError, *connection.recoverable_connection_errors)
-
-    def _give_back(self, error: BaseException, shown: Exception) -> Exception:
-        if self.task.acks_late and not self.request.is_eager:
-            logger.error("job %s goes back to its queue, its attempt unused: %r", self.request.id, error)
-            time.sleep(PAUSE)
-            requeued: Exception = Reject(error, requeue=True)
-            return requeued
-        logger.critical(
-            "job %s is lost: it was acknowledged before it ran (acks_late is off), and now %r",
-            self.request.id,
-            error,
-        )
+    def _keep(self, begun: Run | Refuse, decision: DeadLetter, shown: Exception) -> Exception:
+        try:
+            self._bury(begun, decision)
+        except Exception as error:  # noqa: BLE001 - the delivery itself is the last place for the job
+            if self._returnable:
+                return self._give_back(error)
+            logger.critical("job %s is lost, being acknowledged before it ran: %r", begun.job.id, error)
+            return shown
+        self.bridge.settled(begun, decision)
         return shown
 
+    @property
+    def _returnable(self) -> bool:
+        return bool(self.task.acks_late and not self.request.is_eager)
+
+    def _give_back(self, error: BaseException) -> Exception:
+        logger.error("job %s goes back to its queue, its attempt unused: %r", self.request.id, error)
+        time.sleep(PAUSE)
+        requeued: Exception = Reject(error, requeue=True)
+        return requeued
+
+    def _out_of_reach(self) -> tuple[type[BaseException], ...]:
+        connection = self.task.app.producer_pool.connections.connection
+        recoverable: tuple[type[BaseException], ...] = connection.recoverable_connection_errors
+        return (OperationalError, StoreError, ConnectionError, *recoverable)
+
     def _send_on(self, job: Job, decision: RetryAt | Snooze, shown: Exception) -> Retry:
-        signal = Retry(exc=shown, when=decision.delay, is_eager=self.request.is_eager)
+        reason = self.wish.cause if self.wish and shown is self.wish.error else shown
+        signal = Retry(exc=reason, when=decision.delay, is_eager=self.request.is_eager)
         # The frames of what was raised, so that the traceback shown with RETRY is the task's.
         signal.__traceback__ = shown.__traceback__
         if self.request.is_eager:
             # Eager retries run at once: a due time would only postpone them.
-            header = self.bridge.header(replace(job, next_retry_at=None))
+            header = self.bridge.header(replace(job, next_retry_at=None)).text
             signal.sig = self._eager_signature(job, {**(self.request.headers or {}), HEADER: header})
         else:
-            self._publish(decision.at, {"retries": job.attempt - 1, HEADER: self.bridge.header(job)})
+            self._publish(decision.at, {"retries": job.attempt - 1, HEADER: self.bridge.header(job).text})
         return signal
 
     def _publish(self, at: datetime, changes: Mapping[str, Any]) -> None:
@@ -171,14 +208,18 @@ class Execution:
             kwargs = request.kwargs if wish.kwargs is None else wish.kwargs
             wire = wires.with_arguments(wire, args, kwargs)
         options = wish.options if wish else {}
-        wires.publish(self.task.app, wire, {**changes, "eta": at.isoformat()}, due=at, options=options)
+        headers = {**(options.get("headers") or {}), **changes, "eta": at.isoformat()}
+        wires.publish(self.task.app, wire, headers, due=at, options=options)
 
     def _postpone(self, begun: Postpone) -> Exception:
         ignored: Exception = Ignore()
         try:
             self._publish(begun.at, {})
-        except Exception as error:  # noqa: BLE001 - the delivery itself is the last place for the job
-            return self._give_back(error, ignored)
+        except Exception as error:
+            if self._returnable:
+                return self._give_back(error)
+            logger.exception("job %s cannot be put off", begun.job.id)
+            return self._keep(self.resume(), _impossible(begun.job, None, error), RefusedJob(repr(error)))
         return ignored
 
     def _eager_signature(self, job: Job, headers: dict[str, Any]) -> Any:
@@ -189,6 +230,7 @@ class Execution:
             wish.kwargs if wish else None,
             retries=job.attempt - 1,
             headers=headers,
+            **{EAGER_RETRIES: job.attempt - 1},
         )
 
     def _bury(self, begun: Run | Refuse, decision: DeadLetter) -> None:
@@ -202,7 +244,14 @@ class Execution:
             else:
                 return
         if not self.request.is_eager:
-            wires.bury(self.task.app, self.wire, {"retries": job.attempt, HEADER: self.bridge.header(job)})
+            wires.bury(self.task.app, self.wire, {"retries": job.attempt, **self._final_state(job)})
+
+    def _final_state(self, job: Job) -> dict[str, str]:
+        try:
+            return {HEADER: self.bridge.header(job, ended=True).text}
+        except InvalidState:
+            logger.exception("job %s: its dead letter keeps the state that it came with", job.id)
+            return {}
 
     def _bare_job(self) -> Job:
         return Job(
@@ -210,7 +259,7 @@ class Execution:
             type=self.task.name,
             queue=self.wire.queue,
             attempt=1 + (self.request.retries or 0),
-            expires=wires.expiry(self.wire.headers),
+            expires=wires.expiry(self.task.app, self.wire.headers),
         )
 
     def _job(self, bare: Job) -> Job | InvalidState:
@@ -222,47 +271,48 @@ class Execution:
         except InvalidState as error:
             return error
 
-    def _is_the_tasks_own(self, exc: BaseException) -> bool:
-        """Tell a failure of the task from what Celery's pools raise in it to end it."""
-        if isinstance(exc, Retry):
-            return self.wish is not None
-        if isinstance(exc, (WorkerShutdown, WorkerTerminate)):
-            return False
-        if isinstance(exc, SystemExit):
-            return not _pool_ends_the_process()
-        return isinstance(exc, Exception) or not type(exc).__module__.startswith(
-            ("gevent", "greenlet", "eventlet")
-        )
-
-    def _outcome(self, begun: Run, exc: BaseException) -> Outcome:
+    def _outcome(self, begun: Run, raised: BaseException) -> Outcome:
         wish = self.wish
-        if wish is None:
-            return self._ruled(outcome_of(exc, begun.errors), exc)
-        asked = outcome_of(wish.exc or exc, begun.errors)
+        if wish is None or not wish.raised_as(raised):
+            return self._ruled(outcome_of(raised, begun.errors), raised)
+        asked = outcome_of(wish.cause or wish.error, begun.errors)
         if not isinstance(asked, Failure):
             return asked
-        return replace(asked, code="RETRY", retry_after=wish.after(self.bridge.now()) or asked.retry_after)
+        after = wish.after(self.bridge.now(), self.task.app.timezone)
+        return replace(asked, code="RETRY", retry_after=after if after is not None else asked.retry_after)
 
     def _ruled(self, outcome: Outcome, exc: BaseException) -> Outcome:
         """Apply a native task's autoretry_for: what it does not name was never retried, and still is not."""
         named = tuple(getattr(self.task, "autoretry_for", ()))
-        if not named or not isinstance(outcome, Failure) or outcome.code != "RETRY":
+        if not named or not isinstance(outcome, Failure) or isinstance(exc, Response):
             return outcome
         excluded = tuple(getattr(self.task, "dont_autoretry_for", ()))
         if isinstance(exc, named) and not isinstance(exc, excluded):
             return outcome
         return replace(outcome, final=NOT_NAMED)
 
-    def _shown(self, exc: BaseException) -> Exception:
-        """Return the exception that Celery is shown, one that its pools can carry."""
-        if self.wish and isinstance(self.wish.exc, Exception):
-            exc = self.wish.exc
-        if isinstance(exc, Exception) and not isinstance(exc, MemoryError):
-            return exc
-        return HandlerFailed(f"{type(exc).__name__}: {exc}").with_traceback(exc.__traceback__)
+    def _shown(self, raised: BaseException) -> Exception:
+        """Return the exception that Celery is shown, one that its pools can carry and that is an end."""
+        if self.wish and raised is self.wish.signal:
+            raised = self.wish.error
+        if isinstance(raised, Exception) and not isinstance(raised, (MemoryError, Retry)):
+            shown: Exception = raised
+            return shown
+        return HandlerFailed(f"{type(raised).__name__}: {raised}").with_traceback(raised.__traceback__)
 
 
-def _impossible(job: Job, decision: Decision, error: Exception) -> DeadLetter:
+def _is_the_tasks_own(exc: BaseException) -> bool:
+    """Tell a failure of the task from what Celery's pools raise in it to end it."""
+    if isinstance(exc, (WorkerShutdown, WorkerTerminate)):
+        return False
+    if isinstance(exc, SystemExit):
+        return not _pool_ends_the_process()
+    return isinstance(exc, Exception) or not type(exc).__module__.startswith(
+        ("gevent", "greenlet", "eventlet")
+    )
+
+
+def _impossible(job: Job, decision: Decision | None, error: Exception) -> DeadLetter:
     """Return the decision for a job whose own message stands in the way of what was decided."""
     failure = getattr(decision, "failure", None) or Failure("bridge.undeliverable", repr(error))
     return DeadLetter("invalid", failure, f"attempt {job.attempt} cannot be followed up: {error!r}")

@@ -7,11 +7,12 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
-from celery.exceptions import Reject
+from celery import signals
+from celery.exceptions import Reject, Retry
 from celery.worker.request import Request
+from celery.worker.state import task_ready
 
 from ..bridge import Refuse
-from ..decision import RetryAt
 from .execution import Execution
 from .wire import KEY, delivered
 
@@ -26,12 +27,13 @@ class OJSRequest(Request):  # type: ignore[misc]
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         self._ojs_wire = delivered(message, self._body, options.get("headers"), self._app)
-        self._request_dict[KEY] = self._ojs_wire
+        self._request_dict["properties"] = {**self._request_dict["properties"], KEY: self._ojs_wire}
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; what the child could not report, because it died, is judged here."""
         crash = None if return_ok or self._already_cancelled or self._already_revoked else _crash(exc_info)
-        if crash is not None and not self._ojs_settled and self._ojs_retried(crash, exc_info):
+        pending = crash is not None and not self._ojs_settled and not self._ojs_succeeded(crash)
+        if crash is not None and pending and self._ojs_retried(crash, exc_info):
             return None
         return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
@@ -46,27 +48,42 @@ class OJSRequest(Request):  # type: ignore[misc]
             return None
         return super().on_timeout(soft, timeout)
 
+    def _ojs_succeeded(self, crash: Exception) -> bool:
+        """Return whether the task had succeeded before its process died (Celery 5.7 and newer look)."""
+        look = getattr(self, "_success_was_stored", None)
+        return bool(look and isinstance(crash, WorkerLostError) and look())
+
     def _ojs_retried(self, exc: Exception, exc_info: Any) -> bool:
         """Have a crash judged; True when the job was sent on and is done with here."""
         self._ojs_settled = True
         execution = Execution(self.task, self._context, self._ojs_wire)
         begun = execution.resume()
         decision = begun.decision if isinstance(begun, Refuse) else execution.bridge.judge(begun, exc)
-        if isinstance(execution.conclude(begun, decision, exc), Reject):
+        signal = execution.conclude(begun, decision, exc)
+        if isinstance(signal, Reject):
+            task_ready(self)
             self.reject(requeue=True)
             return True
-        if not isinstance(decision, RetryAt):
+        if not isinstance(signal, Retry):
             return False
-        self._ojs_report_retry(exc, exc_info)
+        task_ready(self)
+        self._ojs_report_retry(signal, exc, exc_info)
         return True
 
-    def _ojs_report_retry(self, exc: Exception, exc_info: Any) -> None:
-        if self.store_errors:
-            self.task.backend.mark_as_retry(self.id, exc, exc_info.traceback, request=self._context)
+    def _ojs_report_retry(self, signal: Retry, exc: Exception, exc_info: Any) -> None:
         if self.task.acks_late:
             self.acknowledge()
         self.send_event("task-retried", exception=repr(exc), traceback=str(exc_info.traceback))
-        self.task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
+        self.task.request_stack.push(self._context)
+        try:
+            if self.store_errors:
+                self.task.backend.mark_as_retry(self.id, exc, exc_info.traceback, request=self._context)
+            self.task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
+            signals.task_retry.send(self.task, request=self._context, reason=signal, einfo=exc_info)
+        except Exception:
+            logger.exception("job %s was sent on; what reports its retry failed", self.id)
+        finally:
+            self.task.request_stack.pop()
 
 
 def _crash(exc_info: Any) -> Exception | None:

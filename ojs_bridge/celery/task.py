@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery import Celery, Task, shared_task
+from celery import Celery, Task, _state
 from celery.canvas import Signature
 from celery.exceptions import Retry
 from celery.local import Proxy
@@ -14,8 +14,8 @@ from celery.local import Proxy
 from ..errors import ConfigurationError
 from ..failures import ErrorMap, Mapped
 from ..policy import PartialPolicy, RetryPolicy
-from .attach import RETRY_OPTION, attach, header_for
-from .execution import Execution, Wish
+from .attach import RETRY_OPTION, check_signatures, header_for, prepare
+from .execution import EAGER_RETRIES, Execution, Wish
 from .options import refuse_native
 from .wire import HEADER, KEY, Wire, eager
 
@@ -57,16 +57,16 @@ class Bridged:
         """Ask for a retry, as Celery's `Task.retry` does; `countdown` and `eta` are hints.
 
         The attempt counts, `max_interval` caps the hint, and the policy's `max_attempts` takes the place of
-        `max_retries`.
+        `max_retries`. When the policy allows no retry, `exc` is raised, or MaxRetriesExceededError.
         """
         execution: Execution | None = vars(self.request).get(_RUNNING)
         if execution is None:
             native: Callable[..., Retry] = super().retry  # type: ignore[misc]
             return native(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
-        wish = Wish(exc or sys.exc_info()[1], args, kwargs, eta, countdown, options)
-        execution.wish = wish
-        if throw:
-            raise wish.signal
+        wish = Wish(exc, exc or sys.exc_info()[1], args, kwargs, eta, countdown, options)
+        answer = execution.ask(wish)
+        if throw or answer is not wish.signal:
+            raise answer
         return wish.signal
 
     def apply(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
@@ -75,26 +75,28 @@ class Bridged:
         if partial is not None:
             header = header_for(self.app, self.name, partial)
             options["headers"] = {**(options.get("headers") or {}), HEADER: header}
+        if EAGER_RETRIES in options:
+            options["retries"] = options.pop(EAGER_RETRIES)
         try:
             return super().apply(args, kwargs, *rest, **options)  # type: ignore[misc]
         except Retry as signal:
             # With task_eager_propagates Celery would let the first retry out instead of running it.
             if signal.sig is None:
                 raise
-            return signal.sig.apply(retries=(options.get("retries") or 0) + 1, throw=True)
+            return signal.sig.apply(throw=True)
 
     def signature(self: Any, args: Any = None, *rest: Any, **options: Any) -> CheckedSignature:
-        """Return a signature whose `set(ojs_retry=...)` is checked where it is written."""
+        """Return a signature whose `ojs_retry` is checked where it is written."""
         options.setdefault("app", self.app)
-        return CheckedSignature(self, args, *rest, **options)
+        return CheckedSignature(self, args, *rest, **options).set()
 
     subtask = signature
 
     @classmethod
     def on_bound(cls: Any, app: Celery) -> None:
-        """Give the app a default bridge if it has none, and refuse native retry options on this task."""
+        """Have the app carry policies, and refuse native retry options on this task."""
         super().on_bound(app)  # type: ignore[misc]
-        attach(app)
+        prepare(app)
         if cls.name and issubclass(cls, OJSTask):
             refuse_native(str(cls.name), _own_options(cls))
 
@@ -114,9 +116,8 @@ class CheckedSignature(Signature):  # type: ignore[misc]
 
     def set(self, immutable: bool | None = None, **options: Any) -> CheckedSignature:
         """Set options, as Celery's own does; raises InvalidRetryPolicy."""
-        if options.get(RETRY_OPTION) is not None:
-            header_for(self.app, self["task"], options[RETRY_OPTION])
         super().set(immutable, **options)
+        check_signatures(self.app, self)
         return self
 
 
@@ -142,12 +143,31 @@ def ojs_task(
         name = str(options.get("name") or getattr(fun, "__name__", fun))
         if isinstance(fun, (Task, Proxy)):
             raise ConfigurationError(f"task {name}: @ojs_task takes the place of @app.task and @shared_task")
-        mixed = _with_bridge(base or getattr(app, "Task", Task))
-        refuse_native(name, {**_own_options(mixed), **options})
-        task = shared_task if app is None else app.task
-        return task(base=mixed, ojs_retry=retry, ojs_errors=errors, **options)(fun)
+        refuse_native(name, {**_own_options(base or getattr(app, "Task", Task)), **options})
+        settings = {**options, "ojs_retry": retry, "ojs_errors": errors}
+        if app is None:
+            return _shared(fun, base, settings)
+        return app.task(base=_with_bridge(base or app.Task), **settings)(fun)
 
     return decorate
+
+
+def _shared(fun: Callable[..., Any], base: type[Task] | None, options: dict[str, Any]) -> Any:
+    """Do as Celery's `shared_task` does, with each app's own default class as the base."""
+
+    def add_to(app: Celery) -> None:
+        app._task_from_fun(fun, base=_with_bridge(base or app.Task), **options)
+
+    _state.connect_on_app_finalize(add_to)
+    for app in _state._get_active_apps():
+        if app.finalized:
+            add_to(app)
+
+    def current() -> Task:
+        app = _state.get_current_app()
+        return app.tasks[options.get("name") or app.gen_task_name(fun.__name__, fun.__module__)]
+
+    return Proxy(current)
 
 
 def _with_bridge(base: type[Task]) -> type[Task]:
@@ -166,11 +186,14 @@ def _own_options(cls: type[Task]) -> dict[str, Any]:
 
 
 def _take_wire(task: Task, request: Any) -> Wire:
-    """Return the delivered message, and take it out of the request, whose headers users pass on."""
-    carried = vars(request).pop(KEY, None)
-    if request.headers:
-        request.headers.pop(KEY, None)
-    return carried if carried is not None else eager(task.app, task.name, request)
+    """Return the delivered message, and take it and the job's state from what users pass on to other jobs."""
+    properties = dict(request.properties or {})
+    carried: Wire | None = properties.pop(KEY, None)
+    request.properties = properties
+    wire = carried if carried is not None else eager(task.app, task.name, request)
+    if request.headers and HEADER in request.headers:
+        request.headers = {name: value for name, value in request.headers.items() if name != HEADER}
+    return wire
 
 
 def _body(task: Any) -> Any:

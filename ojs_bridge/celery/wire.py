@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,13 +13,15 @@ from typing import Any
 
 from celery import Celery
 from celery.app.amqp import task_message
-from kombu.entity import Exchange, Queue
+from celery.utils.saferepr import saferepr
+from celery.utils.time import maybe_make_aware
+from kombu.entity import Exchange, Queue, binding
 from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
 #: The message header that carries a job's retry state.
 HEADER = "ojs"
-#: The key under which a request carries its `Wire` to the process that runs the task.
+#: The key among a request's properties under which its `Wire` travels to the process that runs the task.
 KEY = "ojs_wire"
 
 #: Headers that the broker added to a delivery; a message that goes on must not claim them.
@@ -41,6 +43,8 @@ BROKER_HEADERS = frozenset(
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
 #: The routing key prefix of RabbitMQ's native delayed delivery: 28 bits of delay.
 _DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
+#: The exchange from which RabbitMQ delivers what it has delayed.
+_DELAYED_DELIVERY = "celery_delayed_delivery"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +58,7 @@ class Wire:
     properties: dict[str, Any] = field(default_factory=dict)
     exchange: str = ""
     routing_key: str = ""
-
-    @property
-    def queue(self) -> str:
-        """The queue's name, as far as a delivery tells it."""
-        return _DELAY_PREFIX.sub("", self.routing_key)
-
-    @property
-    def delayed_natively(self) -> bool:
-        """Whether RabbitMQ's native delayed delivery brought it."""
-        return self.exchange.startswith("celery_delayed")
+    queue: str = ""
 
 
 def delivered(message: Any, body: Any, headers: Mapping[str, Any] | None, app: Celery) -> Wire:
@@ -73,21 +68,52 @@ def delivered(message: Any, body: Any, headers: Mapping[str, Any] | None, app: C
         content_type, encoding, raw = dumps(raw, serializer=app.conf.task_serializer)
     info = message.delivery_info or {}
     properties = message.properties or {}
-    kept = {name: properties[name] for name in _PROPERTIES if name in properties}
+    exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
     return Wire(
         body=raw,
         content_type=content_type,
         content_encoding=encoding,
         headers=dict(message.headers if headers is None else headers),
-        properties=kept,
-        exchange=info.get("exchange") or "",
-        routing_key=info.get("routing_key") or "",
+        properties={name: properties[name] for name in _PROPERTIES if name in properties},
+        exchange=exchange,
+        routing_key=routing_key,
+        queue=_queue_of(app, exchange, routing_key),
     )
+
+
+def _queue_of(app: Celery, exchange: str, routing_key: str) -> str:
+    """Return the queue a delivery came from, which names only its exchange and routing key itself."""
+    key = _DELAY_PREFIX.sub("", routing_key)
+    if not exchange:
+        return key
+    delayed = exchange == _DELAYED_DELIVERY
+    for queue in app.amqp.queues.consume_from.values():
+        for bound in queue.bindings or (binding(queue.exchange, queue.routing_key),):
+            if (delayed or bound.exchange.name == exchange) and _leads(bound, key):
+                return str(queue.name)
+    return key
+
+
+def _leads(bound: binding, key: str) -> bool:
+    match bound.exchange.type:
+        case "fanout" | "headers":
+            return True
+        case "topic":
+            return _pattern(bound.routing_key or "").fullmatch(key) is not None
+        case _:
+            return str(bound.routing_key or "") == key
+
+
+@functools.lru_cache
+def _pattern(key: str) -> re.Pattern[str]:
+    """Return a topic exchange's binding key as a pattern: `*` is one word, `#` any number of them."""
+    words = re.escape(key).replace(r"\*", r"[^.]+")
+    return re.compile(words.replace(r"\.\#", r"(\..*)?").replace(r"\#\.", r"(.*\.)?").replace(r"\#", ".*"))
 
 
 def eager(app: Celery, name: str, request: Any) -> Wire:
     """Return the wire form that an eagerly applied task would have had."""
-    message = app.amqp.create_task_message(
+    message = app.amqp.as_task_v2(
         request.id,
         name,
         request.args,
@@ -96,10 +122,21 @@ def eager(app: Celery, name: str, request: Any) -> Wire:
         callbacks=request.callbacks,
         errbacks=request.errbacks,
     )
-    content_type, encoding, body = dumps(message.body, serializer=app.conf.task_serializer)
+    content_type, encoding, body = _dumps_if_possible(message.body, app.conf.task_serializer)
     headers = {**message.headers, **(request.headers or {})}
     queue = app.amqp.default_queue.name
-    return Wire(body, content_type, encoding, headers, {"correlation_id": request.id}, routing_key=queue)
+    properties = {"correlation_id": request.id}
+    return Wire(body, content_type, encoding, headers, properties, routing_key=queue, queue=queue)
+
+
+def _dumps_if_possible(body: Any, serializer: str) -> Any:
+    """Encode an eager task's body; arguments that no message could carry become their repr."""
+    try:
+        return dumps(body, serializer=serializer)
+    except Exception:  # noqa: BLE001 - eager tasks take arguments that only this process can hold
+        args, kwargs, _ = body
+        shown = [saferepr(arg) for arg in args], {str(key): saferepr(arg) for key, arg in kwargs.items()}
+        return dumps((*shown, {}), serializer="json")
 
 
 def with_arguments(wire: Wire, args: Any, kwargs: Any) -> Wire:
@@ -107,7 +144,8 @@ def with_arguments(wire: Wire, args: Any, kwargs: Any) -> Wire:
     embed = loads(wire.body, wire.content_type, wire.content_encoding, force=True)[2]
     name = registry.type_to_name[wire.content_type]
     content_type, encoding, body = dumps((args, kwargs, embed), serializer=name)
-    return replace(wire, body=body, content_type=content_type, content_encoding=encoding)
+    headers = {**wire.headers, "argsrepr": saferepr(args), "kwargsrepr": saferepr(kwargs)}
+    return replace(wire, body=body, content_type=content_type, content_encoding=encoding, headers=headers)
 
 
 def publish(
@@ -136,7 +174,7 @@ def publish(
             delivery_mode=delivery_mode,
             content_type=wire.content_type,
             content_encoding=wire.content_encoding,
-            **_delayed(app, _route(app, wire, options or {}), due),
+            **_delayed(app, wire, _route(app, wire, options or {}), due),
         )
 
 
@@ -149,20 +187,26 @@ def _route(app: Celery, wire: Wire, options: Mapping[str, Any]) -> dict[str, Any
     chosen = {k: v for k, v in options.items() if k in ("queue", "exchange", "routing_key", "priority")}
     if {"queue", "exchange", "routing_key"} & set(chosen):
         return chosen
-    if wire.exchange and not wire.delayed_natively:
+    if wire.exchange:
         return {"exchange": wire.exchange, "routing_key": wire.routing_key, **chosen}
     return {"queue": wire.queue or app.amqp.default_queue.name, **chosen}
 
 
-def _delayed(app: Celery, route: dict[str, Any], due: datetime | None) -> dict[str, Any]:
-    """Send what is due later through RabbitMQ's native delayed delivery where the app's queues need it."""
-    seconds = math.ceil((due - datetime.now(timezone.utc)).total_seconds()) if due else 0
-    if seconds <= 0 or not _uses_native_delay(app):
+def _delayed(app: Celery, wire: Wire, route: dict[str, Any], due: datetime | None) -> dict[str, Any]:
+    """Have RabbitMQ delay what is due later where the app's queues need it; the rest is the worker's.
+
+    RabbitMQ delays whole seconds, and never through a direct exchange.
+    """
+    seconds = int((due - datetime.now(timezone.utc)).total_seconds()) if due else 0
+    if seconds < 1 or not _uses_native_delay(app):
+        return route
+    queue = route.get("queue", wire.queue)
+    queue = queue if isinstance(queue, Queue) else app.amqp.queues.get(queue)
+    if queue is None or queue.exchange.type == "direct":
         return route
     from kombu.transport.native_delayed_delivery import calculate_routing_key
 
-    queue = app.amqp.queues[route["queue"]] if "queue" in route else None
-    key = queue.routing_key if queue else route["routing_key"]
+    key = _DELAY_PREFIX.sub("", route.get("routing_key") or queue.routing_key)
     rest = {name: value for name, value in route.items() if name != "queue"}
     exchange = Exchange("celery_delayed_27", type="topic")
     return {**rest, "exchange": exchange, "routing_key": calculate_routing_key(seconds, key)}
@@ -215,6 +259,7 @@ def to_json(wire: Wire) -> dict[str, Any]:
         "properties": json.loads(kombu_json.dumps(wire.properties)),
         "exchange": wire.exchange,
         "routing_key": wire.routing_key,
+        "queue": wire.queue,
     }
 
 
@@ -229,11 +274,12 @@ def from_json(message: Mapping[str, Any]) -> Wire:
         properties=kombu_json.loads(json.dumps(message["properties"])),
         exchange=message["exchange"],
         routing_key=message["routing_key"],
+        queue=message["queue"],
     )
 
 
-def expiry(headers: Mapping[str, Any]) -> datetime | None:
-    """Return when a message expires, or None."""
+def expiry(app: Celery, headers: Mapping[str, Any]) -> datetime | None:
+    """Return when a message expires, or None; a time without a zone is in the app's."""
     expires = headers.get("expires")
     if not isinstance(expires, str):
         return None
@@ -241,4 +287,5 @@ def expiry(headers: Mapping[str, Any]) -> datetime | None:
         at = datetime.fromisoformat(expires.replace("Z", "+00:00"))
     except ValueError:
         return None
-    return at if at.tzinfo else None
+    aware: datetime = maybe_make_aware(at, app.timezone)
+    return aware
