@@ -76,7 +76,7 @@ def test_the_schedules_of_the_spec(policy: dict[str, Any], expected: list[float]
 
 
 def test_the_strategy_is_never_guessed_from_the_coefficient() -> None:
-    """A coefficient of 4 is exponential until someone says polynomial (decision 1)."""
+    """A coefficient of 4 is exponential until someone says polynomial (docs/decisions.md)."""
     assert RetryPolicy.merge({"backoff_coefficient": 4.0}).backoff_strategy == "exponential"
 
 
@@ -122,7 +122,7 @@ def test_jitter_is_uniform_around_the_delay() -> None:
 
 @pytest.mark.requirement("RET-06")
 def test_once_the_cap_is_reached_half_of_the_delays_are_the_cap() -> None:
-    """The price of RET-06 (decision 4): 0.875 of the cap on average, half of them the cap itself."""
+    """The price of RET-06 (docs/decisions.md): 0.875 of the cap on average, half of them the cap itself."""
     policy = RetryPolicy()
     rng = random.Random(7)
     drawn = [policy.delay(20, rng=rng) for _ in range(20_000)]

@@ -135,7 +135,7 @@ def test_a_list_is_replaced_and_not_extended() -> None:
 
 @pytest.mark.requirement("RET-10")
 def test_null_is_absent() -> None:
-    """A null takes no field back to the default: it says nothing (decision 18)."""
+    """A null takes no field back to the default: it says nothing (docs/decisions.md)."""
     assert RetryPolicy.merge({"max_attempts": 5}, dict.fromkeys(RetryPolicy.model_fields)).max_attempts == 5
 
 
@@ -148,7 +148,7 @@ def test_a_policy_as_a_partial_brings_only_what_it_sets() -> None:
 
 @pytest.mark.requirement("RET-16")
 def test_validation_comes_after_the_merge() -> None:
-    """Halves that are invalid alone may be valid together, and the other way round (decision 3)."""
+    """Halves that are invalid alone may be valid together, and the other way round (docs/decisions.md)."""
     assert RetryPolicy.merge({"initial_interval": "PT10M"}, {"max_interval": "PT20M"}).max_attempts == 3
     assert problems({"initial_interval": "PT2S"}, {"max_interval": "PT1.5S"}) == (
         "max_interval: PT1.5S must be >= initial_interval, PT2S",

@@ -1,0 +1,127 @@
+"""Which test proves which requirement of the Open Job Spec: writes docs/requirements.md."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "requirements.md"
+COMMAND = "scripts/requirements-table"
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One MUST of the specification."""
+
+    id: str
+    text: str
+    section: str
+    later: bool = False
+
+
+REQUIREMENTS = (
+    Requirement("RET-01", "`max_attempts` is an exact upper bound on executions", "retry 2.2"),
+    Requirement("RET-02", "Durations are parsed as ISO 8601", "retry 2.2"),
+    Requirement("RET-03", "A `backoff_coefficient` below 1.0 is rejected", "retry 2.2"),
+    Requirement("RET-04", "The computed delay is capped at `max_interval`", "retry 2.2"),
+    Requirement("RET-05", "Jitter multiplies by `random(0.5, 1.5)`", "retry 5.1"),
+    Requirement("RET-06", "The cap is applied again after jitter", "retry 5.3"),
+    Requirement("RET-07", "No retry when the error type matches `non_retryable_errors`", "retry 6.3"),
+    Requirement("RET-08", "A handler's response code is respected", "retry 7.2"),
+    Requirement("RET-09", "The default policy applies when there is none", "retry 8"),
+    Requirement("RET-10", "A partial policy is merged with the defaults", "retry 8.1"),
+    Requirement("RET-11", "A retry is not available before its delay has elapsed", "retry 9.1"),
+    Requirement("RET-12", "An expired visibility timeout is a failed attempt", "retry 9.2", later=True),
+    Requirement("RET-13", "A heartbeat extends the reservation", "retry 9.3", later=True),
+    Requirement("RET-14", "Attempt, error history and next retry time are tracked", "retry 10"),
+    Requirement("RET-15", "At least the 10 newest error entries are kept", "retry 10.1"),
+    Requirement("RET-16", "The policy is validated when the job is enqueued", "retry 11"),
+    Requirement("RET-17", "Both `discard` and `dead_letter` are supported", "retry 2.2"),
+    Requirement("RET-18", "`non_retryable_errors` matches exactly", "retry 6.2"),
+    Requirement("RET-19", "Invalid durations are rejected", "retry 4.2"),
+    Requirement("RET-20", "Policies are validated against the schema or its equivalent", "retry 14"),
+    Requirement("DLQ-001", "An exhausted job with `dead_letter` becomes a dead letter", "dead-letter 4.1"),
+    Requirement("DLQ-002", "A dead letter keeps its full error history", "dead-letter 4.1"),
+    Requirement("DLQ-003", "A single dead letter can be replayed", "dead-letter 6.1"),
+    Requirement("DLQ-004", "Retention by age and by count", "dead-letter 5"),
+    Requirement("DLQ-005", "Dead letters are pruned periodically", "dead-letter 8"),
+    Requirement("DLQ-006", "Dead letters are listed in pages, filtered by queue and type", "dead-letter 9"),
+)
+
+INTRODUCTION = f"""\
+# Requirements and their tests
+
+The requirements of the Open Job Spec 1.0.0-rc.1 on retries (`ojs-retry.md`, section 15) and on dead letters
+(`ojs-dead-letter.md`), and the tests that prove each of them. Where the spec leaves room,
+[decisions.md](decisions.md) says what we chose. `{COMMAND}` writes this page from the `requirement` markers
+in the tests.
+
+| Id | Requirement | Section | Tests |
+|----|-------------|---------|-------|
+"""
+
+
+@cache
+def proofs() -> dict[str, dict[Path, list[str]]]:
+    """For each requirement, the tests that carry its marker, by file; read without running any."""
+    found: dict[str, dict[Path, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for requirement, test in _marked(ast.parse(path.read_text(encoding="utf-8")), ()):
+            tests = found[requirement][path.relative_to(ROOT)]
+            if test not in tests:
+                tests.append(test)
+    return found
+
+
+def _marked(scope: ast.Module | ast.ClassDef, outer: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield a requirement's id and a test's name for each test in a module or a class."""
+    here = outer + tuple(i for node in scope.body if _is_pytestmark(node) for i in _ids(node))
+    for node in scope.body:
+        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            decorated = tuple(i for decorator in node.decorator_list for i in _ids(decorator))
+            for requirement, test in _marked(node, here + decorated):
+                yield requirement, f"{node.name}::{test}"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            for requirement in here + tuple(i for decorator in node.decorator_list for i in _ids(decorator)):
+                yield requirement, node.name
+
+
+def _is_pytestmark(node: ast.stmt) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in targets)
+
+
+def _ids(tree: ast.AST) -> Iterator[str]:
+    """Yield the arguments of each `pytest.mark.requirement(...)` in a tree."""
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "requirement"
+        ):
+            yield from (str(ast.literal_eval(argument)) for argument in node.args)
+
+
+def page() -> str:
+    """Return the page as it should be."""
+    found = proofs()
+    rows = (f"| {r.id} | {r.text} | {r.section} | {_tests(r, found.get(r.id, {}))} |" for r in REQUIREMENTS)
+    return INTRODUCTION + "\n".join(rows) + "\n"
+
+
+def _tests(requirement: Requirement, tests: dict[Path, list[str]]) -> str:
+    if not tests:
+        return "next release" if requirement.later else "none yet"
+    return "<br>".join(
+        f"[{path.relative_to('tests')}](../{path}): {', '.join(f'`{name}`' for name in names)}"
+        for path, names in tests.items()
+    )
+
+
+if __name__ == "__main__":
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"wrote {PAGE.relative_to(ROOT)}")
