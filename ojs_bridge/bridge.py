@@ -18,7 +18,7 @@ from .dead_letters import DeadLetters, Publisher
 from .decision import DeadLetter, Decision, Discard, RetryAt, Snooze, decide
 from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible
 from .failures import ErrorMap, Failure, Mapped, Outcome, outcome_of
-from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, ErrorEntry, Job, encode
+from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, ErrorEntry, Header, Job, encode
 from .policy import PartialPolicy, RetryPolicy
 from .store import Letter, Store, StoreError, open_store
 
@@ -99,6 +99,11 @@ class Bridge:
         self.task()
         self.dead_letters = DeadLetters(self.store, self.publishers, clock=self.now, emit=self._emit)
 
+    @property
+    def listened_to(self) -> bool:
+        """Whether anybody listens to events."""
+        return bool(self._events)
+
     def now(self) -> datetime:
         """Return the time, in UTC."""
         return datetime.now(timezone.utc)
@@ -116,14 +121,14 @@ class Bridge:
         layers = (self.retry, *partials)
         return TaskPolicy(layers, RetryPolicy.merge(*layers), ErrorMap(reserved, self._errors, errors))
 
-    def initial_header(self, job: Job, task: TaskPolicy, retry: PartialPolicy) -> str:
+    def initial_header(self, job: Job, task: TaskPolicy, retry: PartialPolicy) -> Header:
         """Return the header of a job that is enqueued with its own partial policy (spec section 11).
 
         Raises InvalidRetryPolicy for one that is invalid, or that no message can carry.
         """
         try:
             wire = task.for_job(retry).to_ojs(only=retry)
-            return encode(replace(job, retry=wire, created_at=self.now()), budget=self._budget)[0]
+            return encode(replace(job, retry=wire, created_at=self.now()), budget=self._budget)
         except (NotExpressible, InvalidState) as error:
             raise InvalidRetryPolicy([str(error)]) from None
 
@@ -175,14 +180,14 @@ class Bridge:
             case _:
                 return job
 
-    def header(self, job: Job, *, ended: bool = False) -> str:
+    def header(self, job: Job, *, ended: bool = False) -> Header:
         """Return a job's `ojs` header; with a store, the errors it has no room for are kept there.
 
         Not those of a job that has `ended`, whose dead letter takes them all. Raises InvalidState when the
         state is too long for any message.
         """
-        header, trimmed = encode(job, history=self._history, budget=self._budget)
-        dropped = job.errors[: len(job.errors) - len(trimmed.errors)]
+        header = encode(job, history=self._history, budget=self._budget)
+        dropped = job.errors[: len(job.errors) - len(header.job.errors)]
         if dropped and self.store and not ended:
             try:
                 self.store.keep_errors(job.id, dropped)

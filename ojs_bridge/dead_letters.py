@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .errors import ConfigurationError
 from .events import Event, dead_letter
-from .job import Job, encode
+from .job import Header, Job, encode
 from .store import Letter, LetterFilter, Page, Stats, Store
 
 #: How long one replay may hold a letter before another may take it over.
@@ -19,7 +19,7 @@ MAX_PAGE = 1000
 class Publisher(Protocol):
     """What an adapter offers for replay: it puts a dead letter's message back on its queue."""
 
-    def republish(self, letter: Letter, header: str) -> None:
+    def republish(self, letter: Letter, header: Header) -> None:
         """Publish the letter's original message with its retry state replaced by `header`."""
 
 
@@ -109,11 +109,11 @@ class DeadLetters:
 
     def _replay(self, letter: Letter, publisher: Publisher) -> Job:
         job = _job(letter).replayed()
-        header, trimmed = encode(job)
-        if overflow := job.errors[: len(job.errors) - len(trimmed.errors)]:
+        header = encode(job)
+        if overflow := job.errors[: len(job.errors) - len(header.job.errors)]:
             self._store.keep_errors(job.id, overflow)
         publisher.republish(letter, header)
-        return trimmed
+        return header.job
 
     @property
     def _store(self) -> Store:

@@ -66,7 +66,12 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
             return [_event("job.completed", job, at, **duration)]
         case Snooze():
             due = format_time(decision.at)
-            return [_event("job.snoozed", job, at, **duration, next_retry_at=due, reason=decision.reason)]
+            told = {
+                "next_retry_at": due,
+                "delay_ms": round(decision.delay * 1000, 3),
+                "reason": decision.reason,
+            }
+            return [_event("job.snoozed", job, at, **duration, **told)]
     error = {
         "code": decision.failure.type,
         "type": decision.failure.type,
@@ -79,7 +84,7 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
         told = {
             "max_attempts": max_attempts,
             "next_retry_at": due,
-            "retry_delay_ms": round(decision.delay * 1000, 3),
+            "delay_ms": round(decision.delay * 1000, 3),
             "error": error,
             "reason": decision.reason,
         }

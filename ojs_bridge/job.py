@@ -68,38 +68,47 @@ class Job:
         return replace(self, attempt=1, next_retry_at=None, expires=None, replay_count=self.replay_count + 1)
 
 
-def encode(job: Job, *, history: int = MIN_HISTORY, budget: int = HEADER_BUDGET) -> tuple[str, Job]:
-    """Return the `ojs` header, JSON of at most `budget` bytes, and the job with the errors it kept whole.
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A job's wire form: as JSON text, as an object, and the job with the error entries it kept whole."""
+
+    text: str
+    state: dict[str, Any]
+    job: Job
+
+
+def encode(job: Job, *, history: int = MIN_HISTORY, budget: int = HEADER_BUDGET) -> Header:
+    """Return the `ojs` header, JSON of at most `budget` bytes.
 
     The newest `history` errors stay; where they are too long, details, backtraces and messages are cut.
     Raises InvalidState when even the cut form is too long, which only a huge retry policy can cause.
     """
-    kept = job.errors[-history:]
-    dropped = job.errors_dropped + len(job.errors) - len(kept)
-    trimmed = replace(job, errors=kept, errors_dropped=dropped)
-    text = _dumps(trimmed)
-    while len(text) > budget:
-        text = _dumps(replace(trimmed, errors=_shrunk(trimmed, budget)))
+    kept = _newest(job, history)
+    state = _state(kept, kept.errors)
+    text = _dumps(state)
+    if len(text) <= budget:
+        return Header(text, state, kept)
+    for fewer in (kept, _newest(kept, MIN_HISTORY)):
+        state = _state(fewer, _shrunk(fewer, budget))
+        text = _dumps(state)
         if len(text) <= budget:
-            break
-        if len(trimmed.errors) <= MIN_HISTORY:
-            raise InvalidState(f"the job's retry state needs {len(text)} bytes, its budget is {budget}")
-        trimmed = replace(
-            trimmed, errors=trimmed.errors[-MIN_HISTORY:], errors_dropped=_dropped_at(trimmed, MIN_HISTORY)
-        )
-    return text, trimmed
+            return Header(text, state, fewer)
+    raise InvalidState(f"the job's retry state needs {len(text)} bytes, its budget is {budget}")
 
 
-def _dropped_at(job: Job, history: int) -> int:
-    return job.errors_dropped + len(job.errors) - history
+def _newest(job: Job, history: int) -> Job:
+    excess = len(job.errors) - history
+    if excess <= 0:
+        return job
+    return replace(job, errors=job.errors[excess:], errors_dropped=job.errors_dropped + excess)
 
 
-def _dumps(job: Job) -> str:
+def _state(job: Job, errors: tuple[ErrorEntry, ...]) -> dict[str, Any]:
     state: dict[str, Any] = {"v": VERSION, "attempt": job.attempt}
     if job.retry:
         state["retry"] = dict(job.retry)
-    if job.errors:
-        state["errors"] = job.errors
+    if errors:
+        state["errors"] = list(errors)
     if job.errors_dropped:
         state["errors_dropped"] = job.errors_dropped
     if job.next_retry_at:
@@ -108,13 +117,17 @@ def _dumps(job: Job) -> str:
         state["created_at"] = format_time(job.created_at)
     if job.replay_count:
         state["replay_count"] = job.replay_count
-    return json.dumps(state, separators=(",", ":"))
+    return state
+
+
+# What is encoded was decoded from JSON or made plain before: it has no cycles.
+_dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def _shrunk(job: Job, budget: int) -> tuple[ErrorEntry, ...]:
     if not job.errors:
         return ()
-    fixed = len(_dumps(replace(job, errors=())))
+    fixed = len(_dumps(_state(job, ())))
     share = (budget - fixed) // len(job.errors) - 16
     return tuple(_shrink(entry, share) for entry in job.errors)
 
@@ -143,7 +156,7 @@ def _cut_bytes(text: str, limit: int) -> str:
 
 
 def _size(value: object) -> int:
-    return len(json.dumps(value, separators=(",", ":")))
+    return len(_dumps(value))
 
 
 def decode(state: object, job: Job) -> Job:

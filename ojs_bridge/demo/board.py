@@ -28,7 +28,6 @@ STYLES = {
 class Delay:
     """One retry: what was planned and, once the next attempt has started, what came of it; in seconds."""
 
-    retry: int
     planned: float
     due: datetime
     late: float | None = None
@@ -52,9 +51,9 @@ class Track:
             case "job.started":
                 self._started(at)
             case "job.retrying":
-                self._waits("retrying", data, data["retry_delay_ms"] / 1000)
+                self._waits("retrying", data)
             case "job.snoozed":
-                self._waits("snoozed", data, 1.0)
+                self._waits("snoozed", data)
             case "job.completed":
                 self.state = "completed"
             case "job.discarded":
@@ -67,10 +66,10 @@ class Track:
             self.delays[-1].late = (at - self.due).total_seconds()
         self.due = None
 
-    def _waits(self, state: str, data: Mapping[str, Any], planned: float) -> None:
+    def _waits(self, state: str, data: Mapping[str, Any]) -> None:
         self.state = state
         self.due = parse_time(data["next_retry_at"])
-        self.delays.append(Delay(len(self.delays) + 1, planned, self.due))
+        self.delays.append(Delay(data["delay_ms"] / 1000, self.due))
 
     @property
     def ended(self) -> bool:

@@ -7,8 +7,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dramatiq.broker import Broker, Consumer, MessageProxy
@@ -61,12 +60,15 @@ class SettlingConsumer(Consumer):
         self._settle(message, self._inner.nack)
 
     def _settle(self, message: MessageProxy, otherwise: Callable[[MessageProxy], None]) -> None:
-        if getattr(message, _FROM, self._inner) is not self._inner:
+        state = vars(message)
+        if state.get(_FROM, self._inner) is not self._inner:
             # RabbitMQ counts delivery tags per channel: this one now names somebody else's message.
             logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", message.message_id)
             return
-        with _outages_awaited(self._broker):
-            match getattr(message, _MARK, Settlement.NATIVE):
+        try:
+            match state.get(_MARK, Settlement.NATIVE):
+                case Settlement.NATIVE:
+                    otherwise(message)
                 case Settlement.DROP:
                     self._inner.ack(message)
                 case Settlement.DEAD:
@@ -74,8 +76,8 @@ class SettlingConsumer(Consumer):
                 case Settlement.HOLD:
                     time.sleep(HOLD_SECONDS)
                     _give_back(self._inner, message)
-                case _:
-                    otherwise(message)
+        except _outages() as error:
+            raise ConnectionClosed(error) from None
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         """Give prefetched messages back, as the broker's own consumer does."""
@@ -83,7 +85,7 @@ class SettlingConsumer(Consumer):
 
     def __next__(self) -> MessageProxy | None:
         message = next(self._inner)
-        if message is not None and hasattr(message, "_tag"):
+        if message is not None and "_tag" in vars(message):
             setattr(message, _FROM, self._inner)
         return message
 
@@ -103,8 +105,10 @@ def wrap(broker: Any) -> None:
 
     def settling(*args: Any, **kwargs: Any) -> Consumer:
         if _is(broker, "redis", "RedisBroker"):
-            with _outages_awaited(broker):
+            try:
                 _release_delayed(broker, args[0] if args else kwargs["queue_name"])
+            except _outages() as error:
+                raise ConnectionClosed(error) from None
         return SettlingConsumer(consume(*args, **kwargs), broker)
 
     settling._ojs_wrapped = True  # type: ignore[attr-defined]
@@ -124,26 +128,16 @@ def _is(broker: Broker, module: str, name: str) -> bool:
     return cls is not None and isinstance(broker, cls)
 
 
-@contextmanager
-def _outages_awaited(broker: Broker) -> Iterator[None]:
-    """Turn what a Redis outage raises into the one error after which Dramatiq tries again.
+def _outages() -> tuple[type[Exception], ...]:
+    """Return what a Redis outage raises; Dramatiq tries again after its own ConnectionClosed only.
 
     After any other it leaves the message in a live worker's set, where nobody finds it until a restart.
     """
-    if not _is(broker, "redis", "RedisBroker"):
-        yield
-        return
-    from redis import exceptions
+    if "dramatiq.brokers.redis" not in sys.modules:
+        return ()
+    from redis import exceptions as e
 
-    try:
-        yield
-    except (
-        exceptions.ConnectionError,
-        exceptions.TimeoutError,
-        exceptions.OutOfMemoryError,
-        exceptions.ReadOnlyError,
-    ) as error:
-        raise ConnectionClosed(error) from None
+    return (e.ConnectionError, e.TimeoutError, e.OutOfMemoryError, e.ReadOnlyError)
 
 
 def _release_delayed(broker: Any, queue_name: str) -> None:

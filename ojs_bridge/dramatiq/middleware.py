@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -18,14 +17,14 @@ from dramatiq.middleware.middleware import MiddlewareError
 from ..bridge import Bridge, Postpone, Refuse, Run, TaskPolicy
 from ..decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
-from ..job import Job
+from ..job import Header, Job
 from ..policy import PartialPolicy, RetryPolicy
 from ..store import StoreError
 from .consumer import Settlement, mark, wrap
 from .encoding import encodable
 from .interrupts import disarm
 from .options import UNBOUNDED, native_partial
-from .producer import add_headers, carry_wishes
+from .producer import add_headers, carry_wishes, is_plain
 from .replay import FRAMEWORK, DramatiqPublisher, original
 from .translate import (
     RESERVED,
@@ -132,9 +131,13 @@ class OJSRetries(Retries):
             return
         # Whatever ends this delivery before something durable follows it gives the job back.
         mark(message, Settlement.HOLD)
+        if not self.bridge.listened_to and is_plain(message.options):
+            # Nothing to read and nobody to tell: the job is begun when it turns out to have failed.
+            return
         begun = self._begin(message, task)
         if isinstance(begun, Postpone):
             self._postpone(broker, message, begun)
+            setattr(message, _RUN, None)
             raise SkipMessage(f"not due before {begun.at.isoformat()}")
         setattr(message, _RUN, begun)
         if isinstance(begun, Refuse):
@@ -155,7 +158,7 @@ class OJSRetries(Retries):
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Leave a message that another middleware skipped to Dramatiq."""
-        if message.__dict__.pop(_RUN, None) is not None:
+        if message.__dict__.pop(_RUN, _UNBEGUN) is not None:
             mark(message, Settlement.NATIVE)
 
     def after_process_message(
@@ -174,10 +177,13 @@ class OJSRetries(Retries):
         begun = message.__dict__.get(_RUN, _UNBEGUN)
         # Dramatiq emits this a second time when an interrupt breaks into the first.
         message.__dict__[_RUN] = None
-        if begun is None or (begun is _UNBEGUN and exception is None):
+        if begun is None:
             return
         try:
             disarm(broker, exception)
+            if begun is _UNBEGUN and exception is None:
+                mark(message, Settlement.NATIVE)
+                return
             if begun is _UNBEGUN:
                 mark(message, Settlement.HOLD)
                 begun = self._begin(message, task)
@@ -283,7 +289,7 @@ class OJSRetries(Retries):
         if decision.cause == "exhausted" or decision.failure.final == RETRY_WHEN_SAID_NO:
             self._announce_exhaustion(broker, message, begun)
 
-    def _last_header(self, ended: Job) -> str | None:
+    def _last_header(self, ended: Job) -> Header | None:
         try:
             return self.bridge.header(ended, ended=True)
         except InvalidState:
@@ -321,10 +327,9 @@ class OJSRetries(Retries):
                 [f"{RETRY_OPTION} of {name}: `policies` leaves this actor to native retries"]
             )
         try:
-            header: dict[str, Any] = json.loads(self.bridge.initial_header(bare_job(message), task, partial))
+            return self.bridge.initial_header(bare_job(message), task, partial).state
         except InvalidRetryPolicy as error:
             raise InvalidOptions([f"{RETRY_OPTION} of {name}: {p}" for p in error.problems]) from None
-        return header
 
     def _task(self, actor: Actor[..., Any]) -> TaskPolicy | None:
         """Resolve an actor's policy; None for one that stays with the native retries."""

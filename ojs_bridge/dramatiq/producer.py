@@ -14,6 +14,7 @@ from .translate import HEADER, RETRY_OPTION
 HeaderOf: TypeAlias = Callable[[dramatiq.Message[Any], Any], dict[str, Any]]
 
 _NESTS = ("pipe_target", "group_completion_callbacks")
+_READ = frozenset({HEADER, RETRY_OPTION, *_NESTS, "throws", "max_retries", "min_backoff", "max_backoff"})
 
 
 def add_headers(message: dramatiq.Message[Any], header_of: HeaderOf) -> None:
@@ -27,6 +28,11 @@ def add_headers(message: dramatiq.Message[Any], header_of: HeaderOf) -> None:
         del each.options[RETRY_OPTION]
         if header is not None:
             each.options[HEADER] = header
+
+
+def is_plain(options: Mapping[str, Any]) -> bool:
+    """Return whether a message brings no retry state, and no wishes for itself or those it carries."""
+    return _READ.isdisjoint(options)
 
 
 def carry_wishes(options: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
+from ..job import Header
 from ..store import Letter
 from .consumer import confirm
 from .encoding import encodable
@@ -41,7 +42,7 @@ class DramatiqPublisher:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def republish(self, letter: Letter, header: str) -> None:
+    def republish(self, letter: Letter, header: Header) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""
         message = decoded(letter.message)
         fresh = dataclasses.replace(

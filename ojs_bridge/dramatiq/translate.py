@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from dramatiq.middleware.middleware import MiddlewareError
 
 from ..errors import InvalidRetryPolicy, InvalidState
 from ..failures import ErrorMap, Failure, Mapped, Outcome, outcome_of
-from ..job import Job, decode
+from ..job import Header, Job, decode
 from .options import native_partial
 
 logger = logging.getLogger("ojs_bridge")
@@ -134,11 +133,11 @@ def _wanted(retry_when: Callable[[int, BaseException], bool], retries: int, exc:
         return True
 
 
-def next_options(job: Job, header: str | None, failure: Failure | None) -> dict[str, Any]:
+def next_options(job: Job, header: Header | None, failure: Failure | None) -> dict[str, Any]:
     """Return the options of the message that carries a job on; native ones stay in step."""
     options: dict[str, Any] = {"retries": job.attempt - 1}
     if header is not None:
-        options[HEADER] = json.loads(header)
+        options[HEADER] = header.state
     if failure is not None:
         options["requeue_timestamp"] = int(time.time() * 1000)
         options["traceback"] = traceback_text(failure)
@@ -151,7 +150,7 @@ def traceback_text(failure: Failure) -> str:
     return f"Traceback (most recent call last):\n{frames}{failure.type}: {failure.message}"
 
 
-def replayed_options(options: Mapping[str, Any], header: str) -> dict[str, Any]:
+def replayed_options(options: Mapping[str, Any], header: Header) -> dict[str, Any]:
     """Return the options of a dead letter's message as its replay starts them."""
     spent = ("retries", "traceback", "requeue_timestamp", "eta", "redis_message_id", RETRY_OPTION)
-    return {**{k: v for k, v in options.items() if k not in spent}, HEADER: json.loads(header)}
+    return {**{k: v for k, v in options.items() if k not in spent}, HEADER: header.state}

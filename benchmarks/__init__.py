@@ -1,0 +1,1 @@
+"""Measurements of the bridge against the frameworks' own behaviour, in one run: `make bench`."""

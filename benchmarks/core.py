@@ -1,0 +1,64 @@
+"""The pure core, in microseconds a call."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import timeit
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+from ojs_bridge.decision import decide
+from ojs_bridge.failures import ErrorMap, Failure, outcome_of
+from ojs_bridge.job import Job, decode, encode
+from ojs_bridge.policy import RetryPolicy
+
+NOW = datetime.now(timezone.utc)
+
+
+def rows() -> list[tuple[str, float, float | None]]:
+    """Return what was measured, the microseconds it took, and the goal."""
+    bare = Job("id", "billing.charge", "default", attempt=11)
+    header = _ten_errors()
+    failure = _failure()
+    policy = RetryPolicy.merge({"max_attempts": 25, "non_retryable_errors": ["auth.*", "validation.payload"]})
+    partials = ({"max_attempts": 5}, {"on_exhaustion": "dead_letter"}, {"max_attempts": 10})
+    rng = random.Random(7)
+    return [
+        ("decide", _micros(lambda: decide(policy, bare, failure, now=NOW, rng=rng)), 10.0),
+        ("merge of three partial policies", _micros(lambda: RetryPolicy.merge(*partials)), None),
+        (
+            f"header of ten errors, {len(header)} bytes, both ways",
+            _micros(lambda: encode(decode(header, bare))),
+            50.0,
+        ),
+        ("exception to failure, backtrace included", _micros(_failure), None),
+    ]
+
+
+def _failure() -> Failure:
+    try:
+        _deep(5)
+    except ValueError as error:
+        found = outcome_of(error, ErrorMap())
+        assert isinstance(found, Failure)
+        return found
+    raise AssertionError
+
+
+def _deep(levels: int) -> None:
+    if levels:
+        _deep(levels - 1)
+    else:
+        raise ValueError("the other side answered with status 503")
+
+
+def _ten_errors() -> str:
+    job = Job("id", "billing.charge", "default")
+    for attempt in range(1, 11):
+        job = job.failed(_failure(), at=NOW).due(NOW, attempt=attempt + 1)
+    return encode(job).text
+
+
+def _micros(call: Callable[[], object], number: int = 5000) -> float:
+    return statistics.median(timeit.repeat(call, number=number, repeat=7)) / number * 1e6
