@@ -13,20 +13,27 @@ from dramatiq.middleware import Interrupt, ShutdownNotifications, TimeLimit
 ARRIVAL_SECONDS = 0.25
 
 
-def disarm(broker: Broker, exception: BaseException | None) -> None:
-    """Have nothing interrupt this thread any more; it has run an actor, which raised `exception`.
+class Interrupts:
+    """What may interrupt the actors of a broker: its time limits and shutdown notifications."""
 
-    Dramatiq itself disarms after its retries, so that a time limit can strike while one is published.
-    """
-    struck = False
-    for middleware in broker.middleware:
-        if isinstance(middleware, TimeLimit):
-            struck = struck or _has_struck(middleware.manager)
-            middleware.manager.remove_timeout(threading.get_ident())
-        elif isinstance(middleware, ShutdownNotifications):
-            middleware.manager.remove_notification()
-    if struck and not came_of_interrupt(exception):
-        _let_arrive()
+    def __init__(self, broker: Broker) -> None:
+        self._limits = [m.manager for m in broker.middleware if isinstance(m, TimeLimit)]
+        self._shutdowns = [m.manager for m in broker.middleware if isinstance(m, ShutdownNotifications)]
+
+    def disarm(self, exception: BaseException | None) -> None:
+        """Have nothing interrupt this thread any more; it has run an actor, which raised `exception`.
+
+        Dramatiq itself disarms after its retries, so that a time limit can strike while one is published.
+        """
+        thread = threading.get_ident()
+        struck = False
+        for limit in self._limits:
+            struck = struck or _has_struck(limit, thread)
+            limit.remove_timeout(thread)
+        for shutdown in self._shutdowns:
+            shutdown.remove_notification()
+        if struck and not came_of_interrupt(exception):
+            _let_arrive()
 
 
 def came_of_interrupt(exception: BaseException | None) -> bool:
@@ -38,13 +45,10 @@ def came_of_interrupt(exception: BaseException | None) -> bool:
     return False
 
 
-def _has_struck(manager: Any) -> bool:
+def _has_struck(manager: Any, thread: int) -> bool:
     """Return whether the manager has sent this thread its exception; gevent's sends and arrives at once."""
     deadlines = getattr(manager, "deadlines", None)
-    if deadlines is None:
-        return False
-    with manager.mu:
-        return deadlines.get(threading.get_ident(), 0) is None
+    return deadlines is not None and deadlines.get(thread, 0) is None
 
 
 def _let_arrive() -> None:

@@ -22,7 +22,7 @@ from ..policy import PartialPolicy, RetryPolicy
 from ..store import StoreError
 from .consumer import Settlement, mark, wrap
 from .encoding import encodable
-from .interrupts import disarm
+from .interrupts import Interrupts
 from .options import UNBOUNDED, native_partial
 from .producer import add_headers, carry_wishes, is_plain
 from .replay import FRAMEWORK, DramatiqPublisher, original
@@ -70,6 +70,7 @@ class OJSRetries(Retries):
         self._policies = policies
         self._tasks: dict[str, TaskPolicy | None] = {}
         self._unknown = self.bridge.task()
+        self._interrupts: Interrupts | None = None
         self._swapped = False
         for pattern, partial in (policies or {}).items():
             _named(f"policies[{pattern!r}]", self.bridge, partial)
@@ -102,6 +103,7 @@ class OJSRetries(Retries):
         self._take_over(broker)
         self._check(broker)
         wrap(broker)
+        self._interrupts = Interrupts(broker)
         self._try_store()
 
     def _try_store(self) -> None:
@@ -180,7 +182,8 @@ class OJSRetries(Retries):
         if begun is None:
             return
         try:
-            disarm(broker, exception)
+            if self._interrupts:
+                self._interrupts.disarm(exception)
             if begun is _UNBEGUN and exception is None:
                 mark(message, Settlement.NATIVE)
                 return
