@@ -136,11 +136,13 @@ def _shrink(entry: ErrorEntry, share: int) -> ErrorEntry:
     if _size(entry) <= share:
         return entry
     small = {key: entry.get(key) for key in _ENTRY_KEYS} | {"details": entry.get("details") or {}}
+    if "replay" in entry:
+        small["replay"] = entry["replay"]
     if _size(small) > share and small["details"]:
         small["details"] = {"cut": True}
-    for key in ("message", "type", "code", "timestamp", "attempt"):
+    for key in ("message", "type", "code", "timestamp", "attempt", "replay"):
         excess = _size(small) - share
-        if excess > 0:
+        if excess > 0 and key in small:
             small[key] = _cut_bytes(str(small[key]), max(_size(small[key]) - excess - 2 * len(CUT), 32))
     return small
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ojs_bridge.errors import InvalidState
@@ -169,6 +169,15 @@ def test_ten_errors_of_the_largest_size_fit() -> None:
     assert all(error["details"] == {"cut": True} for error in seen.errors)
 
 
+def test_a_cut_error_still_says_which_life_it_belongs_to() -> None:
+    """Or it would pass for the first life's error of the same attempt."""
+    job = failed(failed(BARE, 1).replayed(), 1, Failure("a.b", details={"d": "d" * 20_000}))
+    assert [(error.get("replay"), error["attempt"]) for error in round_trip(job).errors] == [
+        (None, 1),
+        (1, 1),
+    ]
+
+
 def test_a_small_error_beside_a_large_one_stays_whole() -> None:
     """Only what is too long is cut."""
     job = failed(failed(BARE, 1), 1, Failure("a.b", details={"d": "d" * 20_000}))
@@ -224,6 +233,7 @@ jobs = st.builds(
 
 
 @pytest.mark.requirement("RET-15")
+@settings(max_examples=50)
 @given(jobs, st.sampled_from([MIN_HEADER_BUDGET, HEADER_BUDGET]))
 def test_no_header_is_over_budget(job: Job, budget: int) -> None:
     """Whatever the entries hold: ten of them remain, and the rest of the state is untouched."""
@@ -236,12 +246,14 @@ def test_no_header_is_over_budget(job: Job, budget: int) -> None:
     assert replace(seen, errors=(), errors_dropped=0) == replace(job, errors=(), errors_dropped=0)
 
 
+@settings(max_examples=50)
 @given(jobs)
 def test_what_fits_is_not_changed(job: Job) -> None:
     """With room enough, the newest entries are carried as they are."""
     assert round_trip(job, budget=10**8).errors == job.errors[-MIN_HISTORY:]
 
 
+@settings(max_examples=50)
 @given(jobs)
 def test_encoding_again_changes_nothing(job: Job) -> None:
     """A redelivered message is not worn down."""
