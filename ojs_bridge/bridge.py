@@ -96,13 +96,10 @@ class Bridge:
         self._budget = header_budget
         self._rng: Rng = random
         self._events = events.Dispatcher(_listeners(listeners))
+        #: Whether anybody listens to events.
+        self.listened_to = bool(listeners)
         self.task()
         self.dead_letters = DeadLetters(self.store, self.publishers, clock=self.now, emit=self._emit)
-
-    @property
-    def listened_to(self) -> bool:
-        """Whether anybody listens to events."""
-        return bool(self._events)
 
     def now(self) -> datetime:
         """Return the time, in UTC."""
