@@ -92,7 +92,8 @@ class DeadLetters:
         except BaseException:
             self._store.release(letter_id)
             raise
-        self._store.delete(letter_id)
+        # The job may already have failed again, and this very letter be followed by its next.
+        self._store.delete(letter_id, discarded_at=letter.discarded_at)
         self._emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
         return job
 

@@ -127,8 +127,8 @@ class Store(Protocol):
     def release(self, letter_id: str) -> None:
         """Give back a claim whose replay failed."""
 
-    def delete(self, letter_id: str) -> bool:
-        """Delete a dead letter; False when there is none."""
+    def delete(self, letter_id: str, *, discarded_at: datetime | None = None) -> bool:
+        """Delete a dead letter; False when there is none, or none that was discarded at this time."""
 
     def stats(self) -> Stats:
         """Count the dead letters."""

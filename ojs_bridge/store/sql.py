@@ -162,10 +162,13 @@ class SQLStore:
         with self._transaction() as connection:
             connection.execute(sa.update(letters).where(self._is(letter_id)).values(claimed_until_ms=0))
 
-    def delete(self, letter_id: str) -> bool:
-        """Delete a dead letter; False when there is none."""
+    def delete(self, letter_id: str, *, discarded_at: datetime | None = None) -> bool:
+        """Delete a dead letter; False when there is none, or none that was discarded at this time."""
+        statement = sa.delete(letters).where(self._is(letter_id))
+        if discarded_at is not None:
+            statement = statement.where(letters.c.discarded_ms == _ms(discarded_at))
         with self._transaction() as connection:
-            return connection.execute(sa.delete(letters).where(self._is(letter_id))).rowcount == 1
+            return connection.execute(statement).rowcount == 1
 
     def stats(self) -> Stats:
         """Count the dead letters, in all and by queue, type and last error type."""
