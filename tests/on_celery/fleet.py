@@ -1,0 +1,181 @@
+"""A real worker process, jobs sent to it, and what is seen of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+from celery.result import AsyncResult
+
+from ojs_bridge import Bridge
+from ojs_bridge.celery.attach import attach
+from tests.on_celery.project import Settings, client, make_app
+from tests.servers import eventually
+
+ROOT = Path(__file__).parents[2]
+#: How late a run may be on a loaded machine, in seconds; Redis under gevent alone is up to 4 s late.
+LATE = 12.0
+ENDED = {"SUCCESS", "FAILURE", "REVOKED"}
+
+
+@dataclass
+class Ran:
+    """One run of a job."""
+
+    at: float
+    retries: int
+    state: str | None
+    more: dict[str, Any]
+
+    @property
+    def ojs(self) -> dict[str, Any]:
+        """The retry state that the message brought."""
+        return json.loads(self.state) if self.state else {}
+
+    @property
+    def attempt(self) -> int:
+        """The attempt that the message says it is."""
+        return self.ojs.get("attempt", 1)
+
+
+class Worker:
+    """One `celery worker` process."""
+
+    def __init__(
+        self, settings: Settings, folder: Path, *options: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.log_file = folder / f"{settings.queue}.log"
+        command = [sys.executable, "-m", "celery", "-A", "tests.on_celery.worker", "worker", "-l", "INFO"]
+        command += ["-n", f"{settings.queue}@%h", "--without-gossip", "--without-mingle", *options]
+        environment = {**os.environ, **settings.to_env(), "C_FORCE_ROOT": "1", **(env or {})}
+        with self.log_file.open("ab") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+    @property
+    def log(self) -> str:
+        """What the worker has written so far."""
+        return self.log_file.read_text(errors="replace")
+
+    def await_ready(self) -> None:
+        """Wait until the worker consumes."""
+        eventually(
+            lambda: " ready." in self.log or self.process.poll() is not None,
+            seconds=60,
+            what="a ready worker",
+        )
+        assert self.process.poll() is None, self.log
+
+    def ask_to_stop(self) -> None:
+        """Ask the worker for a warm shutdown."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> int:
+        """End the worker warmly and return its exit status."""
+        self.ask_to_stop()
+        try:
+            return self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait()
+
+
+class Fleet:
+    """An app, as this process sends with it; its workers are other processes."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.app: Celery = make_app(settings)
+        self.bridge: Bridge = attach(self.app)
+        self.worker: Worker | None = None
+
+    def start(self, *options: str, **more: Any) -> Worker:
+        """Start a worker process."""
+        self.worker = Worker(self.settings, self.folder, *options, **more)
+        return self.worker
+
+    @property
+    def node(self) -> str:
+        """The worker's name, as remote control knows it."""
+        return f"{self.settings.queue}@{socket.gethostname()}"
+
+    def task(self, name: str) -> Any:
+        """The task of a name."""
+        return self.app.tasks[name]
+
+    def send(self, name: str, *args: Any, **options: Any) -> AsyncResult:
+        """Send a job to a task of a name."""
+        return self.task(name).apply_async(args, **options)
+
+    def end(self, job: AsyncResult, *, seconds: float = 45) -> str:
+        """Wait until a job has ended, and return its state."""
+
+        def ended() -> bool:
+            return job.state in ENDED
+
+        try:
+            eventually(ended, seconds=seconds)
+        except TimeoutError:
+            log = self.worker.log[-6000:] if self.worker else ""
+            raise AssertionError(f"{job.id} is {job.state} after {len(self.runs(job))} runs\n{log}") from None
+        return str(job.state)
+
+    def runs(self, job: AsyncResult) -> list[Ran]:
+        """Every run of a job so far."""
+        found = [json.loads(text) for text in self._list("runs", job)]
+        return [Ran(run["at"], run["retries"], run["state"], run) for run in found]
+
+    def gaps(self, job: AsyncResult) -> list[float]:
+        """Seconds from each run to the next."""
+        runs = self.runs(job)
+        return [b.at - a.at for a, b in itertools.pairwise(runs)]
+
+    def calls(self, job: AsyncResult, name: str | None = None) -> list[list[Any]]:
+        """Which handlers were called for a job, and with what."""
+        found = [json.loads(text) for text in self._list("calls", job)]
+        return [call for call in found if name in (None, call[0])]
+
+    def events(self, job: AsyncResult) -> list[dict[str, Any]]:
+        """The events of a job, in the order in which listeners heard them."""
+        return [json.loads(text) for text in self._list("events", job)]
+
+    def ending(self, job: AsyncResult, *, nth: int = 1) -> dict[str, Any]:
+        """Wait for the nth event that ends a job, and return its data."""
+
+        def ends() -> list[dict[str, Any]]:
+            return [e["data"] for e in self.events(job) if e["type"] in ("job.completed", "job.discarded")]
+
+        eventually(lambda: len(ends()) >= nth, seconds=20, what=f"ending {nth} of {job.id}")
+        return ends()[nth - 1]
+
+    def due(self, run: Ran) -> float:
+        """When a run was due."""
+        return datetime.fromisoformat(run.ojs["next_retry_at"].replace("Z", "+00:00")).timestamp()
+
+    def buried(self, queue: str) -> list[Any]:
+        """Take every message out of `<queue>.dead`."""
+        found = []
+        with self.app.connection_for_read() as connection, connection.channel() as channel:
+            while (message := channel.basic_get(f"{queue}.dead", no_ack=True)) is not None:
+                found.append(channel.message_to_python(message) if isinstance(message, dict) else message)
+        return found
+
+    def lines(self, job: AsyncResult) -> list[str]:
+        """The worker's log lines about what was decided on a job."""
+        assert self.worker
+        return [line for line in self.worker.log.splitlines() if f"job {job.id} (" in line]
+
+    def _list(self, kind: str, job: AsyncResult) -> list[str]:
+        return client(self.settings.backend).lrange(f"{kind}:{job.id}", 0, -1)

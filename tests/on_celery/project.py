@@ -1,0 +1,342 @@
+"""A Celery project whose tasks do what their arguments say, and note each of their runs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import redis
+from celery import Celery, Task
+from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
+from kombu import Exchange, Queue
+
+from ojs_bridge import Bridge, DeadLetter, Discard, Event, Fail, Retry, Snooze
+from ojs_bridge.celery import OJSTask, install, ojs_task
+
+VARIABLE = "OJS_TEST_SETTINGS"
+#: Retries so quick that a test can wait for them; deterministic.
+QUICK = {"initial_interval": "PT0.1S", "jitter": False}
+KEEP = {"on_exhaustion": "dead_letter"}
+
+
+class CardStolen(Exception):
+    pass
+
+
+class CardFraud(Exception):
+    pass
+
+
+class AuthExpired(Exception):
+    pass
+
+
+class Odd(BaseException):
+    pass
+
+
+class Unpicklable(Exception):
+    def __init__(self, what: str, handle: object = None) -> None:
+        super().__init__(what)
+        self.handle = lambda: what
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the worker of a fleet and the tests that send to it must agree on."""
+
+    broker: str
+    backend: str
+    queue: str
+    store: str | None = None
+    acks_late: bool = True
+    quorum: bool = False
+
+    def to_env(self) -> dict[str, str]:
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_env(cls) -> Settings:
+        return cls(**json.loads(os.environ[VARIABLE]))
+
+
+@functools.cache
+def client(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, decode_responses=True)
+
+
+def step(task: Task, text: str, **names: Any) -> Any:
+    """Do what one step of a job says: raise the exception that it evaluates to, or return the value."""
+    value = eval(text, {**globals(), "self": task, **names})
+    if isinstance(value, BaseException):
+        raise value
+    return value
+
+
+def sigkill() -> None:
+    time.sleep(0.1)  # a child that dies within its first milliseconds is run again by Celery itself
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def os_exit() -> None:
+    time.sleep(0.1)
+    os._exit(3)
+
+
+class Noting:
+    """Notes runs, handlers and events in the result backend."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def run(self, task: Task) -> int:
+        """Note a run of a job and return how many there were."""
+        request = task.request
+        run = {
+            "at": time.time(),
+            "pid": os.getpid(),
+            "retries": request.retries,
+            "state": getattr(request, "ojs", None),
+            "headers": repr(request.headers),
+            "properties": repr(request.properties),
+            "delivery": request.delivery_info,
+            "parent": request.parent_id,
+            "root": request.root_id,
+            "expires": request.expires,
+            "timelimit": request.timelimit,
+            "shadow": request.shadow,
+            "stamps": request.stamps,
+            "args": repr(request.args),
+        }
+        return int(client(self.url).rpush(f"runs:{request.id}", json.dumps(run, default=repr)))
+
+    def call(self, name: str, job_id: str, *what: Any) -> None:
+        client(self.url).rpush(f"calls:{job_id}", json.dumps([name, *what], default=repr))
+
+    def event(self, event: Event) -> None:
+        client(self.url).rpush(f"events:{event.subject}", json.dumps(event.to_ojs()))
+
+
+def broken_listener(event: Event) -> None:
+    raise RuntimeError("this listener is broken")
+
+
+def make_app(settings: Settings) -> Celery:
+    """Build the project's app."""
+    app = Celery(
+        f"project-{settings.queue}", broker=settings.broker, backend=settings.backend, set_as_current=False
+    )
+    app.conf.update(
+        accept_content=["json", "pickle", "yaml"],
+        result_accept_content=["json", "pickle"],
+        broker_connection_retry_on_startup=True,
+        result_extended=True,
+        task_acks_late=settings.acks_late,
+        task_default_queue=settings.queue,
+        worker_prefetch_multiplier=4,
+        task_queues=queues_of(settings),
+    )
+    noting = Noting(settings.backend)
+    bridge = Bridge(
+        store=settings.store,
+        retry=QUICK,
+        errors={TimeoutError: "external.timeout"},
+        listeners=[broken_listener, noting.event],
+    )
+    install(app, bridge, policies={"native.*": {}, "native.two": {"max_attempts": 2}})
+    define_tasks(app, noting, acks_late=settings.acks_late)
+    define_odd_tasks(app, noting)
+    define_plain_tasks(app, noting)
+    define_native_tasks(app, noting)
+    define_class_based_tasks(app, noting)
+    return app
+
+
+def queues_of(settings: Settings) -> list[Queue]:
+    topic = Exchange(f"{settings.queue}-topic", type="topic")
+    arguments = {"x-queue-type": "quorum"} if settings.quorum else None
+    queues = [
+        Queue(
+            f"{settings.queue}-topic", topic, routing_key=f"{settings.queue}.*.new", queue_arguments=arguments
+        )
+    ]
+    if not settings.quorum:
+        direct = Exchange(settings.queue, type="direct")
+        queues += [
+            Queue(settings.queue, direct, routing_key=settings.queue),
+            Queue(f"{settings.queue}-other", Exchange(f"{settings.queue}-x"), routing_key="strange.key"),
+        ]
+    return queues
+
+
+def base_with_handlers(noting: Noting) -> type[Task]:
+    class Handlers(Task):
+        abstract = True
+
+        def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+            noting.call("on_retry", task_id, repr(exc))
+
+        def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+            noting.call("on_failure", task_id, repr(exc))
+
+        def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+            noting.call("on_success", task_id)
+
+        def after_return(self, status: str, *rest: Any) -> None:
+            noting.call("after_return", rest[1], status)
+
+    return Handlers
+
+
+def base_with_call(noting: Noting) -> type[Task]:
+    class InContext(Task):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            noting.call("enter", self.request.id)
+            try:
+                return super().__call__(*args, **kwargs)
+            finally:
+                noting.call("leave", self.request.id)
+
+    return InContext
+
+
+def define_tasks(app: Celery, noting: Noting, *, acks_late: bool) -> None:
+    errors = {CardStolen: "payment.card_stolen", CardFraud: ("payment.fraud", "DEAD_LETTER")}
+    ojs = functools.partial(ojs_task, app, bind=True, shared=False, errors=errors, acks_late=acks_late)
+
+    def run(self: Task, *steps: str) -> Any:
+        n = noting.run(self)
+        return step(self, steps[min(n, len(steps)) - 1], n=n, noting=noting)
+
+    ojs(name="act")(run)
+    ojs(name="act_kept", retry={"max_attempts": 2, **KEEP})(run)
+    ojs(name="hard", time_limit=1, retry={"max_attempts": 2, **KEEP})(run)
+    ojs(name="soft", soft_time_limit=1, retry={"max_attempts": 2, **KEEP})(run)
+    ojs(name="handled", base=base_with_handlers(noting))(run)
+    ojs(name="in_context", base=base_with_call(noting))(run)
+
+    @ojs_task(app, shared=False, name="typed", acks_late=acks_late)
+    def typed(number: int, *, word: str = "") -> str:
+        return word * number
+
+
+def define_odd_tasks(app: Celery, noting: Noting) -> None:
+    ojs = functools.partial(ojs_task, app, bind=True, shared=False)
+
+    @ojs(name="calls_itself")
+    def calls_itself(self: Task, depth: int) -> int:
+        noting.run(self)
+        if depth == 0:
+            raise self.retry(exc=OSError("deep"), countdown=60)
+        return self(depth - 1)
+
+    @ojs(name="calls_another")
+    def calls_another(self: Task) -> Any:
+        noting.run(self)
+        return app.tasks["retries_bare"]()
+
+    @app.task(shared=False, name="retries_bare", bind=True)
+    def retries_bare(self: Task) -> None:
+        self.retry()
+
+    @ojs(name="replaces")
+    def replaces(self: Task, *steps: str) -> Any:
+        noting.run(self)
+        return self.replace(app.tasks["act"].s(*steps))
+
+    @ojs(name="passes_on")
+    def passes_on(self: Task) -> str:
+        noting.run(self)
+        if self.request.retries == 0:
+            raise OSError("first")
+        return app.tasks["act"].apply_async(("'ok'",), headers=dict(self.request.headers)).id
+
+
+def define_plain_tasks(app: Celery, noting: Noting) -> None:
+    @app.task(shared=False, name="collect")
+    def collect(*args: Any) -> list[Any]:
+        return list(args)
+
+    @app.task(shared=False, name="errback", bind=True)
+    def errback(self: Task, failed_id: str) -> None:
+        noting.call("errback", failed_id)
+
+    @app.task(shared=False, name="ping")
+    def ping() -> str:
+        return "pong"
+
+
+def define_native_tasks(app: Celery, noting: Noting) -> None:
+    def run(self: Task, *steps: str) -> Any:
+        n = noting.run(self)
+        return step(self, steps[min(n, len(steps)) - 1], n=n, noting=noting)
+
+    def native(name: str, **options: Any) -> None:
+        app.task(shared=False, name=f"native.{name}", bind=True, **options)(run)
+
+    native("plain")
+    native("two")
+    native("five", max_retries=4)
+    native(
+        "auto",
+        autoretry_for=(OSError,),
+        dont_autoretry_for=(FileNotFoundError,),
+        retry_backoff=1,
+        retry_jitter=False,
+    )
+    native("delay", autoretry_for=(OSError,), default_retry_delay=0.4)
+    native("throws", throws=(KeyError,))
+    app.task(shared=False, name="untouched", bind=True, max_retries=1, default_retry_delay=0)(run)
+
+    @app.task(shared=False, name="native.falls_back", bind=True)
+    def falls_back(self: Task) -> str:
+        noting.run(self)
+        try:
+            self.retry(countdown=0.1)
+        except MaxRetriesExceededError:
+            return "fell back"
+        return "not reached"
+
+    @app.task(shared=False, name="native.swallows", bind=True)
+    def swallows(self: Task) -> str:
+        n = noting.run(self)
+        if n < 3:
+            try:
+                self.retry(countdown=0.2)
+            except Exception:
+                return f"swallowed {n}"
+        return "done"
+
+
+def define_class_based_tasks(app: Celery, noting: Noting) -> None:
+    class ByClass(Task):
+        name = "native.by_class"
+        max_retries = 1
+
+        def run(self, *steps: str) -> Any:
+            noting.run(self)
+            raise OSError("class")
+
+    app.register_task(ByClass())
+
+    class Own(OJSTask):
+        name = "own"
+        ojs_retry: ClassVar = {"max_attempts": 2}
+        ojs_errors: ClassVar = {OSError: "disk.full"}
+
+        def run(self) -> None:
+            noting.run(self)
+            raise OSError("own")
+
+    app.register_task(Own())
+
+
+__all__ = ["DeadLetter", "Discard", "Fail", "Ignore", "Reject", "Retry", "Snooze", "sys"]

@@ -1,0 +1,93 @@
+"""Every pool, with the acknowledgement early and late: the same endings, and nothing left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.on_celery.conftest import Fleets
+from tests.on_celery.fleet import Fleet
+from tests.servers import eventually
+
+KINDS = [
+    ("valkey", "prefork", True),
+    ("valkey", "prefork", False),
+    ("valkey", "threads", True),
+    ("valkey", "threads", False),
+    ("valkey", "solo", True),
+    ("valkey", "gevent", True),
+    ("rabbitmq", "prefork", True),
+    ("rabbitmq", "threads", True),
+    ("rabbitmq", "gevent", False),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1]}-{'late' if kind[2] else 'early'}")
+def fleet(request: pytest.FixtureRequest, fleets: Fleets) -> Fleet:
+    return fleets(*request.param)
+
+
+#: task and steps -> runs, state, the type of the last error
+CASES: dict[str, tuple[str, list[str], int, str, str | None]] = {
+    "succeeds": ("act", ["'ok'"], 1, "SUCCESS", None),
+    "recovers": ("act", ["OSError()", "OSError()", "'ok'"], 3, "SUCCESS", None),
+    "fails": ("act", ["OSError()"], 3, "FAILURE", "builtins.OSError"),
+    "snoozes": ("act", ["Snooze('PT0.1S')", "Snooze('PT0.1S')", "'ok'"], 3, "SUCCESS", None),
+    "discards": ("act", ["Discard('a.b')"], 1, "FAILURE", "a.b"),
+    "dead": ("act", ["DeadLetter('a.b')"], 1, "FAILURE", "a.b"),
+    "MemoryError": ("act", ["MemoryError('mm')"], 3, "FAILURE", "builtins.MemoryError"),
+    "KeyboardInterrupt": ("act", ["KeyboardInterrupt()"], 3, "FAILURE", "builtins.KeyboardInterrupt"),
+    "GeneratorExit": ("act", ["GeneratorExit()"], 3, "FAILURE", "builtins.GeneratorExit"),
+    "a BaseException": ("act", ["Odd('odd')"], 3, "FAILURE", "tests.on_celery.project.Odd"),
+    "self.retry": ("act", ["self.retry(countdown=0.1)", "self.retry(exc=OSError())", "'ok'"], 3, "SUCCESS", None),
+    "handlers": ("handled", ["OSError()", "OSError()", "'ok'"], 3, "SUCCESS", None),
+    "its own __call__": ("in_context", ["OSError()", "'ok'"], 2, "SUCCESS", None),
+    "native": ("native.plain", ["OSError()"], 3, "FAILURE", "builtins.OSError"),
+}
+
+
+@pytest.mark.requirement("RET-01", "RET-08", "RET-11")
+def test_every_pool_ends_jobs_alike(fleet: Fleet) -> None:
+    sent = {name: fleet.send(task, *steps) for name, (task, steps, *_) in CASES.items()}
+    for name, (_, _, runs, state, error_type) in CASES.items():
+        job = sent[name]
+        assert fleet.end(job) == state, name
+        ending = fleet.ending(job)
+        assert len(fleet.runs(job)) == runs, name
+        assert ending.get("last_error", {}).get("type") == error_type, name
+        for run in fleet.runs(job)[1:]:
+            assert run.at >= fleet.due(run), name
+    assert [call[0] for call in fleet.calls(sent["its own __call__"])] == ["enter", "leave"] * 2
+    assert fleet.bridge.dead_letters.get(sent["dead"].id).attempt == 1
+    eventually(lambda: held_by(fleet) == [], seconds=20, what="a worker that holds nothing")
+
+
+def held_by(fleet: Fleet) -> list[Any]:
+    """What the worker still counts as active, reserved or scheduled."""
+    inspect = fleet.app.control.inspect([fleet.node], timeout=5.0)
+    answers = [inspect.active(), inspect.reserved(), inspect.scheduled()]
+    return [job for answer in answers for held in (answer or {"nobody": ["no answer"]}).values() for job in held]
+
+
+@pytest.mark.requirement("RET-01")
+def test_sys_exit_is_a_failure(fleet: Fleet) -> None:
+    job = fleet.send("act", "SystemExit(3)")
+    assert fleet.end(job) == "FAILURE"
+    assert len(fleet.runs(job)) == 3
+    assert fleet.ending(job)["total_attempts"] == 3
+
+
+@pytest.mark.requirement("RET-11")
+def test_an_early_delivery_waits(fleet: Fleet) -> None:
+    state = '{"v": 1, "attempt": 1, "next_retry_at": "%s"}' % in_seconds(1)
+    job = fleet.send("act", "'ok'", headers={"ojs": state})
+    assert fleet.end(job) == "SUCCESS"
+    (run,) = fleet.runs(job)
+    assert run.at >= fleet.due(run)
+
+
+def in_seconds(seconds: float) -> str:
+    from datetime import datetime, timedelta, timezone
+
+    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
