@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import dramatiq
 from dramatiq.broker import Broker, Consumer, MessageProxy
 from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import ConnectionClosed
@@ -21,6 +22,9 @@ logger = logging.getLogger("ojs_bridge")
 _MARK = "_ojs_settlement"
 _FROM = "_ojs_consumer"
 _CONSUMED = "_ojs_consumed"
+
+#: Whether Dramatiq publishes to RabbitMQ with the `mandatory` flag.
+_MISSES_QUEUES = tuple(int(part) for part in dramatiq.__version__.split(".")[:2]) >= (2, 2)
 
 #: How long a job waits before it is given back, so that what fails for good does not spin, in seconds.
 HOLD_SECONDS = 1.0
@@ -121,6 +125,12 @@ def confirm(broker: Any) -> None:
     if _is(broker, "rabbitmq", "RabbitmqBroker") and not broker.confirm_delivery:
         broker.confirm_delivery = True
         del broker.channel
+
+
+def have_queue(broker: Any, queue_name: str) -> None:
+    """Have the next publication declare its queue where Dramatiq, before 2.2, would not miss it."""
+    if not _MISSES_QUEUES and _is(broker, "rabbitmq", "RabbitmqBroker"):
+        broker.queues_pending.add(queue_name)
 
 
 def _is(broker: Broker, module: str, name: str) -> bool:

@@ -20,7 +20,7 @@ from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..job import Header, Job
 from ..policy import PartialPolicy, RetryPolicy
 from ..store import StoreError
-from .consumer import Settlement, mark, wrap
+from .consumer import Settlement, have_queue, mark, wrap
 from .encoding import encodable
 from .interrupts import Interrupts
 from .options import UNBOUNDED, native_partial
@@ -265,6 +265,7 @@ class OJSRetries(Retries):
         seconds = (at - self.bridge.now()).total_seconds()
         # One more, because the broker's own clock reading loses the fraction of its millisecond.
         delay = max(math.ceil(seconds * 1000), 0) + 1
+        have_queue(broker, message.queue_name)
         try:
             broker.enqueue(message, delay=delay)
         except MiddlewareError:

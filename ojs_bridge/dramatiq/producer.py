@@ -14,16 +14,18 @@ from .translate import HEADER, RETRY_OPTION
 HeaderOf: TypeAlias = Callable[[dramatiq.Message[Any], Any], dict[str, Any]]
 
 _NESTS = ("pipe_target", "group_completion_callbacks")
-_READ = frozenset({HEADER, RETRY_OPTION, *_NESTS, "throws", "max_retries", "min_backoff", "max_backoff"})
+_WISHING = frozenset((RETRY_OPTION, *_NESTS))
+_READ = frozenset((HEADER, *_WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
 
 
 def add_headers(message: dramatiq.Message[Any], header_of: HeaderOf) -> None:
     """Turn the `ojs_retry` of a message, and of those it will send on, into `ojs` headers: all or none."""
     options = message.options
-    if RETRY_OPTION not in options and not any(name in options for name in _NESTS):
+    if options.keys().isdisjoint(_WISHING):
         return
     found = [m for m in (message, *_nested(options)) if RETRY_OPTION in m.options]
-    headers = [header_of(m, m.options[RETRY_OPTION]) if m.options[RETRY_OPTION] else None for m in found]
+    wishes = [m.options[RETRY_OPTION] for m in found]
+    headers = [None if wish is None else header_of(m, wish) for m, wish in zip(found, wishes, strict=True)]
     for each, header in zip(found, headers, strict=True):
         del each.options[RETRY_OPTION]
         if header is not None:

@@ -203,3 +203,23 @@ def test_the_store_is_tried_when_the_worker_starts(
         pass
     errors = [r for r in caplog.records if r.levelno == logging.ERROR and r.name == "ojs_bridge"]
     assert "store" in errors[0].getMessage()
+
+
+def test_a_replay_that_fails_before_the_old_letter_is_deleted_leaves_the_new_one(
+    stubbed: Callable[..., Fleet],
+) -> None:
+    class Slow:
+        def __init__(self, publisher: Any) -> None:
+            self.publisher = publisher
+
+        def republish(self, *args: Any) -> None:
+            self.publisher.republish(*args)
+            fleet.end(job, nth=2)
+
+    fleet = stubbed()
+    job = fleet.send(fleet.actor(fails, ojs_retry=KEEP))
+    fleet.bridge.publishers["dramatiq"] = Slow(fleet.bridge.publishers["dramatiq"])
+    with fleet.working():
+        fleet.end(job)
+        fleet.bridge.dead_letters.retry(job.id)
+    assert fleet.bridge.dead_letters.get(job.id).replay_count == 1

@@ -57,13 +57,13 @@ PARTIALS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_backoff": 1000}, {"initial_interval": "PT1S", "max_interval": "PT1S"}),
     ({"max_backoff": 10**30}, {"initial_interval": "PT15S", "max_interval": "P7D"}),
     ({"min_backoff": "x", "max_backoff": 5}, {"initial_interval": "x"}),
-    ({"min_backoff": float("nan")}, {"initial_interval": "nan"}),
+    ({"min_backoff": float("nan")}, {"initial_interval": float("nan")}),
 ]
 
 
 @pytest.mark.parametrize(("native", "partial"), PARTIALS)
 def test_native_options_in_the_words_of_a_policy(native: dict[str, Any], partial: dict[str, Any]) -> None:
-    assert {k: str(v) if v != v else v for k, v in native_partial(native).items()} == partial
+    assert repr(native_partial(native)) == repr(partial)
 
 
 # the handler, its actor's options, its message's options -> runs, the cause
@@ -83,12 +83,14 @@ NATIVE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], int, str | None]] =
     "throws a tuple": (fails, {"throws": (KeyError, OSError)}, {}, 1, "non_retryable"),
     "throws another": (fails, {"throws": KeyError}, {}, 3, "exhausted"),
     "retry_when by count": (fails, {"retry_when": lambda n, e: n < 4}, {}, 5, "non_retryable"),
-    "retry_when by error": (fails, {"retry_when": lambda n, e: isinstance(e, KeyError)}, {}, 1, "non_retryable"),
+    "retry_when by error": (fails, {"retry_when": lambda n, e: e is None}, {}, 1, "non_retryable"),
     "retry_when that fails": (
         raising(OSError, times=2), {"retry_when": lambda n, e: 1 / 0}, {}, 3, None,
     ),
     "dramatiq.Retry": (raising(lambda: NativeRetry("again", delay=10), times=2), {}, {}, 3, None),
-    "dramatiq.Retry is an attempt": (raising(lambda: NativeRetry(delay=10)), {"max_retries": 1}, {}, 2, "exhausted"),
+    "dramatiq.Retry is an attempt": (
+        raising(lambda: NativeRetry(delay=10)), {"max_retries": 1}, {}, 2, "exhausted",
+    ),
     "dramatiq.Retry with an odd delay": (raising(lambda: NativeRetry(delay="x"), times=1), {}, {}, 2, None),
     "RateLimitExceeded": (raising(lambda: RateLimitExceeded("slow"), times=2), {}, {}, 3, None),
     "a message's throws that names no class": (fails, {}, {"throws": ["OSError"]}, 3, "exhausted"),

@@ -227,13 +227,13 @@ class BrokenBridge(Bridge):
 
 @pytest.mark.parametrize("where", ["begin", "judge"])
 def test_a_bug_of_the_bridge_neither_loses_nor_repeats_a_job(broker: Any, unique: str, where: str) -> None:
-    bridge = BrokenBridge(retry=QUICK)
+    bridge = BrokenBridge(retry=QUICK, listeners=[Heard()])
     fleet = Fleet(broker, unique, bridge)
     job = fleet.send(fleet.actor(fails))
     bridge.broken = where
     with fleet.working(threads=2):
         eventually(lambda: fleet.dead(job))
-    assert len(job.runs) == 1
+    assert len(job.runs) == {"begin": 0, "judge": 1}[where]
 
 
 class Raising(Middleware):

@@ -49,6 +49,9 @@ class Application:
             process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             yield process
+        except BaseException:
+            print(self.log.read_text())
+            raise
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)

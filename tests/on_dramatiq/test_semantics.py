@@ -37,16 +37,24 @@ def raising(error: BaseException, *, times: int = 1000) -> Callable[[int], None]
 # what the handler does, the actor's policy, its errors -> runs, how it ends, the last error's type, the cause
 ENDINGS: dict[str, tuple[Any, dict[str, Any], dict[Any, Any], int, str, str | None, str | None]] = {
     "succeeds at once": (raising(OSError(), times=0), {}, {}, 1, "completed", None, None),
-    "fails twice, then succeeds": (raising(OSError(), times=2), {"max_attempts": 3}, {}, 3, "completed", None, None),
-    "three attempts by default": (raising(OSError()), {}, {}, 3, "discarded", "builtins.OSError", "exhausted"),
+    "fails twice, then succeeds": (
+        raising(OSError(), times=2), {"max_attempts": 3}, {}, 3, "completed", None, None,
+    ),
+    "three attempts by default": (
+        raising(OSError()), {}, {}, 3, "discarded", "builtins.OSError", "exhausted",
+    ),
     "exhausted and discarded": (
         raising(KeyError("k")), {"max_attempts": 4}, {}, 4, "discarded", "builtins.KeyError", "exhausted",
     ),
     "exhausted and kept": (
         raising(KeyError("k")), {"max_attempts": 2, **KEEP}, {}, 2, "dead", "builtins.KeyError", "exhausted",
     ),
-    "max_attempts 1": (raising(OSError()), {"max_attempts": 1}, {}, 1, "discarded", "builtins.OSError", "exhausted"),
-    "max_attempts 0": (raising(OSError()), {"max_attempts": 0, **KEEP}, {}, 1, "dead", "builtins.OSError", "exhausted"),
+    "max_attempts 1": (
+        raising(OSError()), {"max_attempts": 1}, {}, 1, "discarded", "builtins.OSError", "exhausted",
+    ),
+    "max_attempts 0": (
+        raising(OSError()), {"max_attempts": 0, **KEEP}, {}, 1, "dead", "builtins.OSError", "exhausted",
+    ),
     "exact match": (
         raising(Retry("auth.expired")), {"non_retryable_errors": ["auth.expired"]}, {},
         1, "discarded", "auth.expired", "non_retryable",
@@ -78,7 +86,8 @@ ENDINGS: dict[str, tuple[Any, dict[str, Any], dict[Any, Any], int, str, str | No
     "Fail": (raising(Fail("a.b", "m")), KEEP, {}, 1, "discarded", "a.b", "handler"),
     "DeadLetter": (raising(DeadLetter("a.b", "m")), {}, {}, 1, "dead", "a.b", "handler"),
     "Discard on the second attempt": (
-        lambda n: raising(OSError() if n == 1 else Discard("a.b"))(n), KEEP, {}, 2, "discarded", "a.b", "handler",
+        lambda n: raising(OSError() if n == 1 else Discard("a.b"))(n), KEEP, {},
+        2, "discarded", "a.b", "handler",
     ),
     "Retry never outlives its attempts": (
         raising(Retry("a.b", after="PT0.01S")), {"max_attempts": 3}, {}, 3, "discarded", "a.b", "exhausted",
