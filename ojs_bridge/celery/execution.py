@@ -23,7 +23,7 @@ from ..policy import RetryPolicy
 from ..store import StoreError
 from . import wire as wires
 from .attach import FRAMEWORK, attach, task_policy
-from .wire import HEADER, Wire
+from .wire import HEADER, KEY, Carried, Wire
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -83,10 +83,12 @@ class Wish:
 class Execution:
     """One run of a task under the bridge: it translates and executes, it never decides."""
 
-    def __init__(self, task: Task, request: Any, wire: Wire) -> None:
+    def __init__(self, task: Task, request: Any) -> None:
         self.task = task
         self.request = request
-        self.wire = wire
+        self._parts = _take_parts(request)
+        self._headers = (request.headers or {}) if self._parts is None else self._parts[3]
+        self._wire: Wire | None = None
         self.bridge: Bridge = attach(task.app)
         self.policy = task_policy(task.app, task)
         self.wish: Wish | None = None
@@ -94,12 +96,9 @@ class Execution:
 
     def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the user's code and carry out what is decided; raises what tells Celery of it."""
-        begun = self.begin()
-        if isinstance(begun, Postpone):
-            raise self._postpone(begun)
-        if isinstance(begun, Refuse):
-            raise self.conclude(begun, begun.decision, RefusedJob(begun.decision.reason))
-        self._begun = begun
+        if self.bridge.listened_to or not self._is_plain():
+            self._begin()
+        # Otherwise there is nothing to read and nobody to tell: the job is begun when it fails.
         try:
             result = body(*args, **kwargs)
         except (Ignore, Reject):
@@ -108,28 +107,48 @@ class Execution:
             raised = exc
         else:
             if self.wish is None or self.wish.refused:
-                self.bridge.settled(begun, self.bridge.judge(begun, None))
+                if self._begun is not None:
+                    self.bridge.settled(self._begun, self.bridge.judge(self._begun, None))
                 return result
             raised = self.wish.signal
         if not _is_the_tasks_own(raised):
             raise raised
+        begun = self._begun or self._begin()
         decision = self.bridge.judge(begun, self._outcome(begun, raised))
         raise self.conclude(begun, decision, self._shown(raised))
 
     def ask(self, wish: Wish) -> BaseException:
         """Take what `self.retry(...)` asks for, and return what it raises."""
         self.wish = wish
-        begun = self._begun
-        wish.refused = begun is not None and not isinstance(
-            self.bridge.judge(begun, self._outcome(begun, wish.signal)), RetryAt
-        )
+        begun = self._begun or self._begin()
+        wish.refused = not isinstance(self.bridge.judge(begun, self._outcome(begun, wish.signal)), RetryAt)
         answer: BaseException = wish.error if wish.refused else wish.signal
         return answer
 
-    def begin(self) -> Run | Postpone | Refuse:
-        """Ask the bridge whether the delivered job runs."""
+    @property
+    def wire(self) -> Wire:
+        """The delivered message; an eagerly applied task gets the one it would have had."""
+        if self._wire is None:
+            if self._parts is None:
+                self._wire = wires.eager(self.task.app, self.task.name, self.request, self._headers)
+            else:
+                info, properties = self.request.delivery_info or {}, self.request.properties or {}
+                self._wire = wires.delivered(self.task.app, self._parts, properties, info)
+        return self._wire
+
+    def _is_plain(self) -> bool:
+        return HEADER not in self._headers
+
+    def _begin(self) -> Run:
+        """Ask the bridge whether the delivered job runs, and raise what Celery is told when it does not."""
         bare = self._bare_job()
-        return self.bridge.begin(self._job(bare), bare, self.policy)
+        begun = self.bridge.begin(self._job(bare), bare, self.policy)
+        if isinstance(begun, Postpone):
+            raise self._postpone(begun)
+        if isinstance(begun, Refuse):
+            raise self.conclude(begun, begun.decision, RefusedJob(begun.decision.reason))
+        self._begun = begun
+        return begun
 
     def resume(self) -> Run | Refuse:
         """Return the run that another process began and did not end."""
@@ -316,6 +335,14 @@ def _impossible(job: Job, decision: Decision | None, error: Exception) -> DeadLe
     """Return the decision for a job whose own message stands in the way of what was decided."""
     failure = getattr(decision, "failure", None) or Failure("bridge.undeliverable", repr(error))
     return DeadLetter("invalid", failure, f"attempt {job.attempt} cannot be followed up: {error!r}")
+
+
+def _take_parts(request: Any) -> Carried | None:
+    """Return the message a request carries, and take it and the job's state from what users pass on."""
+    properties = dict(request.properties or {})
+    parts: Carried | None = properties.pop(KEY, None)
+    request.properties = properties
+    return parts
 
 
 def _pool_ends_the_process() -> bool:

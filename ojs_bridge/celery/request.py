@@ -14,7 +14,7 @@ from celery.worker.state import task_ready
 
 from ..bridge import Refuse
 from .execution import Execution
-from .wire import KEY, delivered
+from .wire import KEY, carried
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -26,8 +26,8 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
-        self._ojs_wire = delivered(message, self._body, options.get("headers"), self._app)
-        self._request_dict["properties"] = {**self._request_dict["properties"], KEY: self._ojs_wire}
+        parts = carried(message, self._body, options.get("headers"), self._app)
+        self._request_dict["properties"] = {**self._request_dict["properties"], KEY: parts}
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; what the child could not report, because it died, is judged here."""
@@ -56,7 +56,7 @@ class OJSRequest(Request):  # type: ignore[misc]
     def _ojs_retried(self, exc: Exception, exc_info: Any) -> bool:
         """Have a crash judged; True when the job was sent on and is done with here."""
         self._ojs_settled = True
-        execution = Execution(self.task, self._context, self._ojs_wire)
+        execution = Execution(self.task, self._context)
         begun = execution.resume()
         decision = begun.decision if isinstance(begun, Refuse) else execution.bridge.judge(begun, exc)
         signal = execution.conclude(begun, decision, exc)

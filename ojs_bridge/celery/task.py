@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,7 +18,7 @@ from ..policy import PartialPolicy, RetryPolicy
 from .attach import RETRY_OPTION, check_signatures, header_for, prepare
 from .execution import EAGER_RETRIES, Execution, Wish
 from .options import refuse_native
-from .wire import HEADER, KEY, Wire, eager
+from .wire import HEADER
 
 _RUNNING = "ojs_execution"
 
@@ -39,8 +40,9 @@ class Bridged:
         request = self.request
         if request.called_directly or _RUNNING in vars(request):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        execution = Execution(self, request, _take_wire(self, request))
+        execution = Execution(self, request)
         setattr(request, _RUNNING, execution)
+        _hide_state(request)
         return execution.run(_body(self), args, kwargs)
 
     def retry(
@@ -185,21 +187,22 @@ def _own_options(cls: type[Task]) -> dict[str, Any]:
     return options
 
 
-def _take_wire(task: Task, request: Any) -> Wire:
-    """Return the delivered message, and take it and the job's state from what users pass on to other jobs."""
-    properties = dict(request.properties or {})
-    carried: Wire | None = properties.pop(KEY, None)
-    request.properties = properties
-    wire = carried if carried is not None else eager(task.app, task.name, request)
+def _hide_state(request: Any) -> None:
+    """Take the job's state from the headers that users pass on to other jobs."""
     if request.headers and HEADER in request.headers:
         request.headers = {name: value for name, value in request.headers.items() if name != HEADER}
-    return wire
+
+
+@functools.cache
+def _user_call(cls: Any) -> Any:
+    """Return the `__call__` of the user's own base class, or None."""
+    for base in cls.__mro__[cls.__mro__.index(Bridged) + 1 :]:
+        if "__call__" in vars(base) and base.__module__ != "celery.app.task":
+            return vars(base)["__call__"]
+    return None
 
 
 def _body(task: Any) -> Any:
     """Return what runs the user's code: a `__call__` of the user's own base class, or `run`."""
-    classes = type(task).__mro__
-    for cls in classes[classes.index(Bridged) + 1 :]:
-        if "__call__" in vars(cls) and cls.__module__ != "celery.app.task":
-            return vars(cls)["__call__"].__get__(task)
-    return task.run
+    call = _user_call(task.__class__)
+    return task.run if call is None else call.__get__(task)

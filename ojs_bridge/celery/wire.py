@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TypeAlias
 
 from celery import Celery
 from celery.app.amqp import task_message
@@ -21,7 +21,7 @@ from kombu.utils import json as kombu_json
 
 #: The message header that carries a job's retry state.
 HEADER = "ojs"
-#: The key among a request's properties under which its `Wire` travels to the process that runs the task.
+#: The key among a request's properties under which its message travels to the process that runs the task.
 KEY = "ojs_wire"
 
 #: Headers that the broker added to a delivery; a message that goes on must not claim them.
@@ -47,6 +47,10 @@ _DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
 _DELAYED_DELIVERY = "celery_delayed_delivery"
 
 
+#: Body, content type, content encoding and headers of a delivery, as a request takes them along.
+Carried: TypeAlias = tuple[bytes | str, str, str, Mapping[str, Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Wire:
     """One delivery: body bytes, content type, headers and properties, and where it came from."""
@@ -61,19 +65,23 @@ class Wire:
     queue: str = ""
 
 
-def delivered(message: Any, body: Any, headers: Mapping[str, Any] | None, app: Celery) -> Wire:
+def carried(message: Any, body: Any, headers: Mapping[str, Any] | None, app: Celery) -> Carried:
+    """Return what of a received message its request does not carry by itself; parts of it, not copies."""
+    content_type, encoding = message.content_type, message.content_encoding
+    if not isinstance(body, (bytes, str)):
+        content_type, encoding, body = dumps(body, serializer=app.conf.task_serializer)
+    return body, content_type, encoding, message.headers if headers is None else headers
+
+
+def delivered(app: Celery, parts: Carried, properties: Mapping[str, Any], info: Mapping[str, Any]) -> Wire:
     """Return the wire form of a message that a worker received."""
-    raw, content_type, encoding = body, message.content_type, message.content_encoding
-    if not isinstance(raw, (bytes, str)):
-        content_type, encoding, raw = dumps(raw, serializer=app.conf.task_serializer)
-    info = message.delivery_info or {}
-    properties = message.properties or {}
+    body, content_type, encoding, headers = parts
     exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
     return Wire(
-        body=raw,
+        body=body,
         content_type=content_type,
         content_encoding=encoding,
-        headers=dict(message.headers if headers is None else headers),
+        headers=dict(headers),
         properties={name: properties[name] for name in _PROPERTIES if name in properties},
         exchange=exchange,
         routing_key=routing_key,
@@ -111,7 +119,7 @@ def _pattern(key: str) -> re.Pattern[str]:
     return re.compile(words.replace(r"\.\#", r"(\..*)?").replace(r"\#\.", r"(.*\.)?").replace(r"\#", ".*"))
 
 
-def eager(app: Celery, name: str, request: Any) -> Wire:
+def eager(app: Celery, name: str, request: Any, headers: Mapping[str, Any]) -> Wire:
     """Return the wire form that an eagerly applied task would have had."""
     message = app.amqp.as_task_v2(
         request.id,
@@ -123,7 +131,7 @@ def eager(app: Celery, name: str, request: Any) -> Wire:
         errbacks=request.errbacks,
     )
     content_type, encoding, body = _dumps_if_possible(message.body, app.conf.task_serializer)
-    headers = {**message.headers, **(request.headers or {})}
+    headers = {**message.headers, **headers}
     queue = app.amqp.default_queue.name
     properties = {"correlation_id": request.id}
     return Wire(body, content_type, encoding, headers, properties, routing_key=queue, queue=queue)
