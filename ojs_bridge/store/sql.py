@@ -262,8 +262,11 @@ def _plain(text: str) -> str:
     return text.encode("utf-8", "replace").decode().replace("\0", "�")[:255]
 
 
+_EPOCH = datetime.fromtimestamp(0, timezone.utc)
+
+
 def _ms(at: datetime) -> int:
-    return round(at.timestamp() * 1000)
+    return (at - _EPOCH) // timedelta(milliseconds=1)
 
 
 def _time(ms: int | None) -> datetime | None:

@@ -189,6 +189,7 @@ def test_what_a_discarded_job_kept_in_the_store_is_forgotten(stubbed: Callable[.
     with fleet.working():
         for job in jobs:
             fleet.end(job)
+        eventually(lambda: fleet.left() == 0)
     for job in jobs:
         assert fleet.bridge.store.kept_errors(job.id) == []
         with pytest.raises(LetterNotFound):

@@ -11,6 +11,7 @@ import pytest
 from ojs_bridge import DeadLetter, Discard, Fail, LetterNotFound, Retry, Snooze
 from ojs_bridge.bridge import Bridge
 from tests.on_dramatiq.fleet import QUICK, Fleet
+from tests.servers import eventually
 
 #: How late a run may be on a loaded machine, in seconds.
 LATE = 6.0
@@ -222,7 +223,7 @@ def test_a_message_keeps_the_ten_newest_errors_and_its_dead_letter_all(fleet: Fl
     letter = fleet.bridge.dead_letters.get(job.id)
     assert [e["attempt"] for e in letter.errors] == list(range(1, 15))
     assert [e["message"] for e in letter.errors] == [f"down for the {n}. time" for n in range(1, 15)]
-    assert fleet.bridge.store.kept_errors(job.id) == []
+    eventually(lambda: fleet.bridge.store.kept_errors(job.id) == [])
 
 
 @pytest.mark.requirement("RET-14")
