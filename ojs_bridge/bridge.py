@@ -7,7 +7,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -15,10 +16,10 @@ from typing import Any
 from . import events
 from .backoff import Rng
 from .dead_letters import DeadLetters, Publisher
-from .decision import DeadLetter, Decision, Discard, RetryAt, Snooze, decide
+from .decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze, decide
 from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible
 from .failures import ErrorMap, Failure, Mapped, Outcome, outcome_of
-from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, ErrorEntry, Header, Job, encode
+from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, ErrorEntry, Header, Job, encode, is_cut
 from .policy import PartialPolicy, RetryPolicy
 from .store import Letter, Store, StoreError, open_store
 
@@ -82,24 +83,20 @@ class Bridge:
         history: int = MIN_HISTORY,
         header_budget: int = HEADER_BUDGET,
     ) -> None:
-        if history < MIN_HISTORY:
-            raise ConfigurationError(f"history: {history} must be at least {MIN_HISTORY} (spec section 10.1)")
-        if header_budget < MIN_HEADER_BUDGET:
-            raise ConfigurationError(
-                f"header_budget: {header_budget} must be at least {MIN_HEADER_BUDGET} bytes"
-            )
+        self._history = _at_least("history", history, MIN_HISTORY, " (spec section 10.1)")
+        self._budget = _at_least("header_budget", header_budget, MIN_HEADER_BUDGET, " bytes")
         self.store = _store(store, namespace or os.environ.get("OJS_BRIDGE_NAMESPACE") or "ojs")
         self.retry = retry if retry is not None else _retry_from_environment()
         self.publishers: dict[str, Publisher] = {}
-        self._errors = dict(errors or {})
-        self._history = history
-        self._budget = header_budget
+        self._errors = _error_map(errors)
         self._rng: Rng = random
         self._events = events.Dispatcher(_listeners(listeners))
         #: Whether anybody listens to events.
-        self.listened_to = bool(listeners)
+        self.listened_to = bool(self._events)
         self.task()
-        self.dead_letters = DeadLetters(self.store, self.publishers, clock=self.now, emit=self._emit)
+        self.dead_letters = DeadLetters(
+            self.store, self.publishers, encode=self._encode, clock=self.now, emit=self._emit
+        )
 
     def now(self) -> datetime:
         """Return the time, in UTC."""
@@ -183,14 +180,18 @@ class Bridge:
         Not those of a job that has `ended`, whose dead letter takes them all. Raises InvalidState when the
         state is too long for any message.
         """
-        header = encode(job, history=self._history, budget=self._budget)
-        dropped = job.errors[: len(job.errors) - len(header.job.errors)]
-        if dropped and self.store and not ended:
+        header = self._encode(job)
+        if header.left_out and self.store and not ended:
             try:
-                self.store.keep_errors(job.id, dropped)
+                self.store.keep_errors(job.id, header.left_out)
             except StoreError:
-                logger.exception("job %s: %d entries of its error history are lost", job.id, len(dropped))
+                logger.exception(
+                    "job %s: %d entries of its error history are not kept", job.id, len(header.left_out)
+                )
         return header
+
+    def _encode(self, job: Job) -> Header:
+        return encode(job, history=self._history, budget=self._budget)
 
     def bury(
         self, job: Job, decision: DeadLetter, policy: RetryPolicy, framework: str, message: Mapping[str, Any]
@@ -221,31 +222,36 @@ class Bridge:
         )
 
     def _whole_history(self, job: Job) -> tuple[ErrorEntry, ...]:
-        if not (self.store and job.errors_dropped):
+        """Return every entry, those that the message has no room for from the store."""
+        if self.store is None or not _is_kept_elsewhere(job):
             return job.errors
-        carried = {(entry.get("replay", 0), entry.get("attempt")) for entry in job.errors}
-        kept = [
-            e for e in self.store.kept_errors(job.id) if (e.get("replay", 0), e.get("attempt")) not in carried
-        ]
-        return (*kept, *job.errors)
+        carried = {job.errors_dropped + index: entry for index, entry in enumerate(job.errors)}
+        whole = {place: entry for place, entry in carried.items() if not is_cut(entry)}
+        kept = dict(self.store.kept_errors(job.id))
+        length = job.errors_dropped + len(job.errors)
+        if len(kept) + len(whole) < length and (earlier := self.store.get(job.id)):
+            # This delivery has ended before, and came again because it was not acknowledged in time.
+            kept = {**dict(enumerate(earlier.errors[:length])), **kept}
+        history = {**carried, **kept, **whole}
+        return tuple(history[place] for place in sorted(history))
 
     def settled(self, run: Run | Refuse, decision: Decision) -> None:
         """Tell the log and the listeners of a decision that was carried out; never raises."""
         job = run.job
-        try:
+        with _harmless(job):
             events.log(job, decision)
-            if self._events:
-                policy, since = (
-                    (run.policy, run.since) if isinstance(run, Run) else (RetryPolicy(), time.monotonic())
-                )
-                seconds = time.monotonic() - since
-                self._events.emit(
-                    events.of(job, decision, max_attempts=policy.max_attempts, seconds=seconds, at=self.now())
-                )
-            if job.errors_dropped and self.store and not isinstance(decision, (RetryAt, Snooze)):
+        if self._events:
+            with _harmless(job):
+                self._tell(run, decision)
+        if self.store and isinstance(decision, (Complete, Discard)) and _is_kept_elsewhere(job):
+            with _harmless(job):
                 self.store.forget_errors(job.id)
-        except Exception:
-            logger.exception("job %s: what follows a decision failed; the job is not affected", job.id)
+
+    def _tell(self, run: Run | Refuse, decision: Decision) -> None:
+        policy, since = (run.policy, run.since) if isinstance(run, Run) else (RetryPolicy(), time.monotonic())
+        seconds = time.monotonic() - since
+        limit = policy.max_attempts
+        self._events.emit(events.of(run.job, decision, max_attempts=limit, seconds=seconds, at=self.now()))
 
     def flush(self, seconds: float = 2.0) -> bool:
         """Wait until the listeners have heard every event, `seconds` at most; return whether they have."""
@@ -256,9 +262,33 @@ class Bridge:
             self._events.emit([event])
 
 
+@contextmanager
+def _harmless(job: Job) -> Iterator[None]:
+    """Log what fails after a decision was carried out: the job has its place already."""
+    try:
+        yield
+    except Exception:
+        with suppress(Exception):
+            logger.exception("job %s: what follows a decision failed; the job is not affected", job.id)
+
+
+def _is_kept_elsewhere(job: Job) -> bool:
+    return job.errors_dropped > 0 or any(is_cut(entry) for entry in job.errors)
+
+
+def _at_least(name: str, value: object, least: int, unit: str) -> int:
+    if type(value) is not int or value < least:
+        raise ConfigurationError(f"{name}: {value!r} must be at least {least}{unit}")
+    return value
+
+
 def _store(store: str | Store | None, namespace: str) -> Store | None:
-    url = store if store is not None else os.environ.get("OJS_BRIDGE_STORE") or None
-    return open_store(url, namespace) if isinstance(url, str) else url
+    found = store if store is not None else os.environ.get("OJS_BRIDGE_STORE") or None
+    if isinstance(found, str):
+        return open_store(found, namespace)
+    if found is None or isinstance(found, Store):
+        return found
+    raise ConfigurationError(f"store: {found!r} is neither a URL such as sqlite:///ojs.db nor a store")
 
 
 def _retry_from_environment() -> PartialPolicy | None:
@@ -267,12 +297,25 @@ def _retry_from_environment() -> PartialPolicy | None:
         return None
     try:
         partial: PartialPolicy = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"OJS_BRIDGE_RETRY: {text!r} is not JSON: {error}") from None
+    try:
+        RetryPolicy.merge(partial)
+    except InvalidRetryPolicy as error:
+        raise InvalidRetryPolicy([f"OJS_BRIDGE_RETRY: {problem}" for problem in error.problems]) from None
     return partial
 
 
+def _error_map(errors: Mapping[type[BaseException], Mapped] | None) -> dict[type[BaseException], Mapped]:
+    if errors is not None and not isinstance(errors, Mapping):
+        raise ConfigurationError(f"errors: {errors!r} must map exception classes to error types")
+    return dict(errors or {})
+
+
 def _listeners(listeners: Sequence[events.Listener]) -> Sequence[Callable[[events.Event], object]]:
+    if callable(listeners) or not isinstance(listeners, Iterable):
+        raise ConfigurationError(f"listeners: {listeners!r} must be a list of callables")
+    listeners = tuple(listeners)
     for listener in listeners:
         if not callable(listener):
             raise ConfigurationError(f"listeners: {listener!r} is not callable")

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from .errors import ConfigurationError
 from .events import Event, dead_letter
-from .job import Header, Job, encode
-from .store import Letter, LetterFilter, Page, Stats, Store
+from .job import Header, Job
+from .store import Claim, Letter, LetterFilter, Page, Stats, Store
 
 #: How long one replay may hold a letter before another may take it over.
 CLAIM_SECONDS = 60.0
@@ -38,11 +38,13 @@ class DeadLetters:
         store: Store | None,
         publishers: Mapping[str, Publisher],
         *,
+        encode: Callable[[Job], Header],
         clock: Callable[[], datetime],
         emit: Callable[[Event], None],
     ) -> None:
         self._maybe_store = store
         self._publishers = publishers
+        self._encode = encode
         self._clock = clock
         self._emit = emit
 
@@ -85,23 +87,24 @@ class DeadLetters:
                 f"dead letter {letter_id!r} belongs to {name}, and this process has given the bridge to no "
                 f"{name} app or broker: import the module that does"
             )
-        if not self._store.claim(letter_id, now=self._clock(), seconds=CLAIM_SECONDS):
-            raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
+        claim = self._claim(letter_id)
         try:
-            job = self._replay(letter, publisher)
+            job = self._replay(self.get(letter_id), publisher)
         except BaseException:
-            self._store.release(letter_id)
+            self._store.release(letter_id, claim)
             raise
-        # The job may already have failed again, and this very letter be followed by its next.
-        self._store.delete(letter_id, discarded_at=letter.discarded_at)
+        # The job may have died again already, and its new letter stays.
+        self._store.delete(letter_id, claim)
         self._emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
         return job
 
     def delete(self, letter_id: str) -> None:
-        """Delete a dead letter; raises LetterNotFound."""
+        """Delete a dead letter; raises LetterNotFound, also for one that is being replayed."""
         letter = self.get(letter_id)
-        if not self._store.delete(letter_id):
-            raise LetterNotFound(f"there is no dead letter {letter_id!r}")
+        claim = self._claim(letter_id)
+        self._store.forget_errors(letter_id)
+        if not self._store.delete(letter_id, claim):
+            raise LetterNotFound(f"dead letter {letter_id!r} was replayed, and its job has died again")
         self._emit(dead_letter("deleted", _job(letter), self._clock()))
 
     def stats(self) -> Stats:
@@ -109,12 +112,18 @@ class DeadLetters:
         return self._store.stats()
 
     def _replay(self, letter: Letter, publisher: Publisher) -> Job:
-        job = _job(letter).replayed()
-        header = encode(job)
-        if overflow := job.errors[: len(job.errors) - len(header.job.errors)]:
-            self._store.keep_errors(job.id, overflow)
+        header = self._encode(_job(letter).replayed())
+        self._store.forget_errors(letter.id)
+        if header.left_out:
+            self._store.keep_errors(letter.id, header.left_out)
         publisher.republish(letter, header)
         return header.job
+
+    def _claim(self, letter_id: str) -> Claim:
+        claim = self._store.claim(letter_id, now=self._clock(), seconds=CLAIM_SECONDS)
+        if claim is None:
+            raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
+        return claim
 
     @property
     def _store(self) -> Store:

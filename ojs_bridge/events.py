@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -133,7 +134,12 @@ def log(job: Job, decision: Decision) -> None:
             level, word = logging.ERROR, "dead-lettered"
         case Complete():
             return
-    logger.log(level, "job %s (%s) %s: %s", job.id, job.type, word, decision.reason)
+    logger.log(level, "job %s (%s) %s: %s", *map(_in_line, (job.id, job.type, word, decision.reason)))
+
+
+def _in_line(text: str) -> str:
+    """Return text that cannot begin a line of its own in the log."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 class Dispatcher:
@@ -156,15 +162,23 @@ class Dispatcher:
 
     def emit(self, events: Sequence[Event]) -> None:
         """Queue events for the listeners; never blocks, never raises."""
-        if self._pid != os.getpid():
-            self._start()
+        try:
+            if self._pid != os.getpid():
+                self._start()
+        except RuntimeError as error:
+            self._drop(len(events), f"the thread of the listeners cannot be started: {error}")
+            return
         for event in events:
             try:
                 self._queue.put_nowait(event)
             except queue.Full:
-                self._dropped += 1
-                if self._dropped == 1 or self._dropped % self._limit == 0:
-                    logger.error("listeners are too slow: %d events dropped so far", self._dropped)
+                self._drop(1, "listeners are too slow")
+
+    def _drop(self, count: int, why: str) -> None:
+        before, self._dropped = self._dropped, self._dropped + count
+        if before == 0 or before // self._limit < self._dropped // self._limit:
+            with suppress(Exception):
+                logger.error("%s: %d events dropped so far", why, self._dropped)
 
     def flush(self, seconds: float) -> bool:
         """Wait until every queued event was delivered, at most so long; return whether it was."""
@@ -194,8 +208,10 @@ class Dispatcher:
             for listener in self._listeners:
                 try:
                     listener(event)
-                except Exception:
-                    logger.exception(
-                        "listener %r failed on %s of job %s", listener, event.type, event.subject
-                    )
+                except BaseException:
+                    # Even a sys.exit() must not end the thread, and with it what the others hear.
+                    with suppress(Exception):
+                        logger.exception(
+                            "listener %r failed on %s of job %s", listener, event.type, event.subject
+                        )
             events.task_done()

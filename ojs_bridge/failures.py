@@ -27,8 +27,8 @@ CUT = "…[cut]"
 class Failure:
     """One failed attempt, in the words of the spec (section 7.3).
 
-    `final` says why nothing but a response code may still retry it, where the framework's own options
-    (such as Dramatiq's `throws`) have already ruled on it.
+    `final` says why it is not retried, where the framework's own options (such as Dramatiq's `throws`) rule
+    that out; a response code of DISCARD, FAIL or DEAD_LETTER still comes first.
     """
 
     type: str

@@ -21,6 +21,8 @@ MIN_HEADER_BUDGET = 8 * 1024
 
 #: One failed attempt as the spec's section 10.1 writes it, plus `backtrace`.
 ErrorEntry: TypeAlias = dict[str, Any]
+#: An entry and its place in the job's whole history, from 0, which no other entry of the job has.
+PlacedEntry: TypeAlias = tuple[int, ErrorEntry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +72,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A job's wire form: as JSON text, as an object, and the job with the error entries it kept whole."""
+    """A job's wire form: as JSON text, as an object, and the job with the error entries it still has.
+
+    `left_out` holds the entries that it dropped, and those it carries only in part (marked `"cut": true`).
+    """
 
     text: str
     state: dict[str, Any]
     job: Job
+    left_out: tuple[PlacedEntry, ...] = ()
 
 
 def encode(job: Job, *, history: int = MIN_HISTORY, budget: int = HEADER_BUDGET) -> Header:
@@ -87,12 +93,13 @@ def encode(job: Job, *, history: int = MIN_HISTORY, budget: int = HEADER_BUDGET)
     state = _state(kept, kept.errors)
     text = _dumps(state)
     if len(text) <= budget:
-        return Header(text, state, kept)
+        return Header(text, state, kept, _left_out(job, kept.errors) if kept is not job else ())
     for fewer in (kept, _newest(kept, MIN_HISTORY)):
-        state = _state(fewer, _shrunk(fewer, budget))
+        shrunk = _shrunk(fewer, budget)
+        state = _state(fewer, shrunk)
         text = _dumps(state)
         if len(text) <= budget:
-            return Header(text, state, fewer)
+            return Header(text, state, fewer, _left_out(job, shrunk))
     raise InvalidState(f"the job's retry state needs {len(text)} bytes, its budget is {budget}")
 
 
@@ -101,6 +108,20 @@ def _newest(job: Job, history: int) -> Job:
     if excess <= 0:
         return job
     return replace(job, errors=job.errors[excess:], errors_dropped=job.errors_dropped + excess)
+
+
+def _left_out(job: Job, carried: tuple[ErrorEntry, ...]) -> tuple[PlacedEntry, ...]:
+    dropped = len(job.errors) - len(carried)
+    return tuple(
+        (job.errors_dropped + index, entry)
+        for index, entry in enumerate(job.errors)
+        if index < dropped or not (carried[index - dropped] is entry or is_cut(entry))
+    )
+
+
+def is_cut(entry: ErrorEntry) -> bool:
+    """Return whether an entry is only a part of what was recorded."""
+    return entry.get("cut") is True
 
 
 def _state(job: Job, errors: tuple[ErrorEntry, ...]) -> dict[str, Any]:
@@ -135,7 +156,8 @@ def _shrunk(job: Job, budget: int) -> tuple[ErrorEntry, ...]:
 def _shrink(entry: ErrorEntry, share: int) -> ErrorEntry:
     if _size(entry) <= share:
         return entry
-    small = {key: entry.get(key) for key in _ENTRY_KEYS} | {"details": entry.get("details") or {}}
+    small = {key: entry.get(key) for key in _ENTRY_KEYS}
+    small |= {"details": entry.get("details") or {}, "cut": True}
     if "replay" in entry:
         small["replay"] = entry["replay"]
     if _size(small) > share and small["details"]:

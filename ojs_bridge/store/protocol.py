@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from ..errors import ConfigurationError
-from ..job import ErrorEntry, format_time
+from ..job import ErrorEntry, PlacedEntry, format_time
+
+#: What a replay holds while it has a dead letter to itself.
+Claim: TypeAlias = int
+
+MAX_NAMESPACE = 64
 
 
 class StoreError(Exception):
@@ -40,7 +46,7 @@ class Letter:
     @property
     def error_type(self) -> str:
         """The error type of the most recent failure."""
-        return str(self.errors[-1].get("type")) if self.errors else "Unknown"
+        return str(self.errors[-1].get("type") or "Unknown") if self.errors else "Unknown"
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the letter in the spec's detail shape; `occurred_at` repeats each error's timestamp."""
@@ -94,6 +100,7 @@ class Stats:
     newest_at: datetime | None = None
 
 
+@runtime_checkable
 class Store(Protocol):
     """Dead letters, and the error entries that a message's header had no room for.
 
@@ -104,13 +111,13 @@ class Store(Protocol):
         """Create what is missing and refuse a store of a newer version."""
 
     def bury(self, letter: Letter) -> None:
-        """Write a dead letter; an earlier one of the same job id is replaced."""
+        """Write a dead letter in place of an earlier one of its job, claimed or not, and of kept entries."""
 
-    def keep_errors(self, job_id: str, entries: Sequence[ErrorEntry]) -> None:
-        """Keep error entries that the message drops."""
+    def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
+        """Keep error entries that the message has no room for; one that is there already stays."""
 
-    def kept_errors(self, job_id: str) -> list[ErrorEntry]:
-        """Return the kept entries, oldest first."""
+    def kept_errors(self, job_id: str) -> list[PlacedEntry]:
+        """Return the kept entries with their places, oldest first."""
 
     def forget_errors(self, job_id: str) -> None:
         """Delete the kept entries of a job that has ended."""
@@ -121,14 +128,14 @@ class Store(Protocol):
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
 
-    def claim(self, letter_id: str, *, now: datetime, seconds: float) -> bool:
-        """Reserve a dead letter for one replay; False when another holds it or it is gone."""
+    def claim(self, letter_id: str, *, now: datetime, seconds: float) -> Claim | None:
+        """Reserve a dead letter for so long; None when somebody else holds it or it is gone."""
 
-    def release(self, letter_id: str) -> None:
-        """Give back a claim whose replay failed."""
+    def release(self, letter_id: str, claim: Claim) -> None:
+        """Give a claim back, unless somebody else has taken the dead letter over."""
 
-    def delete(self, letter_id: str, *, discarded_at: datetime | None = None) -> bool:
-        """Delete a dead letter; False when there is none, or none that was discarded at this time."""
+    def delete(self, letter_id: str, claim: Claim) -> bool:
+        """Delete a claimed dead letter; False when there is none, or its job has died again meanwhile."""
 
     def stats(self) -> Stats:
         """Count the dead letters."""
@@ -145,8 +152,21 @@ def open_store(url: str, namespace: str = "ojs") -> Store:
     """
     if "://" not in url:
         raise ConfigurationError(f"store: {url!r} is not a URL such as sqlite:///ojs.db")
+    if not (isinstance(namespace, str) and namespace.isprintable() and 0 < len(namespace) <= MAX_NAMESPACE):
+        raise ConfigurationError(
+            f"namespace: {namespace!r} must be 1 to {MAX_NAMESPACE} printable characters"
+        )
     try:
         from .sql import SQLStore
     except ImportError:
-        raise ConfigurationError(f"store: {url!r} needs SQLAlchemy: pip install 'ojs-bridge[sql]'") from None
+        shown = without_password(url)
+        raise ConfigurationError(
+            f"store: {shown!r} needs SQLAlchemy: pip install 'ojs-bridge[sql]'"
+        ) from None
     return SQLStore(url, namespace)
+
+
+def without_password(url: str) -> str:
+    """Return a URL, which may be no valid one, as a log may show it."""
+    url = re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
+    return re.sub(r"(?i)(pass\w*|pwd)=[^&]*", r"\1=***", url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import threading
@@ -15,10 +16,15 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from ..errors import ConfigurationError
-from ..job import ErrorEntry, format_time, parse_time
-from .protocol import Letter, LetterFilter, Page, Stats, StoreError
+from ..job import PlacedEntry, format_time, parse_time
+from .protocol import Claim, Letter, LetterFilter, Page, Stats, StoreError, without_password
 
 SCHEMA_VERSION = 1
+#: What fits an index of every database; longer ids are hashed.
+MAX_ID = 191
+#: Has MySQL take a LONGTEXT.
+LARGEST_TEXT = 2**24
+LARGEST_INTEGER = 2**63 - 1
 
 metadata = sa.MetaData()
 versions = sa.Table("ojs_schema", metadata, sa.Column("version", sa.Integer, primary_key=True))
@@ -26,13 +32,13 @@ letters = sa.Table(
     "ojs_dead_letters",
     metadata,
     sa.Column("namespace", sa.String(64), primary_key=True),
-    sa.Column("id", sa.String(191), primary_key=True),
+    sa.Column("id", sa.String(MAX_ID), primary_key=True),
     sa.Column("type", sa.String(255), nullable=False),
     sa.Column("queue", sa.String(255), nullable=False),
     sa.Column("error_type", sa.String(255), nullable=False),
     sa.Column("discarded_ms", sa.BigInteger, nullable=False),
     sa.Column("claimed_until_ms", sa.BigInteger, nullable=False, default=0),
-    sa.Column("record", sa.Text(2**24), nullable=False),
+    sa.Column("record", sa.Text(LARGEST_TEXT), nullable=False),
     sa.Index("ojs_dead_letters_newest", "namespace", "discarded_ms", "id"),
     sa.Index("ojs_dead_letters_type", "namespace", "type", "discarded_ms"),
     sa.Index("ojs_dead_letters_queue", "namespace", "queue", "discarded_ms"),
@@ -41,10 +47,9 @@ errors = sa.Table(
     "ojs_error_history",
     metadata,
     sa.Column("namespace", sa.String(64), primary_key=True),
-    sa.Column("job_id", sa.String(191), primary_key=True),
-    sa.Column("replay", sa.Integer, primary_key=True),
-    sa.Column("attempt", sa.Integer, primary_key=True),
-    sa.Column("record", sa.Text, nullable=False),
+    sa.Column("job_id", sa.String(MAX_ID), primary_key=True),
+    sa.Column("place", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("record", sa.Text(LARGEST_TEXT), nullable=False),
 )
 
 
@@ -89,10 +94,8 @@ class SQLStore:
                 )
 
     def bury(self, letter: Letter) -> None:
-        """Write a dead letter, in place of an earlier one of the same job id."""
+        """Write a dead letter, in place of an earlier one of its job and of the entries kept for it."""
         row = {
-            "namespace": self._namespace,
-            "id": letter.id,
             "type": _plain(letter.type),
             "queue": _plain(letter.queue),
             "error_type": _plain(letter.error_type),
@@ -101,27 +104,24 @@ class SQLStore:
             "record": json.dumps(_record(letter)),
         }
         with self._transaction() as connection:
-            connection.execute(sa.delete(letters).where(self._is(letter.id)))
-            connection.execute(sa.insert(letters).values(row))
+            connection.execute(sa.delete(errors).where(self._of(letter.id)))
+            key = {"namespace": self._namespace, "id": _key(letter.id)}
+            _insert_or_ignore(connection, sa.insert(letters).values({**key, **row}))
+            connection.execute(sa.update(letters).where(self._is(letter.id)).values(row))
 
-    def keep_errors(self, job_id: str, entries: Sequence[ErrorEntry]) -> None:
+    def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep entries; one that is there already stays as it is."""
+        key = {"namespace": self._namespace, "job_id": _key(job_id)}
         with self._transaction() as connection:
-            for entry in entries:
-                row = {
-                    "namespace": self._namespace,
-                    "job_id": job_id,
-                    "replay": entry.get("replay", 0),
-                    "attempt": entry.get("attempt", 0),
-                    "record": json.dumps(entry),
-                }
+            for place, entry in entries:
+                row = {**key, "place": place, "record": json.dumps(entry)}
                 _insert_or_ignore(connection, sa.insert(errors).values(row))
 
-    def kept_errors(self, job_id: str) -> list[ErrorEntry]:
-        """Return the kept entries, oldest first."""
-        query = sa.select(errors.c.record).where(self._of(job_id)).order_by(errors.c.replay, errors.c.attempt)
+    def kept_errors(self, job_id: str) -> list[PlacedEntry]:
+        """Return the kept entries with their places, oldest first."""
+        query = sa.select(errors.c.place, errors.c.record).where(self._of(job_id)).order_by(errors.c.place)
         with self._transaction() as connection:
-            return [json.loads(record) for record in connection.execute(query).scalars()]
+            return [(place, json.loads(record)) for place, record in connection.execute(query)]
 
     def forget_errors(self, job_id: str) -> None:
         """Delete the kept entries of a job."""
@@ -149,24 +149,23 @@ class SQLStore:
             record = connection.execute(sa.select(letters.c.record).where(self._is(letter_id))).scalar()
         return None if record is None else _letter(record)
 
-    def claim(self, letter_id: str, *, now: datetime, seconds: float) -> bool:
-        """Reserve a letter for one replay, atomically."""
+    def claim(self, letter_id: str, *, now: datetime, seconds: float) -> Claim | None:
+        """Reserve a letter, atomically; the claim is the time it ends, which no other claim shares."""
         until = _ms(now + timedelta(seconds=seconds))
         free = letters.c.claimed_until_ms <= _ms(now)
         with self._transaction() as connection:
             statement = sa.update(letters).where(self._is(letter_id), free).values(claimed_until_ms=until)
-            return connection.execute(statement).rowcount == 1
+            return until if connection.execute(statement).rowcount == 1 else None
 
-    def release(self, letter_id: str) -> None:
-        """Give back a claim."""
+    def release(self, letter_id: str, claim: Claim) -> None:
+        """Give back a claim that is still ours."""
+        statement = sa.update(letters).where(self._is(letter_id), letters.c.claimed_until_ms == claim)
         with self._transaction() as connection:
-            connection.execute(sa.update(letters).where(self._is(letter_id)).values(claimed_until_ms=0))
+            connection.execute(statement.values(claimed_until_ms=0))
 
-    def delete(self, letter_id: str, *, discarded_at: datetime | None = None) -> bool:
-        """Delete a dead letter; False when there is none, or none that was discarded at this time."""
-        statement = sa.delete(letters).where(self._is(letter_id))
-        if discarded_at is not None:
-            statement = statement.where(letters.c.discarded_ms == _ms(discarded_at))
+    def delete(self, letter_id: str, claim: Claim) -> bool:
+        """Delete a letter whose claim is still ours; burying it anew ends every claim."""
+        statement = sa.delete(letters).where(self._is(letter_id), letters.c.claimed_until_ms == claim)
         with self._transaction() as connection:
             return connection.execute(statement).rowcount == 1
 
@@ -198,36 +197,43 @@ class SQLStore:
         try:
             with self._engine.begin() as connection:
                 yield connection
-        except SQLAlchemyError as error:
+        except (SQLAlchemyError, UnicodeError, OverflowError) as error:
             raise StoreError(f"the store {self._engine.url!r} failed: {error}") from error
 
     def _is(self, letter_id: str) -> sa.ColumnElement[bool]:
-        return sa.and_(letters.c.namespace == self._namespace, letters.c.id == letter_id)
+        return sa.and_(letters.c.namespace == self._namespace, letters.c.id == _key(letter_id))
 
     def _of(self, job_id: str) -> sa.ColumnElement[bool]:
-        return sa.and_(errors.c.namespace == self._namespace, errors.c.job_id == job_id)
+        return sa.and_(errors.c.namespace == self._namespace, errors.c.job_id == _key(job_id))
 
     def _matching(self, where: LetterFilter) -> Iterator[sa.ColumnElement[bool]]:
         yield letters.c.namespace == self._namespace
         if where.queue is not None:
-            yield letters.c.queue == where.queue
+            yield letters.c.queue == _plain(where.queue)
         for column, pattern in ((letters.c.type, where.type), (letters.c.error_type, where.error_type)):
             if pattern is None:
                 continue
-            if pattern.endswith(".*"):
-                yield column.startswith(pattern[:-1], autoescape=True)
+            text = _plain(pattern)
+            if text.endswith(".*"):
+                # Not LIKE, which takes `auth` for `AUTH` on SQLite and knows two more wildcards.
+                yield sa.func.substr(column, 1, len(text) - 1) == text[:-1]
             else:
-                yield column == pattern
+                yield column == text
 
 
 def _engine(url: str) -> sa.Engine:
+    shown = without_password(url)
     try:
         parsed = sa.make_url(url)
-        engine = sa.create_engine(parsed, pool_pre_ping=True)
-    except (ArgumentError, NoSuchModuleError) as error:
-        raise ConfigurationError(f"store: {url!r} is not a store that ojs-bridge knows: {error}") from None
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(f"store: {shown!r} is not a database URL") from None
+    try:
+        # Parameters are the arguments of jobs, which belong in no log.
+        engine = sa.create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
     except ImportError as error:
-        raise ConfigurationError(f"store: the driver of {parsed!r} is not installed: {error}") from None
+        raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {error}") from None
+    except (ArgumentError, NoSuchModuleError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"store: {shown!r} is not a store that ojs-bridge knows: {error}") from None
     if parsed.get_backend_name() == "sqlite":
         sa.event.listen(engine, "connect", _share_file)
     return engine
@@ -252,9 +258,16 @@ def _counts(column: sa.Column[str]) -> Any:
 
 def _read_cursor(cursor: str) -> tuple[int, str]:
     at, separator, last_id = cursor.partition(":")
-    if not (separator and at.isdecimal()):
+    if not (separator and at.isascii() and at.isdecimal() and len(at) <= len(str(LARGEST_INTEGER)) - 1):
         raise ValueError(f"cursor: {cursor!r} was not given out by this store")
-    return int(at), last_id
+    return int(at), _plain(last_id)
+
+
+def _key(job_id: str) -> str:
+    """Return an id as an index of every database can hold it; the whole one is in the record."""
+    if len(job_id) <= MAX_ID and job_id == _plain(job_id):
+        return job_id
+    return f"sha256-{hashlib.sha256(job_id.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def _plain(text: str) -> str:
