@@ -1,0 +1,87 @@
+"""Which actors are under the bridge, and under which policy: resolved once, where an actor is declared."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dramatiq import Actor, Message
+from dramatiq.middleware.middleware import MiddlewareError
+
+from ..bridge import Bridge, TaskPolicy
+from ..errors import ConfigurationError, InvalidRetryPolicy
+from ..policy import PartialPolicy
+from .options import native_partial
+from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, names_exceptions
+
+#: The actor option that carries an error map.
+ERRORS_OPTION = "ojs_errors"
+
+
+class BootError(MiddlewareError, ConfigurationError):
+    """The worker cannot start as it is set up; a MiddlewareError, or Dramatiq would swallow it."""
+
+
+class Actors:
+    """The policies of a broker's actors; raises InvalidRetryPolicy for an invalid one in `policies`."""
+
+    def __init__(self, bridge: Bridge, policies: Mapping[str, PartialPolicy] | None) -> None:
+        self._bridge = bridge
+        self._policies = policies
+        self._tasks: dict[str, TaskPolicy | None] = {}
+        self._undeclared = bridge.task()
+        for pattern, partial in (policies or {}).items():
+            try:
+                bridge.task(partial)
+            except InvalidRetryPolicy as error:
+                raise InvalidRetryPolicy(
+                    [f"policies[{pattern!r}]: {line}" for line in error.problems]
+                ) from None
+
+    def declare(self, actor: Actor[..., Any]) -> None:
+        """Resolve an actor's policy; raises InvalidRetryPolicy and ConfigurationError."""
+        self._tasks[actor.actor_name] = self._resolve(actor)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tasks
+
+    def policy(self, name: str) -> TaskPolicy | None:
+        """Return an actor's policy; None for one that stays with the native retries."""
+        return self._tasks.get(name)
+
+    def header_of(self, message: Message[Any], partial: Any) -> dict[str, Any]:
+        """Return the header of a message that brings its own partial policy; raises InvalidRetryPolicy."""
+        name = message.actor_name
+        task = self._tasks.get(name, self._undeclared)
+        if task is None:
+            raise InvalidOptions(
+                [f"{RETRY_OPTION} of {name}: `policies` leaves this actor to native retries"]
+            )
+        try:
+            return self._bridge.initial_header(bare_job(message), task, partial).state
+        except InvalidRetryPolicy as error:
+            raise InvalidOptions([f"{RETRY_OPTION} of {name}: {line}" for line in error.problems]) from None
+
+    def check(self, names: Iterable[str]) -> None:
+        """Raise BootError for a pattern of `policies` that names none of the actors there are."""
+        names = list(names)
+        for pattern in self._policies or ():
+            if not fnmatch.filter(names, pattern):
+                raise BootError(f"policies[{pattern!r}] names no actor of this broker")
+
+    def _resolve(self, actor: Actor[..., Any]) -> TaskPolicy | None:
+        name, options = actor.actor_name, actor.options
+        if not names_exceptions(options.get("throws")):
+            raise BootError(f"actor {name}: throws must be exception classes")
+        own = options.get(RETRY_OPTION)
+        matching = [p for pattern, p in (self._policies or {}).items() if fnmatch.fnmatchcase(name, pattern)]
+        if self._policies is not None and own is None and not matching:
+            return None
+        layers = [native_partial(options), *matching, own]
+        try:
+            return self._bridge.task(*layers, errors=options.get(ERRORS_OPTION), reserved=RESERVED)
+        except InvalidRetryPolicy as error:
+            raise InvalidOptions([f"actor {name}: {line}" for line in error.problems]) from None
+        except ConfigurationError as error:
+            raise BootError(f"actor {name}: {error}") from None
