@@ -7,23 +7,25 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.mysql import LONGTEXT
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from ..errors import ConfigurationError
 from ..job import PlacedEntry, format_time, parse_time
+from . import sqlite
 from .protocol import Claim, Letter, LetterFilter, Page, Stats, StoreError, without_password
 
 SCHEMA_VERSION = 1
 #: What fits an index of every database; longer ids are hashed.
 MAX_ID = 191
-#: Has MySQL take a LONGTEXT.
-LARGEST_TEXT = 2**24
+#: MySQL's own TEXT holds but 64 KB.
+RECORD = sa.Text().with_variant(LONGTEXT(), "mysql", "mariadb")
 LARGEST_INTEGER = 2**63 - 1
 
 metadata = sa.MetaData()
@@ -38,7 +40,7 @@ letters = sa.Table(
     sa.Column("error_type", sa.String(255), nullable=False),
     sa.Column("discarded_ms", sa.BigInteger, nullable=False),
     sa.Column("claimed_until_ms", sa.BigInteger, nullable=False, default=0),
-    sa.Column("record", sa.Text(LARGEST_TEXT), nullable=False),
+    sa.Column("record", RECORD, nullable=False),
     sa.Index("ojs_dead_letters_newest", "namespace", "discarded_ms", "id"),
     sa.Index("ojs_dead_letters_type", "namespace", "type", "discarded_ms"),
     sa.Index("ojs_dead_letters_queue", "namespace", "queue", "discarded_ms"),
@@ -49,7 +51,7 @@ errors = sa.Table(
     sa.Column("namespace", sa.String(64), primary_key=True),
     sa.Column("job_id", sa.String(MAX_ID), primary_key=True),
     sa.Column("place", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("record", sa.Text(LARGEST_TEXT), nullable=False),
+    sa.Column("record", RECORD, nullable=False),
 )
 
 
@@ -58,7 +60,10 @@ class SQLStore:
 
     def __init__(self, url: str, namespace: str) -> None:
         self._namespace = namespace
+        self._shown = without_password(url)
         self._engine = _engine(url)
+        is_sqlite = self._engine.dialect.name == "sqlite"
+        self._in_use: AbstractContextManager[Any] = sqlite.in_use if is_sqlite else nullcontext()
         self._pid = os.getpid()
         self._prepared = False
         self._preparing = threading.Lock()
@@ -195,10 +200,11 @@ class SQLStore:
         if prepare and not self._prepared:
             self.prepare()
         try:
-            with self._engine.begin() as connection:
+            with self._in_use, self._engine.begin() as connection:
                 yield connection
         except (SQLAlchemyError, UnicodeError, OverflowError) as error:
-            raise StoreError(f"the store {self._engine.url!r} failed: {error}") from error
+            why = " ".join(str(getattr(error, "orig", None) or error).split())
+            raise StoreError(f"the store {self._shown!r} failed: {why}") from error
 
     def _is(self, letter_id: str) -> sa.ColumnElement[bool]:
         return sa.and_(letters.c.namespace == self._namespace, letters.c.id == _key(letter_id))
@@ -235,13 +241,12 @@ def _engine(url: str) -> sa.Engine:
     except (ArgumentError, NoSuchModuleError, TypeError, ValueError) as error:
         raise ConfigurationError(f"store: {shown!r} is not a store that ojs-bridge knows: {error}") from None
     if parsed.get_backend_name() == "sqlite":
-        sa.event.listen(engine, "connect", _share_file)
+        if not parsed.database or ":memory:" in parsed.database:
+            raise ConfigurationError(
+                f"store: {shown!r} would be gone with the process: name a file, as in sqlite:///ojs.db"
+            )
+        sqlite.share(engine)
     return engine
-
-
-def _share_file(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA busy_timeout=30000")
-    connection.execute("PRAGMA journal_mode=WAL")
 
 
 def _insert_or_ignore(connection: Connection, statement: sa.Insert) -> None:

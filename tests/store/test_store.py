@@ -1,0 +1,589 @@
+"""Where dead letters live: the same on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from ojs_bridge import ConfigurationError, StoreError, open_store
+from ojs_bridge.job import ErrorEntry
+from ojs_bridge.store import Claim, Letter, LetterFilter, Store
+
+NOW = datetime(2026, 11, 21, 10, 0, 2, 345_000, tzinfo=timezone.utc)
+EVERYTHING = LetterFilter()
+SECRET = "s3cr:t/p@ss"
+#: What not every database can hold in a text column, or in an index.
+AWKWARD = [
+    "naïve ☃ 💩",
+    "a\0b",
+    "\ud800",
+    "x" * 5_000,
+    "line\nbreak",
+    "'; drop table ojs_schema; --",
+    "%_\\",
+    "",
+]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ojs.db"
+    postgres_url: str = request.getfixturevalue("postgres_url")
+    return postgres_url
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """An empty store of each kind."""
+    store = open_store(url)
+    yield store
+    store.close()
+
+
+def entry(attempt: int = 1, **fields: Any) -> ErrorEntry:
+    """An error entry as the spec writes it."""
+    return {"attempt": attempt, "type": "external.timeout", "message": "slow", "details": {}, **fields}
+
+
+def letter(letter_id: str = "j-1", **fields: Any) -> Letter:
+    """A dead letter."""
+    known: dict[str, Any] = {
+        "id": letter_id,
+        "type": "billing.charge",
+        "queue": "default",
+        "framework": "dramatiq",
+        "attempt": 3,
+        "max_attempts": 3,
+        "cause": "exhausted",
+        "reason": "no attempt is left",
+        "discarded_at": NOW,
+        "message": {"args": [7]},
+        "errors": (entry(3),),
+    }
+    return Letter(**{**known, **fields})
+
+
+def ids(store: Store, where: LetterFilter = EVERYTHING) -> list[str]:
+    """The ids of the dead letters, as listed."""
+    return [letter.id for letter in store.list(where, limit=1000, cursor=None).letters]
+
+
+def walk(store: Store, limit: int, between: Callable[[], object] = lambda: None) -> Iterator[str]:
+    """The ids of the dead letters, page by page; something may happen in between."""
+    cursor = None
+    while True:
+        page = store.list(EVERYTHING, limit=limit, cursor=cursor)
+        assert len(page.letters) <= limit
+        yield from (letter.id for letter in page.letters)
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+        between()
+
+
+def claim(store: Store, letter_id: str = "j-1", *, now: datetime = NOW) -> Claim | None:
+    """Claim a dead letter for a minute."""
+    return store.claim(letter_id, now=now, seconds=60)
+
+
+def delete(store: Store, letter_id: str) -> bool:
+    """Claim a dead letter, and delete it."""
+    held = claim(store, letter_id)
+    return held is not None and store.delete(letter_id, held)
+
+
+def in_processes(count: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """What `work` returns in so many processes that begin at the same moment."""
+    context = multiprocessing.get_context("fork")
+    start, results = context.Barrier(count), context.SimpleQueue()
+
+    def run() -> None:
+        start.wait(30)
+        try:
+            results.put(work(*args))
+        except BaseException as error:
+            results.put(error)
+
+    processes = [context.Process(target=run) for _ in range(count)]
+    for process in processes:
+        process.start()
+    found = [results.get() for _ in processes]
+    for process in processes:
+        process.join(30)
+    return found
+
+
+@pytest.mark.requirement("DLQ-002")
+def test_everything_of_a_letter_comes_back(store: Store) -> None:
+    """Field by field, in every JSON type."""
+    whole = letter(
+        message={"args": [1, 2.5, None, True, {"k": "v"}], "headers": {"a": [[]]}},
+        errors=(entry(1, replay=1, backtrace=["a.py:1 in f"]), entry(2, details={"n": 2**70})),
+        retry={"max_attempts": 3, "non_retryable_errors": ["auth.*"]},
+        created_at=NOW - timedelta(days=400),
+        replay_count=2,
+    )
+    store.bury(whole)
+    assert store.get("j-1") == whole
+
+
+@pytest.mark.requirement("DLQ-002")
+@pytest.mark.parametrize("text", AWKWARD, ids=lambda text: ascii(text)[:20])
+def test_no_text_is_too_awkward(store: Store, text: str) -> None:
+    """Wherever it stands, the id included: what a column cannot hold is in the record."""
+    awkward = letter(
+        f"id {text}",
+        type=text,
+        queue=text,
+        reason=text,
+        message={"args": [text], text: text},
+        errors=(entry(type=text, message=text, details={text: text}),),
+    )
+    store.bury(awkward)
+    store.bury(letter("another"))
+    assert store.get(awkward.id) == awkward
+    store.keep_errors(awkward.id, [(0, entry(message=text))])
+    assert store.kept_errors(awkward.id) == [(0, entry(message=text))]
+    if text:
+        for where in (LetterFilter(queue=text), LetterFilter(type=text), LetterFilter(error_type=text)):
+            assert ids(store, where) == [awkward.id]
+    assert delete(store, awkward.id)
+    assert store.get(awkward.id) is None
+
+
+def test_a_huge_letter(store: Store) -> None:
+    """Ten megabytes of arguments, and a thousand errors."""
+    huge = letter(
+        message={"args": ["\N{SNOWMAN}" * 1_500_000]}, errors=tuple(entry(n) for n in range(1, 1001))
+    )
+    store.bury(huge)
+    assert store.get("j-1") == huge
+
+
+def test_an_unknown_id(store: Store) -> None:
+    """It is nowhere, and nothing happens to it."""
+    assert store.get("nobody") is None
+    assert claim(store, "nobody") is None
+    store.release("nobody", 5)
+    assert not store.delete("nobody", 5)
+    assert store.kept_errors("nobody") == []
+    store.forget_errors("nobody")
+
+
+def test_a_job_that_dies_again_has_one_letter(store: Store) -> None:
+    """The last one."""
+    store.bury(letter(queue="first"))
+    store.bury(letter(queue="second", discarded_at=NOW + timedelta(seconds=1)))
+    assert ids(store) == ["j-1"]
+    assert ids(store, LetterFilter(queue="first")) == []
+    assert store.get("j-1") == letter(queue="second", discarded_at=NOW + timedelta(seconds=1))
+
+
+def test_the_same_letter_buried_by_many_at_once(url: str, store: Store) -> None:
+    """None of them fails, and there is one."""
+    assert in_processes(4, bury_repeatedly, url) == [None] * 4
+    assert ids(store) == ["j-1"]
+
+
+def bury_repeatedly(url: str) -> None:
+    """Bury the same letter again and again."""
+    store = open_store(url)
+    for _ in range(20):
+        store.bury(letter())
+
+
+@pytest.mark.requirement("DLQ-006")
+def test_the_newest_letters_come_first(store: Store) -> None:
+    """In whatever order they were buried; those of one moment in a fixed order."""
+    order = [f"j-{n:02}" for n in range(20)]
+    for n in random.Random(7).sample(range(20), 20):
+        store.bury(letter(f"j-{n:02}", discarded_at=NOW - timedelta(milliseconds=n // 2)))
+    found = ids(store)
+    assert [n // 2 for n in map(order.index, found)] == [n // 2 for n in range(20)]
+    assert list(walk(store, 3)) == found
+
+
+TYPES = {
+    "exact": "auth.expired",
+    "deeper": "auth.expired.really",
+    "sibling": "auth.denied",
+    "bare": "auth",
+    "look-alike": "authentication.expired",
+    "upper": "AUTH.expired",
+    "percent": "au%",
+    "underscore": "a_th.expired",
+    "backslash": "auth\\.expired",
+}
+MATCHES = [
+    ("auth.expired", ["exact"]),
+    ("auth.*", ["deeper", "exact", "sibling"]),
+    ("auth.expired.*", ["deeper"]),
+    ("auth", ["bare"]),
+    ("au%", ["percent"]),
+    ("%.*", []),
+    ("a_th.*", ["underscore"]),
+    ("a_th.expired", ["underscore"]),
+    ("auth\\.*", ["backslash"]),
+    ("AUTH.*", ["upper"]),
+    ("*", []),
+    ("", []),
+]
+
+
+@pytest.mark.requirement("DLQ-006")
+@pytest.mark.parametrize("field", ["type", "error_type"])
+def test_filters_on_types(store: Store, field: str) -> None:
+    """Exact or `prefix.*`, case-sensitive; SQL's own wildcards are ordinary characters."""
+    for name, value in TYPES.items():
+        known = {"type": value} if field == "type" else {"errors": (entry(1), entry(2, type=value))}
+        store.bury(letter(name, **known))
+    for pattern, names in MATCHES:
+        assert sorted(ids(store, LetterFilter(**{field: pattern}))) == names, pattern
+
+
+@pytest.mark.requirement("DLQ-006")
+def test_filters_are_combined(store: Store) -> None:
+    """All of them must hold; a queue is matched whole."""
+    for queue, type_, error in itertools.product(["q", "q.*"], ["a.b", "a.c"], ["e.f", "e.g"]):
+        store.bury(letter(f"{queue} {type_} {error}", queue=queue, type=type_, errors=(entry(type=error),)))
+    assert sorted(ids(store, LetterFilter("q", "a.*", "e.g"))) == ["q a.b e.g", "q a.c e.g"]
+    assert len(ids(store, LetterFilter("q.*"))) == 4
+    assert ids(store, LetterFilter("q", "a.b", "e.*.*")) == []
+
+
+@pytest.mark.requirement("DLQ-006")
+def test_pages_stay_right_while_letters_come_and_go(store: Store) -> None:
+    """Every letter that is there all the time is seen once; what is gone is not seen."""
+    for n in range(40):
+        store.bury(letter(f"j-{n:02}", discarded_at=NOW - timedelta(seconds=n)))
+    added, gone = itertools.count(), iter(range(39, 0, -4))
+
+    def happens() -> None:
+        store.bury(letter(f"new-{next(added)}", discarded_at=NOW + timedelta(seconds=5)))
+        assert delete(store, f"j-{next(gone):02}")
+
+    seen = list(walk(store, 7, happens))
+    steady = [f"j-{n:02}" for n in range(40) if (39 - n) % 4]
+    assert len(seen) == len(set(seen))
+    assert [i for i in seen if i in steady] == steady
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "5", "5.0:j", "-5:j", "٣:j", "9" * 30 + ":j", "9" * 5000 + ":j"])
+def test_a_cursor_that_no_page_gave_out(store: Store, cursor: str) -> None:
+    """It is named."""
+    with pytest.raises(ValueError, match=r"^cursor: .* was not given out by this store$"):
+        store.list(EVERYTHING, limit=5, cursor=cursor)
+
+
+def test_a_cursor_may_hold_any_id(store: Store) -> None:
+    """Colons and what no column holds."""
+    for name in ("a:b:c", "d:\0", "e:\ud800", "f" * 300):
+        store.bury(letter(name))
+    assert sorted(walk(store, 1)) == sorted(["a:b:c", "d:\0", "e:\ud800", "f" * 300])
+    assert store.list(EVERYTHING, limit=5, cursor="5:\ud800\0").letters == ()
+
+
+@pytest.mark.requirement("DLQ-006")
+def test_stats(store: Store) -> None:
+    """In all and by kind, with the first and the last time."""
+    empty = store.stats()
+    assert (empty.total, empty.by_queue, empty.oldest_at, empty.newest_at) == (0, {}, None, None)
+    store.bury(letter("a", queue="q1", type="t1"))
+    store.bury(letter("b", queue="q1", type="t2", errors=(), discarded_at=NOW + timedelta(days=1)))
+    store.bury(letter("c", queue="q2", type="t2", errors=({"attempt": 1},)))
+    stats = store.stats()
+    assert (stats.total, stats.by_queue, stats.by_type) == (3, {"q1": 2, "q2": 1}, {"t1": 1, "t2": 2})
+    assert stats.by_error_type == {"external.timeout": 1, "Unknown": 2}
+    assert (stats.oldest_at, stats.newest_at) == (NOW, NOW + timedelta(days=1))
+
+
+@pytest.mark.requirement("DLQ-003")
+def test_a_claim_has_the_letter_to_itself_for_its_time(store: Store) -> None:
+    """Until it is given back, or its time is over."""
+    store.bury(letter())
+    held = claim(store)
+    assert held is not None
+    assert claim(store) is None
+    assert claim(store, now=NOW + timedelta(seconds=59.999)) is None
+    store.release("j-1", held)
+    again = claim(store, now=NOW + timedelta(seconds=1))
+    assert again is not None
+    assert claim(store, now=NOW + timedelta(seconds=61)) is not None
+
+
+@pytest.mark.requirement("DLQ-003")
+def test_who_has_lost_a_claim_does_nothing_to_its_next_holder(store: Store) -> None:
+    """Neither gives it back, nor deletes the letter."""
+    store.bury(letter())
+    late = claim(store)
+    held = claim(store, now=NOW + timedelta(seconds=60))
+    assert late is not None
+    assert held is not None
+    store.release("j-1", late)
+    assert claim(store, now=NOW + timedelta(seconds=61)) is None
+    assert not store.delete("j-1", late)
+    assert store.delete("j-1", held)
+    assert store.get("j-1") is None
+
+
+@pytest.mark.requirement("DLQ-003")
+def test_a_replay_that_has_died_again_is_not_deleted(store: Store) -> None:
+    """Its new letter, even of the same moment, is another one; and it can be claimed at once."""
+    store.bury(letter())
+    held = claim(store)
+    assert held is not None
+    store.bury(letter(attempt=9))
+    assert not store.delete("j-1", held)
+    assert store.get("j-1") == letter(attempt=9)
+    assert claim(store, now=NOW + timedelta(seconds=1)) is not None
+
+
+def claims_of(url: str) -> list[str]:
+    """The letters that this process has claimed of fifty that everybody wants."""
+    store = open_store(url)
+    return [f"j-{n}" for n in range(50) if claim(store, f"j-{n}") is not None]
+
+
+@pytest.mark.requirement("DLQ-003")
+def test_of_many_processes_one_wins(url: str, store: Store) -> None:
+    """Each letter once, none twice."""
+    for n in range(50):
+        store.bury(letter(f"j-{n}"))
+    won = list(itertools.chain.from_iterable(in_processes(4, claims_of, url)))
+    assert sorted(won) == sorted(f"j-{n}" for n in range(50))
+
+
+@pytest.mark.requirement("DLQ-003")
+def test_of_many_threads_one_wins(store: Store) -> None:
+    """On one store."""
+    for n in range(20):
+        store.bury(letter(f"j-{n}"))
+    start = threading.Barrier(8)
+
+    def claims(_: int) -> list[str]:
+        start.wait(30)
+        return [f"j-{n}" for n in range(20) if claim(store, f"j-{n}") is not None]
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(itertools.chain.from_iterable(pool.map(claims, range(8))))
+    assert sorted(won) == sorted(f"j-{n}" for n in range(20))
+
+
+@pytest.mark.requirement("DLQ-002")
+def test_kept_errors(store: Store) -> None:
+    """In the order of their places; keeping again changes nothing, forgetting again neither."""
+    store.keep_errors("j-1", [(10, entry(11)), (2, entry(3)), (0, entry(1, type="first"))])
+    store.keep_errors("j-1", [(0, entry(1, type="again")), (1, entry(2))])
+    store.keep_errors("j-1", [])
+    kept = [(0, entry(1, type="first")), (1, entry(2)), (2, entry(3)), (10, entry(11))]
+    assert store.kept_errors("j-1") == kept
+    store.keep_errors("j-2", [(0, entry(1))])
+    for _ in range(2):
+        store.forget_errors("j-1")
+        assert store.kept_errors("j-1") == []
+    assert store.kept_errors("j-2") == [(0, entry(1))]
+
+
+@pytest.mark.requirement("DLQ-002")
+def test_a_hostile_entry_is_kept_as_it_is(store: Store) -> None:
+    """Whatever another system has put where numbers are expected."""
+    hostile: list[ErrorEntry] = [
+        {"attempt": "one; drop table", "replay": 2**80},
+        {"attempt": {"a": []}, "replay": None},
+        {"attempt": -1e308, "message": "m" * 200_000},
+        {},
+    ]
+    placed = list(enumerate(hostile, start=-2))
+    store.keep_errors("j-1", placed)
+    assert store.kept_errors("j-1") == placed
+
+
+def test_a_place_that_no_database_has(store: Store) -> None:
+    """It comes from a damaged header, and is an error of the store like any other."""
+    with pytest.raises(StoreError):
+        store.keep_errors("j-1", [(2**70, entry())])
+    assert store.kept_errors("j-1") == []
+
+
+@pytest.mark.requirement("DLQ-002")
+def test_what_is_buried_is_no_longer_kept(store: Store) -> None:
+    """The letter has it, and the job's next life begins without it."""
+    store.keep_errors("j-1", [(0, entry(1))])
+    store.keep_errors("j-2", [(0, entry(1))])
+    store.bury(letter())
+    assert store.kept_errors("j-1") == []
+    assert store.kept_errors("j-2") == [(0, entry(1))]
+
+
+def test_namespaces_see_nothing_of_each_other(url: str) -> None:
+    """In one database."""
+    one, two = open_store(url, "one"), open_store(url, "two")
+    one.bury(letter(queue="of one"))
+    one.keep_errors("j-9", [(0, entry())])
+    assert (ids(two), two.get("j-1"), two.stats().total, two.kept_errors("j-9")) == ([], None, 0, [])
+    assert claim(two) is None
+    two.bury(letter(queue="of two"))
+    assert delete(two, "j-1")
+    two.forget_errors("j-9")
+    assert one.get("j-1") == letter(queue="of one")
+    assert one.kept_errors("j-9") == [(0, entry())]
+
+
+def test_many_processes_create_the_tables_at_once(url: str) -> None:
+    """Each of them can use the store."""
+    found = in_processes(6, first_use, url)
+    assert sorted(found) == [1, 1, 1, 1, 1, 1]
+
+
+def first_use(url: str) -> int:
+    """Use a store that nobody has used before, and count what it says of its version."""
+    store = open_store(url)
+    store.prepare()
+    store.bury(letter(str(os.getpid())))
+    with sa.create_engine(url).connect() as connection:
+        return connection.execute(sa.text("select count(*) from ojs_schema")).scalar_one()
+
+
+def test_a_store_of_a_newer_version_is_refused(url: str, store: Store) -> None:
+    """By every method, and it says what to do."""
+    store.prepare()
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("insert into ojs_schema values (2)"))
+    store.bury(letter())
+    later = open_store(url)
+    for use in (later.prepare, later.stats, lambda: later.bury(letter())):
+        with pytest.raises(StoreError, match=r"^the store has schema 2, this ojs-bridge reads 1: update it$"):
+            use()
+
+
+def test_a_forked_child_has_connections_of_its_own(store: Store) -> None:
+    """Both use the store at the same time, and neither disturbs the other."""
+    store.bury(letter("before"))
+    busy, stop = threading.Event(), threading.Event()
+
+    def keep_busy() -> None:
+        for n in itertools.count():
+            store.bury(letter(f"parent-{n % 20}"))
+            busy.set()
+            if stop.is_set():
+                return
+
+    parent = threading.Thread(target=keep_busy)
+    parent.start()
+    assert busy.wait(30)
+    found = in_processes(3, use_inherited, store)
+    stop.set()
+    parent.join(30)
+    assert found == ["before"] * 3
+    assert len([i for i in ids(store) if i.startswith("child")]) == 30
+
+
+def use_inherited(store: Store) -> str:
+    """Use a store that was opened before the fork."""
+    for n in range(10):
+        store.bury(letter(f"child-{os.getpid()}-{n}"))
+    found = store.get("before")
+    store.close()
+    return found.id if found else "nothing"
+
+
+def test_a_closed_store_opens_again(store: Store) -> None:
+    """Closing only gives connections back."""
+    store.bury(letter())
+    store.close()
+    assert ids(store) == ["j-1"]
+
+
+UNREACHABLE = [
+    f"postgresql+psycopg://ojs:{SECRET.replace('@', '%40').replace('/', '%2F')}@127.0.0.1:1/nowhere",
+    "postgresql+psycopg://ojs@127.0.0.1:1/nowhere?password=s3cr:t",
+    "sqlite:////no/such/folder/ojs.db",
+]
+
+
+@pytest.mark.parametrize("url", UNREACHABLE)
+def test_a_database_out_of_reach(url: str) -> None:
+    """A readable error from every method, without the password."""
+    store = open_store(url)
+    for use in (store.prepare, store.stats, lambda: store.bury(letter()), lambda: ids(store)):
+        with pytest.raises(StoreError, match=r"^the store '(postgresql|sqlite).* failed: ") as error:
+            use()
+        assert "s3cr" not in str(error.value)
+
+
+def test_an_error_says_nothing_of_a_jobs_arguments(url: str, store: Store) -> None:
+    """They may be secret, and the error goes to the log."""
+    store.bury(letter())
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("drop table ojs_dead_letters"))
+    with pytest.raises(StoreError) as error:
+        store.bury(letter(message={"args": ["4111-1111"]}))
+    assert "4111" not in str(error.value)
+    assert "4111" not in str(error.value.__cause__)
+
+
+REFUSED = [
+    ("ojs.db", "store: 'ojs.db' is not a URL such as sqlite:///ojs.db"),
+    ("", "store: '' is not a URL such as sqlite:///ojs.db"),
+    ("://", "store: '://' is not a database URL"),
+    ("nosuch://u:{}@h/db", "store: 'nosuch://***@h/db' is not a store that ojs-bridge knows: "),
+    ("postgresql+nosuch://u:{}@h/db", "store: 'postgresql+nosuch://***@h/db' is not a store that"),
+    ("postgresql+pg8000://u:{}@h/db", "store: the driver of 'postgresql+pg8000://***@h/db' is not installed"),
+    ("postgresql+psycopg://u:{}@h:port/db", "store: 'postgresql+psycopg://***@h:port/db' is not a"),
+    ("postgresql+pg8000://h/db?password=s3cr&x=1", "store: the driver of 'postgresql+pg8000://h/db?password=***&x=1'"),
+    ("sqlite://", "store: 'sqlite://' would be gone with the process: name a file, as in sqlite:///ojs.db"),
+    ("sqlite:///:memory:", "store: 'sqlite:///:memory:' would be gone with the process"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("url", "message"), REFUSED)
+def test_a_store_that_cannot_be_opened(url: str, message: str) -> None:
+    """The URL is named, without its password."""
+    with pytest.raises(ConfigurationError) as error:
+        open_store(url.format(SECRET))
+    assert str(error.value).startswith(message)
+    assert not any(part in str(error.value) for part in ("s3cr", "p@ss"))
+
+
+@pytest.mark.parametrize("namespace", ["", "x" * 65, "a\0b", "a\nb", 5, None])
+def test_a_namespace_that_no_store_can_have(namespace: Any) -> None:
+    """It is named."""
+    with pytest.raises(ConfigurationError, match=r"^namespace: .* must be 1 to 64 printable characters$"):
+        open_store("sqlite:///x.db", namespace)
+
+
+def test_a_letter_in_the_shape_of_the_spec() -> None:
+    """Section 9 of the dead letter document; `occurred_at` repeats each timestamp."""
+    shown = replace(letter(), created_at=NOW, errors=(entry(3, timestamp="t"),)).to_ojs()
+    assert shown == {
+        "id": "j-1",
+        "type": "billing.charge",
+        "queue": "default",
+        "state": "discarded",
+        "attempt": 3,
+        "max_attempts": 3,
+        "errors": [{**entry(3), "timestamp": "t", "occurred_at": "t"}],
+        "metadata": {
+            "framework": "dramatiq",
+            "cause": "exhausted",
+            "reason": "no attempt is left",
+            "created_at": "2026-11-21T10:00:02.345Z",
+            "discarded_at": "2026-11-21T10:00:02.345Z",
+            "ojs.replay_count": 0,
+        },
+        "message": {"args": [7]},
+    }
