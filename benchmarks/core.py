@@ -55,8 +55,8 @@ def _deep(levels: int) -> None:
 
 def _ten_errors() -> str:
     job = Job("id", "billing.charge", "default")
-    for attempt in range(1, 11):
-        job = job.failed(_failure(), at=NOW).due(NOW, attempt=attempt + 1)
+    for _ in range(10):
+        job = job.failed(_failure(), at=NOW, next_at=NOW)
     return encode(job).text
 
 

@@ -166,11 +166,11 @@ class Bridge:
         """Return the job as it goes on, or as it ends: with its failure recorded (spec section 10)."""
         match decision:
             case RetryAt():
-                return job.failed(decision.failure, at=self.now()).due(decision.at, attempt=job.attempt + 1)
+                return job.failed(decision.failure, at=self.now(), next_at=decision.at)
             case Snooze():
-                return job.due(decision.at, attempt=job.attempt)
+                return job.due(decision.at)
             case Discard() | DeadLetter():
-                return replace(job.failed(decision.failure, at=self.now()), next_retry_at=None)
+                return job.failed(decision.failure, at=self.now())
             case _:
                 return job
 

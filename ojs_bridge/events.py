@@ -134,7 +134,8 @@ def log(job: Job, decision: Decision) -> None:
             level, word = logging.ERROR, "dead-lettered"
         case Complete():
             return
-    logger.log(level, "job %s (%s) %s: %s", *map(_in_line, (job.id, job.type, word, decision.reason)))
+    if logger.isEnabledFor(level):
+        logger.log(level, "job %s (%s) %s: %s", *map(_in_line, (job.id, job.type, word, decision.reason)))
 
 
 def _in_line(text: str) -> str:

@@ -181,7 +181,8 @@ def backtrace_of(tb: TracebackType | None) -> tuple[str, ...]:
     frames: list[str] = []
     while tb is not None:
         code = tb.tb_frame.f_code
-        frames.append(f"{code.co_filename}:{tb.tb_lineno} in {code.co_name}")
+        filename = code.co_filename.rpartition("site-packages/")[2]
+        frames.append(f"{filename}:{tb.tb_lineno} in {code.co_name}")
         tb = tb.tb_next
     kept: list[str] = []
     size = 0

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
+from pydantic_core import from_json
+
 from .errors import InvalidState
 from .failures import CUT, Failure, cut
 
@@ -45,8 +47,11 @@ class Job:
     replay_count: int = 0
     expires: datetime | None = None
 
-    def failed(self, failure: Failure, *, at: datetime) -> Job:
-        """Return the job with this attempt's failure at the end of its history (spec section 10.1)."""
+    def failed(self, failure: Failure, *, at: datetime, next_at: datetime | None = None) -> Job:
+        """Return the job with this attempt's failure at the end of its history (spec section 10.1).
+
+        With `next_at`, as it is published for the next attempt, due then.
+        """
         entry: ErrorEntry = {
             "attempt": self.attempt,
             "type": failure.type,
@@ -59,11 +64,23 @@ class Job:
             entry["backtrace"] = list(failure.backtrace)
         if self.replay_count:
             entry["replay"] = self.replay_count
-        return replace(self, errors=(*self.errors, entry))
+        return Job(
+            self.id,
+            self.type,
+            self.queue,
+            self.attempt if next_at is None else self.attempt + 1,
+            self.retry,
+            (*self.errors, entry),
+            self.errors_dropped,
+            next_at,
+            self.created_at,
+            self.replay_count,
+            self.expires,
+        )
 
-    def due(self, at: datetime, *, attempt: int) -> Job:
-        """Return the job as it is published for an attempt that is due at a time."""
-        return replace(self, attempt=attempt, next_retry_at=at)
+    def due(self, at: datetime) -> Job:
+        """Return the job as it is published for the same attempt, due at a time."""
+        return replace(self, next_retry_at=at)
 
     def replayed(self) -> Job:
         """Return the job as a replay starts it: no attempt used, history kept, one more replay."""
@@ -186,30 +203,32 @@ def _size(value: object) -> int:
 def decode(state: object, job: Job) -> Job:
     """Return the job with the state that its `ojs` header carries: a JSON string or an object.
 
-    `job` brings what the framework itself says: id, type, queue and, from the native counter, the attempt.
-    The native counter wins, so that a rolled-back worker and a foreign requeue are both understood.
+    `job` brings what the framework itself says: id, type, queue, its own retry options and, from the native
+    counter, the attempt. That counter wins over the header's, so that a rolled-back worker and a foreign
+    requeue are both understood; the header's policy wins over the framework's options.
     Raises InvalidState for a damaged header or an unknown version.
     """
     fields = _read(state)
-    attempt = fields.get("attempt", job.attempt)
-    in_step = attempt == job.attempt
-    return replace(
-        job,
-        retry=_typed(fields, "retry", dict, None),
-        errors=tuple(_entries(fields)),
-        errors_dropped=_typed(fields, "errors_dropped", int, 0),
-        next_retry_at=_time(fields, "next_retry_at") if in_step else None,
-        created_at=_time(fields, "created_at"),
-        replay_count=_typed(fields, "replay_count", int, 0),
+    in_step = fields.get("attempt", job.attempt) == job.attempt
+    retry = _typed(fields, "retry", dict, None)
+    return Job(
+        job.id,
+        job.type,
+        job.queue,
+        job.attempt,
+        {**job.retry, **(retry or {})} if job.retry else retry,
+        tuple(_entries(fields)),
+        _typed(fields, "errors_dropped", int, 0),
+        _time(fields, "next_retry_at") if in_step else None,
+        _time(fields, "created_at") or job.created_at,
+        _typed(fields, "replay_count", int, 0),
+        job.expires,
     )
 
 
 def _read(state: object) -> dict[str, Any]:
     if isinstance(state, (str, bytes)):
-        try:
-            state = json.loads(state)
-        except (ValueError, RecursionError) as error:
-            raise InvalidState(f"the ojs header is not JSON: {cut(str(error), 200)}") from None
+        state = _loads(state)
     if not isinstance(state, dict):
         raise InvalidState(f"the ojs header must be a JSON object, not {type(state).__name__}")
     version = state.get("v")
@@ -218,6 +237,17 @@ def _read(state: object) -> dict[str, Any]:
             f"the ojs header has version {cut(repr(version), 80)}, this worker reads {VERSION}"
         )
     return state
+
+
+def _loads(text: str | bytes) -> object:
+    try:
+        return from_json(text)
+    except ValueError:
+        # The faster reader refuses lone surrogates, which a message from an exception may hold.
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidState(f"the ojs header is not JSON: {cut(str(error), 200)}") from None
 
 
 def _typed(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
@@ -249,7 +279,9 @@ def _time(fields: Mapping[str, Any], name: str) -> datetime | None:
 
 def format_time(at: datetime) -> str:
     """Write a time as RFC 3339 in UTC with milliseconds."""
-    return at.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if at.tzinfo is not timezone.utc:
+        at = at.astimezone(timezone.utc)
+    return at.isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"
 
 
 def parse_time(text: str) -> datetime:

@@ -68,11 +68,9 @@ def job_of(message: MessageProxy, bare: Job) -> Job | InvalidState:
     if state is None:
         return bare
     try:
-        job = decode(state, bare)
+        return decode(state, bare)
     except InvalidState as error:
         return error
-    wish = {**(bare.retry or {}), **(job.retry or {})}
-    return replace(job, retry=wish or None, created_at=job.created_at or bare.created_at)
 
 
 def _wish(options: Mapping[str, Any]) -> dict[str, Any]:

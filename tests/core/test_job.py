@@ -45,7 +45,7 @@ def entry(attempt: int, **fields: Any) -> ErrorEntry:
 def failed(job: Job, times: int, failure: Failure = FAILURE) -> Job:
     """The job after so many failed attempts."""
     for _ in range(times):
-        job = job.failed(failure, at=NOW).due(NOW, attempt=job.attempt + 1)
+        job = job.failed(failure, at=NOW, next_at=NOW)
     return job
 
 
