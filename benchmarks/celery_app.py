@@ -10,6 +10,7 @@ from typing import Any
 import redis
 from celery import Celery
 
+from benchmarks.work import call_the_other_side
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install
 
@@ -75,7 +76,7 @@ native_retries = {
 @app.task(name="bench.fails", base=Ends, **(native_retries if SIDE == "native" else {}))
 def fails() -> None:
     """Fail, every time."""
-    raise ValueError("the other side answered with status 503")
+    call_the_other_side()
 
 
 if SIDE == "bridged":

@@ -13,6 +13,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Retries, default_middleware
 
+from benchmarks.work import call_the_other_side
 from ojs_bridge import Bridge
 from ojs_bridge.dramatiq import OJSRetries
 
@@ -65,7 +66,7 @@ def succeeds() -> None:
 def fails() -> None:
     """Fail, every time."""
     _count()
-    raise ValueError("the other side answered with status 503")
+    call_the_other_side()
 
 
 def main() -> None:
