@@ -43,8 +43,8 @@ BROKER_HEADERS = frozenset(
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
 #: The routing key prefix of RabbitMQ's native delayed delivery: 28 bits of delay.
 _DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
-#: The exchange from which RabbitMQ delivers what it has delayed.
-_DELAYED_DELIVERY = "celery_delayed_delivery"
+#: The exchanges from which RabbitMQ delivers what it has delayed.
+_DELAYED = "celery_delayed_"
 
 
 #: Body, content type, content encoding and headers of a delivery, as a request takes them along.
@@ -94,7 +94,7 @@ def _queue_of(app: Celery, exchange: str, routing_key: str) -> str:
     key = _DELAY_PREFIX.sub("", routing_key)
     if not exchange:
         return key
-    delayed = exchange == _DELAYED_DELIVERY
+    delayed = exchange.startswith(_DELAYED)
     for queue in app.amqp.queues.consume_from.values():
         for bound in queue.bindings or (binding(queue.exchange, queue.routing_key),):
             if (delayed or bound.exchange.name == exchange) and _leads(bound, key):
@@ -196,8 +196,15 @@ def _route(app: Celery, wire: Wire, options: Mapping[str, Any]) -> dict[str, Any
     if {"queue", "exchange", "routing_key"} & set(chosen):
         return chosen
     if wire.exchange:
-        return {"exchange": wire.exchange, "routing_key": wire.routing_key, **chosen}
+        return {**_exchange(app, wire), "routing_key": wire.routing_key, **chosen}
     return {"queue": wire.queue or app.amqp.default_queue.name, **chosen}
+
+
+def _exchange(app: Celery, wire: Wire) -> dict[str, Any]:
+    """Return the exchange a delivery came through; on Redis only one that is declared has its type."""
+    queue = app.amqp.queues.get(wire.queue)
+    declared = queue is not None and queue.exchange.name == wire.exchange
+    return {"exchange": wire.exchange, "declare": [queue.exchange] if declared else None}
 
 
 def _delayed(app: Celery, wire: Wire, route: dict[str, Any], due: datetime | None) -> dict[str, Any]:
@@ -215,7 +222,7 @@ def _delayed(app: Celery, wire: Wire, route: dict[str, Any], due: datetime | Non
     from kombu.transport.native_delayed_delivery import calculate_routing_key
 
     key = _DELAY_PREFIX.sub("", route.get("routing_key") or queue.routing_key)
-    rest = {name: value for name, value in route.items() if name != "queue"}
+    rest = {name: value for name, value in route.items() if name not in ("queue", "declare")}
     exchange = Exchange("celery_delayed_27", type="topic")
     return {**rest, "exchange": exchange, "routing_key": calculate_routing_key(seconds, key)}
 

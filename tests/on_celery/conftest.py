@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -10,62 +11,62 @@ import pytest
 
 from tests.on_celery.fleet import Fleet
 from tests.on_celery.project import Settings
+from tests.servers import RabbitMQ, Valkey
 
-Fleets = Callable[[str, str, bool], Fleet]
+Fleets = Callable[[str, bool], Fleet]
 
 
-@pytest.fixture(scope="session")
-def fleets(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleets]:
-    """Gives the fleet of a kind, whose worker is started when it is first asked for."""
-    started: dict[tuple[str, str, bool], Fleet] = {}
-    folder = tmp_path_factory.mktemp("fleets")
+@contextmanager
+def fleets_on(broker: str, backend: str, folder: Path) -> Iterator[Fleets]:
+    """Give the fleet of a pool and an acknowledgement, whose worker is started when it is first asked for."""
+    started: dict[tuple[str, bool], Fleet] = {}
 
-    def fleet_of(broker: str, pool: str, acks_late: bool) -> Fleet:
-        kind = (broker, pool, acks_late)
-        if kind not in started:
-            name = f"{broker}-{pool}-{'late' if acks_late else 'early'}-{uuid4().hex[:6]}"
-            url = request.getfixturevalue(broker).url
-            settings = Settings(
-                broker=url,
-                backend=request.getfixturevalue("valkey").url,
-                queue=name,
-                store=f"sqlite:///{folder}/{name}.db",
-                acks_late=acks_late,
-            )
-            started[kind] = Fleet(settings, folder)
-            started[kind].start("-P", pool, "-c", "1" if pool == "solo" else "4")
-        return started[kind]
+    def fleet_of(pool: str, acks_late: bool) -> Fleet:
+        if (pool, acks_late) not in started:
+            name = f"{pool}-{'late' if acks_late else 'early'}-{uuid4().hex[:6]}"
+            store = f"sqlite:///{folder}/{name}.db"
+            fleet = Fleet(Settings(broker, backend, name, store, acks_late), folder)
+            fleet.start("-P", pool, "-c", "1" if pool == "solo" else "4")
+            started[pool, acks_late] = fleet
+        return started[pool, acks_late]
 
     yield fleet_of
-    workers = {kind: fleet.worker for kind, fleet in started.items() if fleet.worker}
-    for worker in workers.values():
+    workers = [fleet.worker for fleet in started.values() if fleet.worker]
+    for worker in workers:
         worker.ask_to_stop()
-    ended_badly = {kind: worker.log[-2000:] for kind, worker in workers.items() if worker.stop() != 0}
-    assert not ended_badly, "\n".join(f"{kind}\n{log}" for kind, log in ended_badly.items())
-
-
-@pytest.fixture(scope="module", params=["valkey", "rabbitmq"])
-def fleet(request: pytest.FixtureRequest, fleets: Fleets) -> Fleet:
-    """A prefork fleet on each broker."""
-    return fleets(request.param, "prefork", True)
+    assert [worker.log[-3000:] for worker in workers if worker.stop() != 0] == []
 
 
 @pytest.fixture(scope="session")
-def valkey_fleet(fleets: Fleets) -> Fleet:
-    """The prefork fleet on Valkey."""
-    return fleets("valkey", "prefork", True)
+def on_valkey(valkey: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleets]:
+    """The fleets whose broker is Valkey."""
+    with fleets_on(valkey.url, valkey.url, tmp_path_factory.mktemp("on-valkey")) as fleets:
+        yield fleets
+
+
+@pytest.fixture(scope="session")
+def on_rabbitmq(
+    rabbitmq: RabbitMQ, valkey: Valkey, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleets]:
+    """The fleets whose broker is RabbitMQ."""
+    with fleets_on(rabbitmq.url, valkey.url, tmp_path_factory.mktemp("on-rabbitmq")) as fleets:
+        yield fleets
+
+
+@pytest.fixture(scope="module", params=["on_valkey", "on_rabbitmq"])
+def fleet(request: pytest.FixtureRequest) -> Fleet:
+    """A prefork fleet on each broker."""
+    return request.getfixturevalue(request.param)("prefork", True)
 
 
 @pytest.fixture
-def separate(request: pytest.FixtureRequest, tmp_path: Path, unique: str) -> Iterator[Callable[..., Fleet]]:
-    """Makes fleets that a test has for itself; `valkey` is their broker unless it says otherwise."""
+def separate(valkey: Valkey, tmp_path: Path, unique: str) -> Iterator[Callable[..., Fleet]]:
+    """Makes fleets that a test has for itself; Valkey is their broker unless it says otherwise."""
     made: list[Fleet] = []
 
     def make(**options: object) -> Fleet:
-        url = request.getfixturevalue("valkey").url
-        store = f"sqlite:///{tmp_path}/{unique}.db"
-        name = f"{unique}-{len(made)}"
-        settings = Settings(**{"broker": url, "backend": url, "queue": name, "store": store, **options})
+        standard = {"broker": valkey.url, "backend": valkey.url, "store": f"sqlite:///{tmp_path}/ojs.db"}
+        settings = Settings(**{**standard, "queue": f"{unique}-{len(made)}", **options})
         made.append(Fleet(settings, tmp_path))
         return made[-1]
 

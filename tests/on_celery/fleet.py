@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,11 @@ ROOT = Path(__file__).parents[2]
 #: How late a run may be on a loaded machine, in seconds; Redis under gevent alone is up to 4 s late.
 LATE = 12.0
 ENDED = {"SUCCESS", "FAILURE", "REVOKED"}
+
+
+def in_seconds(seconds: float) -> str:
+    """A time from now as the wire form writes it."""
+    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
 
 
 @dataclass
@@ -143,9 +148,9 @@ class Fleet:
         return [b.at - a.at for a, b in itertools.pairwise(runs)]
 
     def calls(self, job: AsyncResult, name: str | None = None) -> list[list[Any]]:
-        """Which handlers were called for a job, and with what."""
+        """Which handlers were called for a job, and with what, or only those of a name."""
         found = [json.loads(text) for text in self._list("calls", job)]
-        return [call for call in found if name in (None, call[0])]
+        return [call for call in found if call[0] == name or (name is None and "publish" not in call[0])]
 
     def events(self, job: AsyncResult) -> list[dict[str, Any]]:
         """The events of a job, in the order in which listeners heard them."""

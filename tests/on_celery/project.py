@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import os
 import signal
-import sys
 import time
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -235,7 +235,7 @@ def define_odd_tasks(app: Celery, noting: Noting) -> None:
     def calls_itself(self: Task, depth: int) -> int:
         noting.run(self)
         if depth == 0:
-            raise self.retry(exc=OSError("deep"), countdown=60)
+            raise self.retry(exc=OSError("deep"), countdown=0.1)
         return self(depth - 1)
 
     @ojs(name="calls_another")
@@ -339,4 +339,4 @@ def define_class_based_tasks(app: Celery, noting: Noting) -> None:
     app.register_task(Own())
 
 
-__all__ = ["DeadLetter", "Discard", "Fail", "Ignore", "Reject", "Retry", "Snooze", "sys"]
+__all__ = ["DeadLetter", "Discard", "Fail", "Ignore", "Reject", "Retry", "Snooze", "datetime"]

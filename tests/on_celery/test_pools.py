@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from tests.on_celery.conftest import Fleets
-from tests.on_celery.fleet import Fleet
+from tests.on_celery.fleet import Fleet, in_seconds
 from tests.servers import eventually
 
 KINDS = [
-    ("valkey", "prefork", True),
-    ("valkey", "prefork", False),
-    ("valkey", "threads", True),
-    ("valkey", "threads", False),
-    ("valkey", "solo", True),
-    ("valkey", "gevent", True),
-    ("rabbitmq", "prefork", True),
-    ("rabbitmq", "threads", True),
-    ("rabbitmq", "gevent", False),
+    ("on_valkey", "prefork", True),
+    ("on_valkey", "prefork", False),
+    ("on_valkey", "threads", True),
+    ("on_valkey", "threads", False),
+    ("on_valkey", "solo", True),
+    ("on_valkey", "gevent", True),
+    ("on_rabbitmq", "prefork", True),
+    ("on_rabbitmq", "threads", True),
+    ("on_rabbitmq", "gevent", False),
 ]
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1]}-{'late' if kind[2] else 'early'}")
-def fleet(request: pytest.FixtureRequest, fleets: Fleets) -> Fleet:
-    return fleets(*request.param)
+@pytest.fixture(
+    scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}-{kind[1]}-{'late' if kind[2] else 'early'}"
+)
+def fleet(request: pytest.FixtureRequest) -> Fleet:
+    broker, pool, acks_late = request.param
+    return request.getfixturevalue(broker)(pool, acks_late)
 
 
 #: task and steps -> runs, state, the type of the last error
@@ -40,7 +43,13 @@ CASES: dict[str, tuple[str, list[str], int, str, str | None]] = {
     "KeyboardInterrupt": ("act", ["KeyboardInterrupt()"], 3, "FAILURE", "builtins.KeyboardInterrupt"),
     "GeneratorExit": ("act", ["GeneratorExit()"], 3, "FAILURE", "builtins.GeneratorExit"),
     "a BaseException": ("act", ["Odd('odd')"], 3, "FAILURE", "tests.on_celery.project.Odd"),
-    "self.retry": ("act", ["self.retry(countdown=0.1)", "self.retry(exc=OSError())", "'ok'"], 3, "SUCCESS", None),
+    "self.retry": (
+        "act",
+        ["self.retry(countdown=0.1)", "self.retry(exc=OSError())", "'ok'"],
+        3,
+        "SUCCESS",
+        None,
+    ),
     "handlers": ("handled", ["OSError()", "OSError()", "'ok'"], 3, "SUCCESS", None),
     "its own __call__": ("in_context", ["OSError()", "'ok'"], 2, "SUCCESS", None),
     "native": ("native.plain", ["OSError()"], 3, "FAILURE", "builtins.OSError"),
@@ -67,7 +76,9 @@ def held_by(fleet: Fleet) -> list[Any]:
     """What the worker still counts as active, reserved or scheduled."""
     inspect = fleet.app.control.inspect([fleet.node], timeout=5.0)
     answers = [inspect.active(), inspect.reserved(), inspect.scheduled()]
-    return [job for answer in answers for held in (answer or {"nobody": ["no answer"]}).values() for job in held]
+    return [
+        job for answer in answers for held in (answer or {"nobody": ["no answer"]}).values() for job in held
+    ]
 
 
 @pytest.mark.requirement("RET-01")
@@ -80,14 +91,8 @@ def test_sys_exit_is_a_failure(fleet: Fleet) -> None:
 
 @pytest.mark.requirement("RET-11")
 def test_an_early_delivery_waits(fleet: Fleet) -> None:
-    state = '{"v": 1, "attempt": 1, "next_retry_at": "%s"}' % in_seconds(1)
-    job = fleet.send("act", "'ok'", headers={"ojs": state})
+    state = {"v": 1, "attempt": 1, "next_retry_at": in_seconds(1)}
+    job = fleet.send("act", "'ok'", headers={"ojs": json.dumps(state)})
     assert fleet.end(job) == "SUCCESS"
     (run,) = fleet.runs(job)
     assert run.at >= fleet.due(run)
-
-
-def in_seconds(seconds: float) -> str:
-    from datetime import datetime, timedelta, timezone
-
-    return (datetime.now(timezone.utc) + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import LetterNotFound
-from tests.on_celery.fleet import LATE, ROOT, Fleet
+from tests.on_celery.fleet import LATE, ROOT, Fleet, in_seconds
 from tests.on_celery.project import KEEP
 from tests.servers import eventually
 
@@ -210,13 +210,11 @@ def test_the_message_keeps_ten_errors_and_the_dead_letter_all_of_them(fleet: Fle
 
 @pytest.mark.requirement("RET-11")
 def test_a_delivery_that_comes_early_waits(fleet: Fleet) -> None:
-    due = time.time() + 1.5
-    text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(due)) + f".{int(due % 1 * 1000):03d}Z"
-    state = {"v": 1, "attempt": 1, "next_retry_at": text}
+    state = {"v": 1, "attempt": 1, "next_retry_at": in_seconds(1.5)}
     job = fleet.send("act", "'ok'", headers={"ojs": json.dumps(state)})
     assert fleet.end(job) == "SUCCESS"
     (run,) = fleet.runs(job)
-    assert due - 0.001 <= run.at < due + LATE
+    assert fleet.due(run) <= run.at < fleet.due(run) + LATE
 
 
 REPLAY = """

@@ -1,6 +1,23 @@
 """The app of a worker process."""
 
-from tests.on_celery.project import Settings, make_app
+from typing import Any
 
-app = make_app(Settings.from_env())
+from celery import signals
+
+from tests.on_celery.project import Noting, Settings, make_app
+
+settings = Settings.from_env()
+app = make_app(settings)
 app.set_current()
+
+
+@signals.before_task_publish.connect
+def note_publishing(headers: dict[str, Any], **_: Any) -> None:
+    """Note what the worker publishes."""
+    Noting(settings.backend).call("before_publish", headers["id"])
+
+
+@signals.after_task_publish.connect
+def note_published(headers: dict[str, Any], **_: Any) -> None:
+    """Note what the worker has published."""
+    Noting(settings.backend).call("after_publish", headers["id"])

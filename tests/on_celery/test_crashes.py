@@ -1,0 +1,76 @@
+"""What a task cannot say because its process is gone, and what is not its failure."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.on_celery.fleet import Fleet
+from tests.servers import eventually
+
+#: task and steps -> runs, the type of the last error
+CRASHES: dict[str, tuple[str, list[str], int, str]] = {
+    "SIGKILL": ("handled", ["sigkill()"], 3, "worker_death"),
+    "os._exit": ("handled", ["os_exit()"], 3, "worker_death"),
+    "hard time limit": ("hard", ["time.sleep(60)"], 2, "timeout"),
+    "soft time limit": ("soft", ["time.sleep(60)"], 2, "timeout"),
+    "recovers": ("handled", ["sigkill()", "'ok'"], 2, ""),
+}
+
+
+@pytest.fixture(scope="module", params=[("on_valkey", True), ("on_rabbitmq", True), ("on_valkey", False)])
+def fleet(request: pytest.FixtureRequest) -> Fleet:
+    broker, acks_late = request.param
+    return request.getfixturevalue(broker)("prefork", acks_late)
+
+
+@pytest.mark.requirement("RET-01")
+def test_a_crash_is_a_failed_attempt(fleet: Fleet) -> None:
+    policy = {"on_exhaustion": "dead_letter"}
+    errback = fleet.task("errback").s()
+    sent = {
+        name: fleet.send(task, *steps, ojs_retry=policy, link_error=errback)
+        for name, (task, steps, *_) in CRASHES.items()
+    }
+    for name, (task, _, runs, error_type) in CRASHES.items():
+        job = sent[name]
+        assert fleet.end(job) == ("FAILURE" if error_type else "SUCCESS"), name
+        assert len(fleet.runs(job)) == runs, name
+        if not error_type:
+            continue
+        letter = fleet.bridge.dead_letters.get(job.id)
+        assert (letter.attempt, letter.error_type, len(letter.errors)) == (runs, error_type, runs), name
+        if task == "handled":
+            assert len(fleet.calls(job, "on_retry")) == runs - 1, name
+        eventually(lambda job=job: fleet.calls(job, "errback"), what=f"the errback of {name}")
+    time.sleep(0.5)  # for what must not happen: a second errback, a further run
+    for name, (*_, runs, error_type) in CRASHES.items():
+        assert len(fleet.calls(sent[name], "errback")) == (1 if error_type else 0), name
+        assert len(fleet.runs(sent[name])) == runs, name
+    ends = [event["type"] for event in fleet.events(sent["SIGKILL"])]
+    assert ends.count("job.discarded") == 1
+
+
+def test_a_revoked_job_is_no_failure(fleet: Fleet) -> None:
+    job = fleet.send("act", "time.sleep(60)")
+    eventually(lambda: fleet.runs(job), what="a run")
+    fleet.app.control.revoke(job.id, terminate=True)
+    assert fleet.end(job) == "REVOKED"
+    time.sleep(0.5)
+    assert len(fleet.runs(job)) == 1
+    assert [event["type"] for event in fleet.events(job)] == ["job.started"]
+
+
+def test_a_warm_shutdown_uses_no_attempt(separate) -> None:
+    fleet = separate()
+    worker = fleet.start("-c", "2")
+    job = fleet.send("act", "time.sleep(1.5) or 'done'")
+    retried = fleet.send("act", "OSError()", "'done'", ojs_retry={"initial_interval": "PT3S"})
+    eventually(lambda: fleet.runs(job) and fleet.runs(retried), seconds=30, what="two runs")
+    assert worker.stop() == 0
+    assert fleet.app.AsyncResult(job.id).state == "SUCCESS"
+    fleet.start("-c", "2")
+    assert fleet.end(retried) == "SUCCESS"
+    assert [len(fleet.runs(one)) for one in (job, retried)] == [1, 2]
+    assert fleet.gaps(retried)[0] >= 3

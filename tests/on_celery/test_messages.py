@@ -1,0 +1,228 @@
+"""What a retry keeps of its message, what it drops, and messages that nobody can read."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from tests.on_celery.fleet import LATE, Fleet
+from tests.on_celery.project import KEEP
+from tests.servers import eventually
+
+PICKLE = "application/x-python-serialize"
+
+
+def test_a_retry_keeps_everything_of_its_message(fleet: Fleet) -> None:
+    stamps = {"stamped_headers": ["team"], "team": "red"}
+    argument = datetime.datetime(2026, 11, 21)
+    job = fleet.task("act_kept").apply_async(
+        ("OSError('down')", argument),
+        serializer="pickle",
+        compression="zlib",
+        priority=5,
+        headers={"x-mine": "yes"},
+        time_limit=50,
+        soft_time_limit=40,
+        shadow="shown",
+        expires=600,
+        root_id="the-root",
+        parent_id="the-parent",
+        reply_to="somebody",
+        **stamps,
+    )
+    assert fleet.end(job) == "FAILURE"
+    first, second = fleet.runs(job)
+    message = fleet.bridge.dead_letters.get(job.id).message  # as the second run's came
+    assert (message["content_type"], message["content_encoding"]) == (PICKLE, "binary")
+    assert message["headers"]["compression"] == "application/x-gzip"
+    assert message["headers"]["x-mine"] == "yes"
+    assert "'x-mine': 'yes'" in second.more["headers"]
+    assert {key: message["properties"][key] for key in ("priority", "reply_to", "correlation_id")} == {
+        "priority": 5,
+        "reply_to": "somebody",
+        "correlation_id": job.id,
+    }
+    same = ("delivery", "parent", "root", "expires", "timelimit", "shadow", "stamps", "args")
+    assert {key: second.more[key] for key in same} == {key: first.more[key] for key in same}
+    assert (second.more["root"], second.more["parent"], second.more["shadow"]) == (
+        "the-root",
+        "the-parent",
+        "shown",
+    )
+    assert second.more["timelimit"] == [50, 40]
+    assert second.more["stamps"] == {"team": "red"}
+    assert second.more["expires"]
+
+    fleet.bridge.dead_letters.retry(job.id)
+    assert fleet.ending(job, nth=2)["total_attempts"] == 2
+    again = fleet.bridge.dead_letters.get(job.id).message
+    for kind in ("body", "content_type", "content_encoding", "properties"):
+        assert again[kind] == message[kind], kind
+
+
+def test_a_retry_drops_what_the_broker_added(fleet: Fleet) -> None:
+    added = {
+        "redelivered": True,
+        "x-delivery-count": 3,
+        "x-death": [{"count": 1}],
+        "x-first-death-queue": "q",
+    }
+    job = fleet.send("act_kept", "OSError()", headers={**added, "x-mine": "yes"})
+    assert fleet.end(job) == "FAILURE"
+    first, second = fleet.runs(job)
+    assert "x-first-death-queue" in first.more["headers"]
+    assert second.more["headers"] == "{'x-mine': 'yes'}"
+
+
+def test_a_retry_goes_where_its_message_came_from(fleet: Fleet) -> None:
+    name = fleet.settings.queue
+    assert fleet.worker
+    fleet.worker.await_ready()  # it declares the exchanges
+    sent = {
+        f"{name}-topic": fleet.send(
+            "act_kept", "OSError()", queue=f"{name}-topic", routing_key=f"{name}.orders.new"
+        ),
+        f"{name}-other": fleet.send(
+            "act_kept", "OSError()", queue=f"{name}-other", exchange=f"{name}-x", routing_key="strange.key"
+        ),
+        name: fleet.send("act_kept", "OSError()"),
+    }
+    for queue, job in sent.items():
+        assert fleet.end(job) == "FAILURE"
+        first, second = fleet.runs(job)
+        assert first.more["delivery"] == second.more["delivery"]
+        assert first.more["delivery"]["exchange"] == {f"{name}-topic": f"{name}-topic", f"{name}-other": f"{name}-x"}.get(queue, "")
+        assert fleet.bridge.dead_letters.get(job.id).queue == queue
+        fleet.bridge.dead_letters.retry(job.id)
+        assert fleet.ending(job, nth=2)["queue"] == queue
+
+
+def test_publish_signals_are_sent_for_retries_too(fleet: Fleet) -> None:
+    job = fleet.send("act", "OSError()")
+    assert fleet.end(job) == "FAILURE"
+    assert [len(fleet.calls(job, name)) for name in ("before_publish", "after_publish")] == [2, 2]
+
+
+def test_what_users_pass_on_to_other_jobs_holds_nothing_of_ours(fleet: Fleet) -> None:
+    job = fleet.send("passes_on", headers={"x-mine": "yes"})
+    assert fleet.end(job) == "SUCCESS"
+    assert [run.more["headers"] for run in fleet.runs(job)] == ["{'x-mine': 'yes'}"] * 2
+    assert "ojs_wire" not in fleet.runs(job)[1].more["properties"]
+    other = fleet.app.AsyncResult(job.get())
+    assert fleet.end(other) == "SUCCESS"
+    (run,) = fleet.runs(other)
+    assert (run.state, run.more["headers"]) == (None, "{'x-mine': 'yes'}")
+
+
+@pytest.mark.requirement("RET-11")
+def test_a_retry_that_would_come_after_expiry_is_exhausted_now(fleet: Fleet) -> None:
+    naive = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None) + datetime.timedelta(seconds=20)
+    policy = {"initial_interval": "PT1M", **KEEP}
+    for expires in (20, naive):
+        job = fleet.send("act", "OSError()", expires=expires, ojs_retry=policy)
+        assert fleet.end(job) == "FAILURE"
+        assert fleet.ending(job)["cause"] == "expired"
+        assert len(fleet.runs(job)) == 1
+        assert fleet.bridge.dead_letters.get(job.id).cause == "expired"
+
+
+@pytest.mark.requirement("RET-14")
+def test_messages_of_producers_without_the_bridge(fleet: Fleet) -> None:
+    producer = Celery(
+        "foreign", broker=fleet.settings.broker, backend=fleet.settings.backend, set_as_current=False
+    )
+    queue = {"queue": fleet.app.amqp.queues[fleet.settings.queue]}
+    plain = producer.send_task("act", ("OSError()",), **queue)
+    retried = producer.send_task("act", ("OSError()",), retries=2, **queue)
+    assert [fleet.end(plain), fleet.end(retried)] == ["FAILURE", "FAILURE"]
+    assert (len(fleet.runs(plain)), len(fleet.runs(retried))) == (3, 1)
+    assert fleet.ending(retried)["total_attempts"] == 3
+
+
+#: header -> the error type
+UNREADABLE: dict[str, tuple[Any, str]] = {
+    "not JSON": ("{", "validation.state_invalid"),
+    "not an object": ("[]", "validation.state_invalid"),
+    "another type": (17, "validation.state_invalid"),
+    "an unknown version": ('{"v": 99, "attempt": 1}', "validation.state_invalid"),
+    "damaged errors": ('{"v": 1, "attempt": 1, "errors": "many"}', "validation.state_invalid"),
+    "a bad time": ('{"v": 1, "next_retry_at": "soon"}', "validation.state_invalid"),
+    "an invalid policy": ('{"v": 1, "retry": {"max_attempts": -5}}', "validation.retry_policy_invalid"),
+    "an unknown field": ('{"v": 1, "retry": {"tries": 5}}', "validation.retry_policy_invalid"),
+}
+
+
+@pytest.mark.requirement("RET-16")
+def test_a_job_that_nobody_can_read_is_kept_and_the_worker_lives(fleet: Fleet) -> None:
+    sent = {
+        name: fleet.send("act", "'ok'", headers={"ojs": header}) for name, (header, _) in UNREADABLE.items()
+    }
+    for name, (header, error_type) in UNREADABLE.items():
+        job = sent[name]
+        assert fleet.end(job) == "FAILURE", name
+        letter = fleet.bridge.dead_letters.get(job.id)
+        assert (letter.error_type, letter.cause) == (error_type, "invalid"), name
+        assert letter.message["headers"]["ojs"] == header, name
+        assert fleet.runs(job) == [], name
+    assert fleet.send("ping").get(timeout=20) == "pong"
+
+
+@pytest.mark.requirement("RET-01")
+def test_wrong_arguments_are_a_failure_like_others(fleet: Fleet) -> None:
+    job = fleet.app.send_task("typed", ("x", "y", "z"))
+    assert fleet.end(job) == "FAILURE"
+    assert fleet.ending(job)["last_error"]["type"] == "builtins.TypeError"
+    assert fleet.ending(job)["total_attempts"] == 3
+    assert fleet.send("typed", 2, kwargs={"word": "ab"}).get(timeout=20) == "abab"
+    with pytest.raises(TypeError):
+        fleet.send("typed", 1, 2, 3)
+
+
+@pytest.mark.requirement("RET-15")
+def test_huge_failures_stay_within_the_header(fleet: Fleet) -> None:
+    steps = ["Retry('a.b', 'm' * 100_000, details={'x': ['y' * 1000] * 50, 'o': object()})"]
+    steps += ["Retry('a.' + 'b' * 5000, details={'nan': float('nan')})", "'ok'"]
+    job = fleet.send("act", *steps)
+    assert fleet.end(job) == "SUCCESS"
+    second, third = fleet.runs(job)[1:]
+    assert max(len(second.state), len(third.state)) < 16 * 1024
+    error = third.ojs["errors"][0]
+    assert len(error["message"]) <= 4000
+    assert error["message"].endswith("[cut]")
+    assert len(json.dumps(error["details"])) < 5000
+
+
+def test_a_policy_too_big_for_a_message_is_kept(fleet: Fleet) -> None:
+    header = json.dumps({"v": 1, "retry": {"non_retryable_errors": ["x" * 100] * 200}})
+    job = fleet.send("act", "OSError()", headers={"ojs": header})
+    assert fleet.end(job) == "FAILURE"
+    assert len(fleet.runs(job)) == 1
+    assert fleet.bridge.dead_letters.get(job.id).cause == "invalid"
+
+
+@pytest.mark.requirement("RET-11")
+@pytest.mark.skipif(version("celery") < "5.5", reason="Celery delays messages in RabbitMQ from 5.5 on")
+def test_quorum_queues_delay_in_the_broker(separate, rabbitmq) -> None:
+    fleet = separate(broker=rabbitmq.url, quorum=True)
+    fleet.start("-c", "4").await_ready()  # it declares the exchanges that delay
+    topic = {"exchange": f"{fleet.settings.queue}-topic", "routing_key": f"{fleet.settings.queue}.orders.new"}
+    delays = (0.3, 1.2, 2.2)
+    sent = {}
+    for delay in delays:
+        policy = {"initial_interval": f"PT{delay}S", "backoff_strategy": "none", **KEEP}
+        sent[delay] = fleet.send("act", "OSError()", ojs_retry=policy, **topic)
+    for delay, job in sent.items():
+        assert fleet.end(job) == "FAILURE"
+        assert len(fleet.runs(job)) == 3
+        assert all(delay <= gap < delay + LATE for gap in fleet.gaps(job))
+        assert fleet.bridge.dead_letters.get(job.id).queue == f"{fleet.settings.queue}-topic"
+        exchange = fleet.runs(job)[1].more["delivery"]["exchange"]
+        assert exchange.startswith("celery_delayed_") == (delay >= 1.1)
+    job = sent[2.2]
+    fleet.bridge.dead_letters.retry(job.id)
+    eventually(lambda: len(fleet.runs(job)) == 4, what="the replay")

@@ -1,0 +1,103 @@
+"""What Celery's own words mean in a fleet whose task code `install` leaves untouched."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.on_celery.fleet import LATE, Fleet
+from tests.servers import eventually
+
+#: task, steps -> runs, state, what the job's result is or the type of its error
+MEANINGS: dict[str, tuple[str, list[str], int, str, str]] = {
+    "a failure is retried": ("plain", ["OSError()"], 3, "FAILURE", "OSError"),
+    "a later pattern wins": ("two", ["OSError()"], 2, "FAILURE", "OSError"),
+    "max_retries counts retries": ("five", ["OSError()"], 5, "FAILURE", "OSError"),
+    "a class-based task": ("by_class", [], 2, "FAILURE", "OSError"),
+    "autoretry_for names what is retried": ("auto", ["OSError()", "'ok'"], 2, "SUCCESS", "ok"),
+    "and what is not": ("auto", ["KeyError()"], 1, "FAILURE", "KeyError"),
+    "dont_autoretry_for": ("auto", ["FileNotFoundError()"], 1, "FAILURE", "FileNotFoundError"),
+    "a response is not bound by autoretry_for": (
+        "auto", ["Retry('a.b', after='PT0.1S')", "'ok'"], 2, "SUCCESS", "ok",
+    ),
+    "throws only lowers a log level": ("throws", ["KeyError()"], 3, "FAILURE", "KeyError"),
+    "self.retry": ("plain", ["self.retry(countdown=0.1)", "'ok'"], 2, "SUCCESS", "ok"),
+    "self.retry without an attempt left": (
+        "plain", ["self.retry(countdown=0.05)"], 3, "FAILURE", "MaxRetriesExceededError",
+    ),
+    "self.retry(exc=)": (
+        "plain", ["self.retry(exc=KeyError('k'), countdown=0.05)"], 3, "FAILURE", "KeyError",
+    ),
+    "self.retry(max_retries=) is the policy's to say": (
+        "plain", ["self.retry(max_retries=9, countdown=0.05)"], 3, "FAILURE", "MaxRetriesExceededError",
+    ),
+    "self.retry(throw=False)": (
+        "plain", ["(self.retry(throw=False, countdown=0.1), 1)[1]", "'ok'"], 2, "SUCCESS", "ok",
+    ),
+    "a response after self.retry(throw=False)": (
+        "plain", ["(self.retry(throw=False), Discard('a.b'))[1]"], 1, "FAILURE", "Discard",
+    ),
+    "MaxRetriesExceededError can be caught": ("falls_back", [], 3, "SUCCESS", "fell back"),
+    "a swallowed self.retry still retries": ("swallows", [], 3, "SUCCESS", "done"),
+    "other arguments": ("plain", ["self.retry(args=(\"'other'\",), countdown=0.1)"], 2, "SUCCESS", "other"),
+    "responses": ("plain", ["Fail('a.b')"], 1, "FAILURE", "Fail"),
+}  # fmt: skip
+
+
+@pytest.mark.requirement("RET-01", "RET-07", "RET-08")
+def test_native_words_keep_their_meaning(fleet: Fleet) -> None:
+    sent = {name: fleet.send(f"native.{task}", *steps) for name, (task, steps, *_) in MEANINGS.items()}
+    for name, (_, _, runs, state, outcome) in MEANINGS.items():
+        job = sent[name]
+        assert fleet.end(job) == state, name
+        assert len(fleet.runs(job)) == runs, name
+        result = job.get(propagate=False)
+        assert (result if state == "SUCCESS" else type(result).__name__) == outcome, name
+        assert fleet.ending(job)["job_type"].startswith("native."), name
+
+
+@pytest.mark.requirement("RET-04", "RET-11")
+def test_native_delays(fleet: Fleet) -> None:
+    backoff = fleet.send("native.auto", "OSError()", "'ok'")
+    fixed = fleet.send("native.delay", "OSError()", "'ok'")
+    hint = fleet.send("native.plain", "self.retry(countdown=0.7)", "'ok'")
+    eta = fleet.send("native.plain", "self.retry(eta=self.app.now() + datetime.timedelta(seconds=1))", "'ok'")
+    capped = fleet.send(
+        "native.plain", "self.retry(countdown=3600)", "'ok'", ojs_retry={"max_interval": "PT0.5S"}
+    )
+    for job, delay in ((backoff, 1.0), (fixed, 0.4), (hint, 0.7), (eta, 0.98), (capped, 0.5)):
+        assert fleet.end(job) == "SUCCESS"
+        assert delay <= fleet.gaps(job)[0] < delay + LATE
+
+
+def test_ignore_and_reject_are_celerys(fleet: Fleet) -> None:
+    ignored = fleet.send("native.plain", "Ignore()")
+    rejected = fleet.send("native.plain", "Reject('no', requeue=False)")
+    requeued = fleet.send("native.plain", "Reject('later', requeue=True)", "'ok'")
+    assert fleet.end(requeued) == "SUCCESS"
+    assert [run.attempt for run in fleet.runs(requeued)] == [1, 1]
+    for job in (ignored, rejected):
+        eventually(lambda job=job: fleet.runs(job), what="a run")
+    time.sleep(0.3)
+    assert [len(fleet.runs(job)) for job in (ignored, rejected)] == [1, 1]
+    assert ignored.state == "PENDING"
+
+
+def test_a_task_that_no_pattern_names_stays_celerys(fleet: Fleet) -> None:
+    failed = fleet.send("untouched", "OSError()")
+    retried = fleet.send("untouched", "self.retry(countdown=0.2)")
+    assert [fleet.end(failed), fleet.end(retried)] == ["FAILURE", "FAILURE"]
+    assert (len(fleet.runs(failed)), len(fleet.runs(retried))) == (1, 2)
+    assert fleet.events(failed) == []
+
+
+@pytest.mark.requirement("RET-01")
+def test_direct_calls_are_plain_calls(fleet: Fleet) -> None:
+    itself = fleet.send("calls_itself", 2)
+    another = fleet.send("calls_another")
+    assert [fleet.end(itself), fleet.end(another)] == ["FAILURE", "FAILURE"]
+    assert isinstance(itself.get(propagate=False), OSError)
+    assert fleet.ending(itself)["total_attempts"] == 3
+    # Celery's own Retry, with nothing published, is a failure too: nobody else would run the job again.
+    assert fleet.ending(another)["total_attempts"] == 3
