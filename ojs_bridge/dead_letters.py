@@ -61,8 +61,8 @@ class DeadLetters:
 
         Raises ValueError for a limit outside 1 to 1000 and for a cursor that no page gave out.
         """
-        if not 1 <= limit <= MAX_PAGE:
-            raise ValueError(f"limit: {limit} must be between 1 and {MAX_PAGE}")
+        if not (isinstance(limit, int) and 1 <= limit <= MAX_PAGE):
+            raise ValueError(f"limit: {limit!r} must be between 1 and {MAX_PAGE}")
         return self._store.list(LetterFilter(queue, type, error_type), limit=limit, cursor=cursor)
 
     def get(self, letter_id: str) -> Letter:

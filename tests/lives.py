@@ -1,0 +1,69 @@
+"""A job's life under a bridge without a framework: delivered, failed, carried on in its header, buried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ojs_bridge import Bridge, Letter
+from ojs_bridge.bridge import Run
+from ojs_bridge.decision import DeadLetter, Decision, RetryAt
+from ojs_bridge.job import Header, Job, decode
+
+FRAMEWORK = "outbox"
+#: Kept when exhausted.
+KEEP = {"on_exhaustion": "dead_letter", "jitter": False}
+
+
+@dataclass
+class Outbox:
+    """A publisher: what it is given waits here; `raises` stands for a broker that is out of reach."""
+
+    published: list[tuple[Letter, Header]] = field(default_factory=list)
+    raises: BaseException | None = None
+
+    def republish(self, letter: Letter, header: Header) -> None:
+        """Take a dead letter's message."""
+        if self.raises:
+            raise self.raises
+        self.published.append((letter, header))
+
+
+def bridge_with_outbox(store: str, **options: Any) -> tuple[Bridge, Outbox]:
+    """Make a bridge that has been given to a framework."""
+    bridge = Bridge(store, options.pop("retry", KEEP), **options)
+    outbox = bridge.publishers[FRAMEWORK] = Outbox()
+    return bridge, outbox
+
+
+def delivered(job_id: str, attempt: int = 1, state: str | None = None) -> tuple[Job, Job]:
+    """The job that a message stands for, and what the framework alone says of it."""
+    bare = Job(job_id, "billing.charge", "default", attempt)
+    return bare if state is None else decode(state, bare), bare
+
+
+def attempt(bridge: Bridge, job: Job, raised: BaseException) -> tuple[Job, Run, Decision]:
+    """Run a job that fails; return it as it goes on, its run, and what was decided."""
+    run = bridge.admit(job, job, bridge.task())
+    assert isinstance(run, Run)
+    decision = bridge.judge(run, raised)
+    return bridge.after(run.job, decision), run, decision
+
+
+def live_and_die(bridge: Bridge, job_id: str, message: str = "down", *, state: str | None = None) -> str:
+    """Have a job fail until it ends, its state travelling from header to header; return the last header.
+
+    The message of each error ends with the attempt.
+    """
+    job, _bare = delivered(job_id, 1, state)
+    last = state or ""
+    while True:
+        job, run, decision = attempt(bridge, job, ConnectionError(f"{message} {job.attempt}"))
+        if isinstance(decision, DeadLetter):
+            bridge.bury(job, decision, run.policy, FRAMEWORK, {"args": [job_id]})
+        if isinstance(decision, RetryAt):
+            last = bridge.header(job).text
+        bridge.settled(run, decision)
+        if not isinstance(decision, RetryAt):
+            return last
+        job, _bare = delivered(job_id, job.attempt, last)

@@ -1,0 +1,318 @@
+"""The operator's view of dead letters: list, get, retry, delete, stats."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dramatiq.brokers.stub import StubBroker
+
+from ojs_bridge import Bridge, ConfigurationError, Event, Letter, LetterNotFound
+from ojs_bridge.job import Header
+from tests.lives import FRAMEWORK, KEEP, Outbox, bridge_with_outbox, live_and_die
+from tests.on_dramatiq.fleet import Fleet
+from tests.servers import eventually
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    """The URL of an empty store."""
+    return f"sqlite:///{tmp_path}/ojs.db"
+
+
+@pytest.fixture
+def bridge(store: str) -> Bridge:
+    """A bridge that one framework was given."""
+    return bridge_with_outbox(store)[0]
+
+
+def outbox(bridge: Bridge) -> Outbox:
+    """What that framework has published."""
+    publisher = bridge.publishers[FRAMEWORK]
+    assert isinstance(publisher, Outbox)
+    return publisher
+
+
+USES: dict[str, Callable[[Bridge], object]] = {
+    "list": lambda bridge: bridge.dead_letters.list(),
+    "get": lambda bridge: bridge.dead_letters.get("j-1"),
+    "retry": lambda bridge: bridge.dead_letters.retry("j-1"),
+    "delete": lambda bridge: bridge.dead_letters.delete("j-1"),
+    "stats": lambda bridge: bridge.dead_letters.stats(),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_without_a_store(use: Callable[[Bridge], object]) -> None:
+    """It says how to have one."""
+    with pytest.raises(ConfigurationError) as error:
+        use(Bridge())
+    assert str(error.value) == (
+        "dead letters need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
+    )
+
+
+@pytest.mark.parametrize("name", ["get", "retry", "delete"])
+def test_an_unknown_id(bridge: Bridge, name: str) -> None:
+    """It is named, without the quotes of a KeyError."""
+    with pytest.raises(LetterNotFound) as error:
+        USES[name](bridge)
+    assert str(error.value) == "there is no dead letter 'j-1'"
+
+
+@pytest.mark.requirement("DLQ-001")
+def test_an_exhausted_job_is_a_dead_letter(bridge: Bridge) -> None:
+    """With its final state."""
+    live_and_die(bridge, "j-1")
+    letter = bridge.dead_letters.get("j-1")
+    assert (letter.type, letter.queue, letter.framework) == ("billing.charge", "default", FRAMEWORK)
+    assert (letter.attempt, letter.max_attempts, letter.cause) == (3, 3, "exhausted")
+    assert letter.reason == "attempt 3 of 3 failed with builtins.ConnectionError, and no attempt is left"
+    assert letter.message == {"args": ["j-1"]}
+    assert [entry["message"] for entry in letter.errors] == ["down 1", "down 2", "down 3"]
+
+
+@pytest.mark.requirement("DLQ-006")
+def test_list_and_stats(bridge: Bridge) -> None:
+    """Pages, newest first, and counts."""
+    for n in range(5):
+        live_and_die(bridge, f"j-{n}")
+    first = bridge.dead_letters.list(limit=3, type="billing.*", queue="default")
+    rest = bridge.dead_letters.list(limit=3, error_type="builtins.*", cursor=first.next_cursor)
+    assert [letter.id for letter in (*first.letters, *rest.letters)] == [f"j-{n}" for n in (4, 3, 2, 1, 0)]
+    assert rest.next_cursor is None
+    assert bridge.dead_letters.list(queue="another").letters == ()
+    stats = bridge.dead_letters.stats()
+    assert (stats.total, stats.by_error_type) == (5, {"builtins.ConnectionError": 5})
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1001, "5", None, 2.0])
+def test_a_limit_out_of_range(bridge: Bridge, limit: Any) -> None:
+    """It is named, with the range."""
+    with pytest.raises(ValueError, match=r"^limit: .* must be between 1 and 1000$"):
+        bridge.dead_letters.list(limit=limit)
+
+
+def test_a_cursor_of_somebody_elses(bridge: Bridge) -> None:
+    """It is named."""
+    with pytest.raises(ValueError, match=r"^cursor: 'page2' was not given out by this store$"):
+        bridge.dead_letters.list(cursor="page2")
+
+
+@pytest.mark.requirement("DLQ-003")
+def test_a_replay(bridge: Bridge) -> None:
+    """Same id, fresh attempts, the history kept; and the letter is gone."""
+    live_and_die(bridge, "j-1")
+    letter = bridge.dead_letters.get("j-1")
+    job = bridge.dead_letters.retry("j-1")
+    assert (job.id, job.attempt, job.replay_count, job.next_retry_at) == ("j-1", 1, 1, None)
+    assert job.errors == letter.errors
+    [(published, header)] = outbox(bridge).published
+    assert published == letter
+    assert header.state["attempt"] == 1
+    assert header.state["replay_count"] == 1
+    assert header.state["errors"] == list(letter.errors)
+    with pytest.raises(LetterNotFound):
+        bridge.dead_letters.get("j-1")
+
+
+@pytest.mark.requirement("DLQ-003")
+@pytest.mark.parametrize("raises", [ConnectionError("no broker"), KeyboardInterrupt()])
+def test_a_replay_that_cannot_be_published(bridge: Bridge, raises: BaseException) -> None:
+    """The letter stays as it was, and can be replayed at once."""
+    live_and_die(bridge, "j-1")
+    letter = bridge.dead_letters.get("j-1")
+    outbox(bridge).raises = raises
+    with pytest.raises(type(raises)):
+        bridge.dead_letters.retry("j-1")
+    assert bridge.dead_letters.get("j-1") == letter
+    outbox(bridge).raises = None
+    assert bridge.dead_letters.retry("j-1").replay_count == 1
+
+
+@pytest.mark.requirement("DLQ-003")
+def test_a_letter_of_a_framework_that_is_not_here(bridge: Bridge) -> None:
+    """It says which one, and stays."""
+    live_and_die(bridge, "j-1")
+    del bridge.publishers[FRAMEWORK]
+    with pytest.raises(
+        ConfigurationError, match=r"^dead letter 'j-1' belongs to outbox, .* no outbox app or"
+    ):
+        bridge.dead_letters.retry("j-1")
+    assert bridge.dead_letters.list().letters
+
+
+class Slow(Outbox):
+    """A publisher that is in the middle of publishing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.busy, self.go = threading.Event(), threading.Event()
+
+    def republish(self, letter: Letter, header: Header) -> None:
+        """Publish, slowly."""
+        self.busy.set()
+        assert self.go.wait(30)
+        super().republish(letter, header)
+
+
+@pytest.mark.requirement("DLQ-003")
+@pytest.mark.parametrize("name", ["retry", "delete"])
+def test_while_one_replays_another_cannot(bridge: Bridge, name: str) -> None:
+    """Nor delete; the message is published once."""
+    live_and_die(bridge, "j-1")
+    slow = bridge.publishers[FRAMEWORK] = Slow()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(bridge.dead_letters.retry, "j-1")
+        assert slow.busy.wait(30)
+        with pytest.raises(LetterNotFound, match=r"^dead letter 'j-1' is being replayed, or is gone$"):
+            USES[name](bridge)
+        slow.go.set()
+        assert first.result(30).id == "j-1"
+    assert len(slow.published) == 1
+
+
+@pytest.mark.requirement("DLQ-003")
+def test_two_operators_replay_everything_at_once(store: str) -> None:
+    """Each letter is published once, by one of them."""
+    first, _ = bridge_with_outbox(store)
+    second, _ = bridge_with_outbox(store)
+    names = [f"j-{n}" for n in range(20)]
+    for name in names:
+        live_and_die(first, name)
+    start = threading.Barrier(2)
+
+    def replay_all(bridge: Bridge) -> None:
+        start.wait(30)
+        for name in names:
+            try:
+                bridge.dead_letters.retry(name)
+            except LetterNotFound:
+                continue
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(replay_all, (first, second)))
+    published = [letter.id for b in (first, second) for letter, _ in outbox(b).published]
+    assert sorted(published) == sorted(names)
+    assert first.dead_letters.stats().total == 0
+
+
+class Doomed(Outbox):
+    """A publisher whose job has died again before it returns."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        super().__init__()
+        self.bridge = bridge
+
+    def republish(self, letter: Letter, header: Header) -> None:
+        """Publish, and have a worker be quick."""
+        super().republish(letter, header)
+        live_and_die(self.bridge, letter.id, "again", state=header.text)
+
+
+@pytest.mark.requirement("DLQ-003")
+def test_a_job_that_dies_again_at_once_is_not_lost(bridge: Bridge) -> None:
+    """Its new letter is another one than that which was replayed."""
+    live_and_die(bridge, "j-1")
+    bridge.publishers[FRAMEWORK] = Doomed(bridge)
+    bridge.dead_letters.retry("j-1")
+    letter = bridge.dead_letters.get("j-1")
+    assert (letter.replay_count, len(letter.errors)) == (1, 6)
+
+
+LARGE = "é" * 1000
+
+
+@pytest.mark.requirement("DLQ-002", "DLQ-003")
+@pytest.mark.parametrize("message", ["down", LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("options", [{}, {"history": 12, "header_budget": 8192}], ids=["default", "own"])
+def test_the_whole_history_through_three_lives(store: str, message: str, options: dict[str, Any]) -> None:
+    """Thirty errors each, far more than the header carries, some of them only in part."""
+    bridge, box = bridge_with_outbox(store, retry={**KEEP, "max_attempts": 30}, **options)
+    live_and_die(bridge, "j-1", message)
+    for replay in (1, 2):
+        assert bridge.dead_letters.retry("j-1").replay_count == replay
+        _, header = box.published[-1]
+        assert len(header.text) <= options.get("header_budget", 16 * 1024)
+        live_and_die(bridge, "j-1", message, state=header.text)
+    errors = bridge.dead_letters.get("j-1").errors
+    numbered = [(error.get("replay", 0), error["attempt"]) for error in errors]
+    assert numbered == [(replay, n) for replay in range(3) for n in range(1, 31)]
+    assert [error["message"] for error in errors] == [f"{message} {n}" for n in [*range(1, 31)] * 3]
+    assert not any("cut" in error for error in errors)
+
+
+@pytest.mark.requirement("DLQ-002")
+def test_a_replay_that_failed_does_not_spoil_the_history(store: str) -> None:
+    """What it kept for the header is kept again."""
+    bridge, box = bridge_with_outbox(store, retry={**KEEP, "max_attempts": 15})
+    live_and_die(bridge, "j-1")
+    box.raises = ConnectionError("no broker")
+    with pytest.raises(ConnectionError):
+        bridge.dead_letters.retry("j-1")
+    box.raises = None
+    bridge.dead_letters.retry("j-1")
+    live_and_die(bridge, "j-1", state=box.published[0][1].text)
+    assert len(bridge.dead_letters.get("j-1").errors) == 30
+
+
+def test_a_deleted_letter_leaves_nothing(store: str) -> None:
+    """No letter, no kept errors."""
+    bridge, box = bridge_with_outbox(store, retry={**KEEP, "max_attempts": 15})
+    live_and_die(bridge, "j-1")
+    box.raises = ConnectionError("no broker")
+    with pytest.raises(ConnectionError):
+        bridge.dead_letters.retry("j-1")
+    bridge.dead_letters.delete("j-1")
+    assert bridge.store is not None
+    assert bridge.store.kept_errors("j-1") == []
+    assert bridge.dead_letters.list().letters == ()
+
+
+def test_events(store: str) -> None:
+    """Added, retried, deleted; with the job's type and queue."""
+    heard: list[Event] = []
+    bridge, _ = bridge_with_outbox(store, listeners=[heard.append])
+    live_and_die(bridge, "j-1")
+    live_and_die(bridge, "j-2")
+    bridge.dead_letters.retry("j-1")
+    bridge.dead_letters.delete("j-2")
+    assert bridge.flush()
+    known = {"job_type": "billing.charge", "queue": "default"}
+    assert [(e.type, e.subject, e.data) for e in heard if e.type.startswith("dead_letter.")] == [
+        ("dead_letter.added", "j-1", known),
+        ("dead_letter.added", "j-2", known),
+        ("dead_letter.retried", "j-1", {**known, "replay_count": 1}),
+        ("dead_letter.deleted", "j-2", known),
+    ]
+
+
+@pytest.mark.requirement("DLQ-002", "DLQ-003")
+def test_from_end_to_end(store: str, unique: str) -> None:
+    """On Dramatiq: thirty errors, a replay, thirty more, and a replay that succeeds."""
+    fleet = Fleet(StubBroker(), unique, store=store)
+
+    def fails_sixty_times(n: int) -> None:
+        if n <= 60:
+            raise ConnectionError(f"down {n}")
+
+    quick = {"max_attempts": 30, "initial_interval": "PT0.001S", "max_interval": "PT0.001S", **KEEP}
+    job = fleet.send(fleet.actor(fails_sixty_times, ojs_retry=quick))
+    with fleet.working(threads=2, timeout=5):
+        for nth in (1, 2):
+            fleet.end(job, nth=nth)
+            eventually(lambda nth=nth: len(fleet.bridge.dead_letters.get(job.id).errors) == 30 * nth)  # type: ignore[misc]
+            letter = fleet.bridge.dead_letters.get(job.id)
+            fleet.bridge.dead_letters.retry(job.id)
+        assert fleet.end(job, nth=3).type == "job.completed"
+    assert [(e.get("replay"), e["attempt"]) for e in letter.errors] == [
+        *((None, n) for n in range(1, 31)),
+        *((1, n) for n in range(1, 31)),
+    ]
+    assert [e["message"] for e in letter.errors] == [f"down {n}" for n in range(1, 61)]
+    assert fleet.bridge.store is not None
+    eventually(lambda: fleet.bridge.store.kept_errors(job.id) == [])
