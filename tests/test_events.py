@@ -1,0 +1,490 @@
+"""What happened to a job: events, who hears of them, and the log."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ojs_bridge import Bridge, Discard, Event, Fail, Response, Retry, RetryPolicy, Snooze
+from ojs_bridge import DeadLetter as DeadLetterResponse
+from ojs_bridge.bridge import Run
+from ojs_bridge.decision import Complete, DeadLetter, decide
+from ojs_bridge.decision import Discard as Discarded
+from ojs_bridge.events import Dispatcher, log, of, started
+from ojs_bridge.failures import ErrorMap, Failure, outcome_of
+from ojs_bridge.job import Job, decode
+from tests.lives import FRAMEWORK
+from tests.servers import eventually
+
+NOW = datetime(2026, 11, 21, 10, 0, 2, tzinfo=timezone.utc)
+JOB = Job("j-1", "billing.charge", "default", attempt=2)
+LAST = Job("j-1", "billing.charge", "default", attempt=3)
+POLICY = RetryPolicy(jitter=False)
+KEPT = RetryPolicy(jitter=False, on_exhaustion="dead_letter", non_retryable_errors=["auth.*"])
+SECRET = "4111-1111"
+
+
+def decision_of(raised: BaseException | None, job: Job = JOB, policy: RetryPolicy = POLICY) -> Any:
+    """What becomes of a job that raised this."""
+    outcome = None if raised is None else outcome_of(raised, ErrorMap())
+    return decide(policy, job, outcome, now=NOW, rng=None)  # type: ignore[arg-type]
+
+
+def told(raised: BaseException | None, job: Job = JOB, policy: RetryPolicy = POLICY) -> list[dict[str, Any]]:
+    """The events of a decision, in their JSON form."""
+    decision = decision_of(raised, job, policy)
+    events = of(job, decision, max_attempts=policy.max_attempts, seconds=0.25, at=NOW)
+    return [json.loads(json.dumps(event.to_ojs())) for event in events]
+
+
+TIMED_OUT = Response("external.timeout", "slow", details={"card": SECRET})
+KNOWN = {"job_type": "billing.charge", "queue": "default"}
+RAN = {**KNOWN, "attempt": 2, "duration_ms": 250.0}
+ERROR = {"code": "external.timeout", "type": "external.timeout", "message": "slow"}
+FAILED = ("job.failed", {**RAN, "error": {**ERROR, "retryable": True}})
+RETRY_REASON = "attempt 2 of 3 failed with external.timeout; retry 2 in 2.000 s"
+EVENTS: dict[str, tuple[Any, Job, RetryPolicy, list[tuple[str, dict[str, Any]]]]] = {
+    "success": (None, JOB, POLICY, [("job.completed", RAN)]),
+    "retry": (
+        TIMED_OUT,
+        JOB,
+        POLICY,
+        [
+            FAILED,
+            (
+                "job.retrying",
+                {
+                    **RAN,
+                    "max_attempts": 3,
+                    "next_retry_at": "2026-11-21T10:00:04.000Z",
+                    "delay_ms": 2000.0,
+                    "error": ERROR,
+                    "reason": RETRY_REASON,
+                },
+            ),
+        ],
+    ),
+    "snooze": (
+        Snooze("PT10S"),
+        JOB,
+        POLICY,
+        [
+            (
+                "job.snoozed",
+                {
+                    **RAN,
+                    "next_retry_at": "2026-11-21T10:00:12.000Z",
+                    "delay_ms": 10_000.0,
+                    "reason": "the handler asked for a pause of 10.000 s",
+                },
+            )
+        ],
+    ),
+    "exhausted": (
+        TIMED_OUT,
+        LAST,
+        POLICY,
+        [
+            ("job.failed", {**RAN, "attempt": 3, "error": {**ERROR, "retryable": True}}),
+            (
+                "job.discarded",
+                {
+                    **KNOWN,
+                    "total_attempts": 3,
+                    "last_error": ERROR,
+                    "dead_lettered": False,
+                    "cause": "exhausted",
+                    "reason": "attempt 3 of 3 failed with external.timeout, and no attempt is left",
+                    "response_code": "RETRY",
+                    "duration_ms": 250.0,
+                },
+            ),
+        ],
+    ),
+    "fail": (
+        Fail("validation.amount", "negative"),
+        JOB,
+        POLICY,
+        [
+            (
+                "job.failed",
+                {
+                    **RAN,
+                    "error": {
+                        "code": "validation.amount",
+                        "type": "validation.amount",
+                        "message": "negative",
+                        "retryable": False,
+                    },
+                },
+            ),
+            (
+                "job.discarded",
+                {
+                    **KNOWN,
+                    "total_attempts": 2,
+                    "last_error": {
+                        "code": "validation.amount",
+                        "type": "validation.amount",
+                        "message": "negative",
+                    },
+                    "dead_lettered": False,
+                    "cause": "handler",
+                    "reason": "attempt 2 of 3 failed with validation.amount, and the handler said FAIL",
+                    "response_code": "FAIL",
+                    "duration_ms": 250.0,
+                },
+            ),
+        ],
+    ),
+    "dead letter": (
+        Response("auth.expired"),
+        JOB,
+        KEPT,
+        [
+            (
+                "job.failed",
+                {
+                    **RAN,
+                    "error": {
+                        "code": "auth.expired",
+                        "type": "auth.expired",
+                        "message": "",
+                        "retryable": False,
+                    },
+                },
+            ),
+            (
+                "job.discarded",
+                {
+                    **KNOWN,
+                    "total_attempts": 2,
+                    "last_error": {"code": "auth.expired", "type": "auth.expired", "message": ""},
+                    "dead_lettered": True,
+                    "cause": "non_retryable",
+                    "reason": "attempt 2 of 3 failed with auth.expired, which matches auth.*",
+                    "response_code": "RETRY",
+                    "duration_ms": 250.0,
+                },
+            ),
+            ("dead_letter.added", KNOWN),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_the_events_of_each_decision(name: str) -> None:
+    """In order, each with its type and the data that the events document requires, and no details."""
+    raised, job, policy, expected = EVENTS[name]
+    events = told(raised, job, policy)
+    assert [(event["type"], event["data"]) for event in events] == expected
+    assert SECRET not in json.dumps(events)
+
+
+def test_the_start_of_an_attempt() -> None:
+    """It says which worker."""
+    data = started(JOB, NOW).to_ojs()["data"]
+    assert data.pop("worker_id")
+    assert data == {**KNOWN, "attempt": 2}
+
+
+def test_the_envelope() -> None:
+    """Section 2 of the events document; ids are unique, the subject is the job."""
+    events = [event.to_ojs() for event in (started(JOB, NOW), started(JOB, NOW))]
+    assert events[0]["id"] != events[1]["id"]
+    for event in events:
+        assert event.pop("id").startswith("evt_")
+        assert event.pop("source").startswith("ojs://ojs-bridge/workers/")
+        assert event.pop("data")
+        assert event == {
+            "specversion": "1.0",
+            "type": "job.started",
+            "time": "2026-11-21T10:00:02.000Z",
+            "subject": "j-1",
+            "datacontenttype": "application/json",
+        }
+
+
+# What every type requires, from section 4 of the events document.
+REQUIRED = {
+    "job.started": {"job_type", "queue", "worker_id", "attempt"},
+    "job.completed": {"job_type", "queue", "duration_ms", "attempt"},
+    "job.failed": {"job_type", "queue", "attempt", "error"},
+    "job.retrying": {"job_type", "queue", "attempt", "max_attempts", "next_retry_at", "error"},
+    "job.discarded": {"job_type", "queue", "total_attempts", "last_error"},
+}
+
+
+def test_required_data() -> None:
+    """Nothing that the spec requires is missing."""
+    events = [started(JOB, NOW).to_ojs(), *(e for r, j, p, _ in EVENTS.values() for e in told(r, j, p))]
+    assert {event["type"] for event in events} >= REQUIRED.keys()
+    for event in events:
+        assert event["data"].keys() >= REQUIRED.get(event["type"], set())
+        for error in (event["data"].get("error"), event["data"].get("last_error")):
+            assert error is None or error.keys() >= {"code", "message"}
+
+
+LINES = [
+    (None, POLICY, None, None),
+    (TIMED_OUT, POLICY, "WARNING", f"job j-1 (billing.charge) retrying: {RETRY_REASON}"),
+    (
+        Retry("external.limited", "429", after="PT9S"),
+        POLICY,
+        "WARNING",
+        "job j-1 (billing.charge) retrying: attempt 2 of 3 failed with external.limited; "
+        "retry 2 in 9.000 s, as the handler asked",
+    ),
+    (
+        Snooze("PT10S"),
+        POLICY,
+        "INFO",
+        "job j-1 (billing.charge) snoozed: the handler asked for a pause of 10.000 s",
+    ),
+    (
+        Discard("card.declined", SECRET),
+        POLICY,
+        "ERROR",
+        "job j-1 (billing.charge) discarded: attempt 2 of 3 failed with card.declined, "
+        "and the handler said DISCARD",
+    ),
+    (
+        DeadLetterResponse("card.stolen", SECRET),
+        POLICY,
+        "ERROR",
+        "job j-1 (billing.charge) dead-lettered: attempt 2 of 3 failed with card.stolen, "
+        "and the handler said DEAD_LETTER",
+    ),
+    (
+        Response("auth.expired", SECRET, details={"card": SECRET}),
+        KEPT,
+        "ERROR",
+        "job j-1 (billing.charge) dead-lettered: attempt 2 of 3 failed with auth.expired, "
+        "which matches auth.*",
+    ),
+    (
+        Response("two\nlines\x1b[31m"),
+        POLICY,
+        "WARNING",
+        "job j-1 (billing.charge) retrying: attempt 2 of 3 failed with two\\nlines\\x1b[31m; "
+        "retry 2 in 2.000 s",
+    ),
+]
+
+
+@pytest.mark.parametrize(("raised", "policy", "level", "text"), LINES, ids=lambda value: str(value)[:30])
+def test_the_log_line_of_each_decision(
+    caplog: pytest.LogCaptureFixture, raised: Any, policy: RetryPolicy, level: str | None, text: str | None
+) -> None:
+    """One line, exactly this one; never a message, details or arguments."""
+    with caplog.at_level(logging.DEBUG, "ojs_bridge"):
+        log(JOB, decision_of(raised, policy=policy))
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == (
+        [(level, text)] if level else []
+    )
+
+
+class Heard:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.types: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        self.types.append(event.type)
+
+
+def numbered(first: int, last: int) -> list[Event]:
+    """Events whose types are numbers."""
+    return [Event(str(n), "j-1", NOW, {}) for n in range(first, last)]
+
+
+def test_events_are_heard_in_order() -> None:
+    """By every listener, all of them."""
+    one, two = Heard(), Heard()
+    dispatcher = Dispatcher([one, two])
+    for n in range(0, 3000, 3):
+        dispatcher.emit(numbered(n, n + 3))
+    assert dispatcher.flush(10)
+    assert one.types == two.types == [str(n) for n in range(3000)]
+
+
+@pytest.mark.parametrize("error", [ValueError("boo"), SystemExit(1), KeyboardInterrupt()])
+def test_a_listener_that_raises(caplog: pytest.LogCaptureFixture, error: BaseException) -> None:
+    """The others hear everything, itself the next event, and the log says what happened."""
+    heard, calls = Heard(), Heard()
+
+    def raises(event: Event) -> None:
+        calls(event)
+        raise error
+
+    dispatcher = Dispatcher([raises, heard])
+    dispatcher.emit(numbered(0, 3))
+    assert dispatcher.flush(10)
+    assert heard.types == calls.types == ["0", "1", "2"]
+    assert [r.getMessage() for r in caplog.records] == [
+        f"listener {raises!r} failed on {n} of job j-1" for n in range(3)
+    ]
+
+
+def test_a_listener_that_blocks_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    """Emitting stays quick, so many events wait, the others are dropped, counted and logged."""
+    release = threading.Event()
+    heard = Heard()
+
+    def blocks(_event: Event) -> None:
+        release.wait(30)
+
+    dispatcher = Dispatcher([blocks, heard], limit=100)
+    dispatcher.emit(numbered(0, 1))
+    eventually(dispatcher._queue.empty, what="the listener is busy")
+    began = time.monotonic()
+    dispatcher.emit(numbered(1, 351))
+    assert time.monotonic() - began < 1
+    assert not dispatcher.flush(0.05)
+    assert dispatcher._queue.qsize() == 100
+    assert [record.getMessage() for record in caplog.records] == [
+        f"listeners are too slow: {count} events dropped so far" for count in (1, 100, 200)
+    ]
+    release.set()
+    assert dispatcher.flush(10)
+    assert heard.types == [str(n) for n in range(101)]
+
+
+def test_jobs_go_on_while_a_listener_blocks(tmp_path: Path) -> None:
+    """A thousand of them, at their usual speed."""
+    release = threading.Event()
+    bridge = Bridge(listeners=[lambda _event: release.wait(30)])
+    began = time.monotonic()
+    for n in range(1000):
+        job = Job(f"j-{n}", "t", "q")
+        begun = bridge.begin(job, job, bridge.task())
+        assert isinstance(begun, Run)
+        bridge.settled(begun, bridge.judge(begun, None))
+    assert time.monotonic() - began < 5
+    release.set()
+
+
+def test_without_listeners_there_is_no_thread() -> None:
+    """No listener, no cost."""
+    before = threading.active_count()
+    bridge = Bridge()
+    bridge.begin(JOB, JOB, bridge.task())
+    assert not bridge.listened_to
+    assert bridge.flush()
+    assert threading.active_count() == before
+
+
+@pytest.fixture
+def no_more_threads() -> Iterator[None]:
+    """Threads ask for a stack that no machine has."""
+    usual = threading.stack_size(2**46)
+    yield
+    threading.stack_size(usual)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="where stacks are not reserved")
+def test_where_no_thread_can_be_started(no_more_threads: None, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody hears of the job, which runs; and the log says why."""
+    heard = Heard()
+    bridge = Bridge(listeners=[heard])
+    assert isinstance(bridge.begin(JOB, JOB, bridge.task()), Run)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the thread of the listeners cannot be started: can't start new thread: 1 events dropped so far"
+    ]
+    assert bridge.flush()
+
+
+def test_a_forked_child_has_a_thread_of_its_own() -> None:
+    """And does not repeat what its parent still had to tell."""
+    context = multiprocessing.get_context("fork")
+    told, release = context.SimpleQueue(), threading.Event()
+
+    def tells(event: Event) -> None:
+        if event.type != "busy":
+            told.put((event.type, multiprocessing.current_process().name))
+        else:
+            release.wait(30)
+
+    dispatcher = Dispatcher([tells])
+    dispatcher.emit([Event("busy", "j-1", NOW, {}), *numbered(0, 1)])
+
+    def child() -> None:
+        assert dispatcher.flush(0)
+        dispatcher.emit(numbered(1, 2))
+        assert dispatcher.flush(10)
+
+    process = context.Process(target=child, name="child")
+    process.start()
+    assert told.get() == ("1", "child")
+    process.join(30)
+    assert process.exitcode == 0
+    release.set()
+    assert dispatcher.flush(10)
+    assert told.get() == ("0", "MainProcess")
+    assert told.empty()
+
+
+def test_the_events_of_a_job_in_order(tmp_path: Path) -> None:
+    """Through three attempts, from start to dead letter."""
+    heard = Heard()
+    retry = {"initial_interval": "PT0.001S", "on_exhaustion": "dead_letter"}
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", retry, listeners=[heard])
+    state = None
+    for attempt in (1, 2, 3):
+        bare = Job("j-1", "t", "q", attempt)
+        job = bare if state is None else decode(state, bare)
+        eventually(lambda job=job: not job.next_retry_at or job.next_retry_at <= bridge.now())  # type: ignore[misc]
+        run = bridge.begin(job, bare, bridge.task())
+        assert isinstance(run, Run)
+        decision = bridge.judge(run, OSError("down"))
+        after = bridge.after(run.job, decision)
+        state = bridge.header(after).text
+        if isinstance(decision, DeadLetter):
+            bridge.bury(after, decision, run.policy, FRAMEWORK, {})
+        bridge.settled(run, decision)
+    assert bridge.flush()
+    again = ["job.started", "job.failed", "job.retrying"]
+    assert heard.types == [*again, *again, "job.started", "job.failed", "job.discarded", "dead_letter.added"]
+
+
+class Hostile(logging.Filter):
+    """A logging filter that raises, as a full disk or a bug does."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Raise."""
+        raise OSError("no space left on device")
+
+
+def test_a_log_that_fails_harms_nobody() -> None:
+    """The decision is carried out already, and the listeners hear of it."""
+    heard, hostile = Heard(), Hostile()
+    bridge = Bridge(listeners=[heard])
+    run = bridge.admit(JOB, JOB, bridge.task())
+    assert isinstance(run, Run)
+    logger = logging.getLogger("ojs_bridge")
+    logger.addFilter(hostile)
+    try:
+        bridge.settled(run, Discarded("handler", Failure("a.b"), "why"))
+        bridge.settled(run, Complete())
+    finally:
+        logger.removeFilter(hostile)
+    assert bridge.flush()
+    assert heard.types == ["job.failed", "job.discarded", "job.completed"]
+
+
+def test_times_are_in_utc() -> None:
+    """Whatever zone they were given in."""
+    zone = timezone(timedelta(hours=5, minutes=30))
+    assert started(JOB, NOW.astimezone(zone)).to_ojs()["time"] == "2026-11-21T10:00:02.000Z"
