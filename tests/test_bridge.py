@@ -1,0 +1,387 @@
+"""The coordinator: its configuration, a task's policy, a job's history beyond its header."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from ojs_bridge import Bridge, ConfigurationError, Discard, Intervals, InvalidRetryPolicy, StoreError
+from ojs_bridge.bridge import Postpone, Refuse, Run
+from ojs_bridge.decision import Complete, DeadLetter
+from ojs_bridge.errors import InvalidState
+from ojs_bridge.failures import Failure
+from ojs_bridge.job import ErrorEntry, Job, PlacedEntry, decode
+from ojs_bridge.store import Store
+from tests.lives import FRAMEWORK, KEEP, attempt, bridge_with_outbox, live_and_die
+
+JOB = Job("j-1", "billing.charge", "default")
+STORE, NAMESPACE, RETRY = "OJS_BRIDGE_STORE", "OJS_BRIDGE_NAMESPACE", "OJS_BRIDGE_RETRY"
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (STORE, NAMESPACE, RETRY):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The URL of an empty store."""
+    return f"sqlite:///{tmp_path}/ojs.db"
+
+
+def test_without_arguments_and_environment() -> None:
+    """The spec's default policy, no store, nobody who listens."""
+    bridge = Bridge()
+    assert (bridge.store, bridge.retry, bridge.listened_to) == (None, None, False)
+    assert (bridge.task().policy.max_attempts, bridge.task().policy.on_exhaustion) == (3, "discard")
+
+
+def test_the_environment(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """A missing argument is read from it."""
+    monkeypatch.setenv(STORE, url)
+    monkeypatch.setenv(NAMESPACE, "shop")
+    monkeypatch.setenv(RETRY, '{"max_attempts": 7, "on_exhaustion": "dead_letter"}')
+    bridge = Bridge()
+    assert bridge.task().policy.max_attempts == 7
+    live_and_die(bridge, "j-1")
+    assert Bridge(url, namespace="shop").dead_letters.get("j-1").attempt == 7
+    assert Bridge(url, namespace="another").dead_letters.stats().total == 0
+
+
+def test_code_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """As a whole: a policy in code is not merged with one from the environment."""
+    monkeypatch.setenv(STORE, "nosuch://h")
+    monkeypatch.setenv(NAMESPACE, "x" * 99)
+    monkeypatch.setenv(RETRY, "not JSON")
+    bridge = Bridge(url, {"jitter": False}, namespace="shop")
+    assert bridge.store is not None
+    assert (bridge.task().policy.max_attempts, bridge.task().policy.jitter) == (3, False)
+    assert Bridge(url, {}, namespace="shop").task().policy.jitter is True
+
+
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As deployments leave them."""
+    for name in (STORE, NAMESPACE, RETRY):
+        monkeypatch.setenv(name, "")
+    assert (Bridge().store, Bridge().retry) == (None, None)
+
+
+INVALID_VARIABLES = [
+    (STORE, "ojs.db", ConfigurationError, "store: 'ojs.db' is not a URL such as sqlite:///ojs.db"),
+    (RETRY, "{", ConfigurationError, "OJS_BRIDGE_RETRY: '{' is not JSON: "),
+    (RETRY, "[" * 100_000, ConfigurationError, "OJS_BRIDGE_RETRY: '[[["),
+    (RETRY, "[1]", InvalidRetryPolicy, "invalid retry policy: OJS_BRIDGE_RETRY: [1]: must be an object"),
+    (RETRY, '{"max_attempts": -1}', InvalidRetryPolicy, "invalid retry policy: OJS_BRIDGE_RETRY: max_att"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "message"), INVALID_VARIABLES, ids=lambda v: str(v)[:20])
+def test_an_invalid_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, error: type[Exception], message: str
+) -> None:
+    """It is named."""
+    monkeypatch.setenv(name, value)
+    with pytest.raises(error) as raised:
+        Bridge()
+    assert str(raised.value).startswith(message)
+
+
+INVALID_ARGUMENTS = [
+    ({"store": "ojs.db"}, "store: 'ojs.db' is not a URL"),
+    ({"store": ""}, "store: '' is not a URL"),
+    ({"store": 5}, "store: 5 is neither a URL such as sqlite:///ojs.db nor a store"),
+    ({"store": "sqlite:///x.db", "namespace": "x" * 65}, "namespace: "),
+    ({"history": 9}, "history: 9 must be at least 10 (spec section 10.1)"),
+    ({"history": "10"}, "history: '10' must be at least 10"),
+    ({"history": True}, "history: True must be at least 10"),
+    ({"header_budget": 8191}, "header_budget: 8191 must be at least 8192 bytes"),
+    ({"header_budget": 1e9}, "header_budget: 1000000000.0 must be at least 8192 bytes"),
+    ({"listeners": print}, "listeners: <built-in function print> must be a list of callables"),
+    ({"listeners": 5}, "listeners: 5 must be a list of callables"),
+    ({"listeners": [print, None]}, "listeners: None is not callable"),
+    ({"errors": [OSError]}, "errors: [<class 'OSError'>] must map exception classes to error types"),
+    ({"errors": {"OSError": "a.b"}}, "errors: the key 'OSError' must be an exception class"),
+    ({"errors": {OSError: ""}}, "errors[OSError]: '' must be an error type such as"),
+    ({"errors": {OSError: ("a.b", "MAYBE")}}, "errors[OSError]: ('a.b', 'MAYBE') must be an error type"),
+    ({"retry": {"max_attempts": -1}}, "invalid retry policy: max_attempts: -1 must be >= 0"),
+    ({"retry": {"atempts": 1}}, "invalid retry policy: atempts: 1 is not a field of a retry policy"),
+    ({"retry": 5}, "invalid retry policy: 5: must be an object of retry policy fields"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "message"), INVALID_ARGUMENTS, ids=lambda value: str(value)[:40])
+def test_an_invalid_argument(arguments: dict[str, Any], message: str) -> None:
+    """It is named, with its value; a policy is an InvalidRetryPolicy, all else a ConfigurationError."""
+    with pytest.raises(InvalidRetryPolicy if "retry" in arguments else ConfigurationError) as error:
+        Bridge(**arguments)
+    assert str(error.value).startswith(message)
+
+
+def test_listeners_may_be_any_iterable() -> None:
+    """It is read once."""
+    assert Bridge(listeners=(listener for listener in [print])).listened_to  # type: ignore[arg-type]
+    assert not Bridge(listeners=(listener for listener in [])).listened_to  # type: ignore[arg-type]
+
+
+@pytest.mark.requirement("RET-10")
+def test_precedence() -> None:
+    """Job over task over app over the spec, field by field."""
+    task = Bridge(retry={"max_attempts": 5, "jitter": False}).task(
+        {"max_attempts": 6, "max_interval": "PT9S"}, None, {"max_interval": "PT8S"}
+    )
+    assert (task.policy.max_attempts, task.policy.jitter) == (6, False)
+    assert task.policy.max_interval == timedelta(seconds=8)
+    job = task.for_job({"max_attempts": 7})
+    assert (job.max_attempts, job.jitter, job.max_interval) == (7, False, timedelta(seconds=8))
+    assert task.for_job(None) is task.policy
+    assert task.for_job({}) is task.policy
+
+
+@pytest.mark.requirement("RET-16")
+def test_a_policy_is_validated_after_the_merge() -> None:
+    """A task's interval against the app's cap."""
+    with pytest.raises(InvalidRetryPolicy, match="max_interval"):
+        Bridge(retry={"max_interval": "PT5S"}).task({"initial_interval": "PT6S"})
+    task = Bridge(retry={"max_interval": "PT5S"}).task()
+    with pytest.raises(InvalidRetryPolicy, match="max_interval"):
+        task.for_job({"initial_interval": "PT6S"})
+
+
+def test_precedence_of_error_maps() -> None:
+    """Task over app over the adapter's own."""
+    bridge = Bridge(errors={OSError: "app", ValueError: "app"})
+    task = bridge.task(errors={OSError: "task"}, reserved={OSError: "own", KeyError: "own"})
+    found = {cls: (task.errors.find(cls) or ("",))[0] for cls in (OSError, ValueError, KeyError)}
+    assert found == {OSError: "task", ValueError: "app", KeyError: "own"}
+
+
+@pytest.mark.requirement("RET-16")
+def test_the_header_of_a_job_with_its_own_policy() -> None:
+    """What the job itself says, and no more, in the spec's form."""
+    bridge = Bridge(retry={"max_attempts": 9})
+    header = bridge.initial_header(JOB, bridge.task(), {"initial_interval": timedelta(seconds=2)})
+    assert header.state.pop("created_at")
+    assert header.state == {"v": 1, "attempt": 1, "retry": {"initial_interval": "PT2S"}}
+
+
+HUGE = ["some.error.type"] * 2000
+REFUSED_POLICIES: list[tuple[Any, str]] = [
+    ({"max_attempts": "3"}, 'max_attempts: "3" must be a non-negative integer'),
+    ({"non_retryable_errors": HUGE}, "the job's retry state needs"),
+    ({"backoff_strategy": Intervals("PT1M")}, "backoff_strategy: "),
+    ([], "[]: must be an object of retry policy fields"),
+]
+
+
+@pytest.mark.requirement("RET-16")
+@pytest.mark.parametrize(("retry", "message"), REFUSED_POLICIES, ids=lambda value: str(value)[:30])
+def test_a_policy_that_no_message_can_carry(retry: Any, message: str) -> None:
+    """InvalidRetryPolicy at the producer, whatever the reason."""
+    bridge = Bridge()
+    with pytest.raises(InvalidRetryPolicy) as error:
+        bridge.initial_header(JOB, bridge.task(), retry)
+    assert str(error.value).startswith(f"invalid retry policy: {message}")
+
+
+def test_an_early_delivery_is_postponed() -> None:
+    """To the time it was due; one that is due runs."""
+    bridge = Bridge()
+    due = bridge.now() + timedelta(seconds=60)
+    assert bridge.begin(replace(JOB, next_retry_at=due), JOB, bridge.task()) == Postpone(
+        replace(JOB, next_retry_at=due), due
+    )
+    due = bridge.now()
+    assert isinstance(bridge.begin(replace(JOB, next_retry_at=due), JOB, bridge.task()), Run)
+
+
+@pytest.mark.parametrize(
+    ("job", "type_"),
+    [
+        (InvalidState("damaged"), "validation.state_invalid"),
+        (replace(JOB, retry={"max_attempts": -1}), "validation.retry_policy_invalid"),
+    ],
+)
+def test_what_nobody_can_read_is_kept(job: Any, type_: str) -> None:
+    """It is a dead letter without having run, whatever `on_exhaustion` says."""
+    bridge = Bridge()
+    refused = bridge.begin(job, JOB, bridge.task())
+    assert isinstance(refused, Refuse)
+    assert (refused.decision.cause, refused.decision.failure.type) == ("invalid", type_)
+    assert refused.decision.reason.startswith("attempt 1 was not run: ")
+
+
+def test_without_a_store_nothing_is_buried() -> None:
+    """The adapter has the broker's own dead queue."""
+    bridge = Bridge()
+    with pytest.raises(StoreError):
+        bridge.bury(JOB, DeadLetter("handler", Failure("a.b"), "why"), bridge.task().policy, "x", {})
+
+
+# A message with this many errors of this size: some are dropped, some carried in part, some whole.
+BIG = "é" * 1500
+
+
+def state_after(bridge: Bridge, failures: int, message: str) -> tuple[Job, str]:
+    """The job as it is delivered after so many failures, and its header."""
+    job, text = JOB, ""
+    for n in range(1, failures + 1):
+        job, _, _ = attempt(bridge, job, ConnectionError(f"{message} {n}"))
+        text = bridge.header(job).text
+        job = decode(text, replace(JOB, attempt=job.attempt))
+    return job, text
+
+
+@pytest.mark.requirement("RET-15")
+def test_an_entry_that_is_cut_is_marked_and_kept_whole(url: str) -> None:
+    """In the message a part, marked; in the store all of it, once."""
+    bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 50})
+    _, text = state_after(bridge, 4, BIG)
+    carried = json.loads(text)["errors"]
+    assert len(text) <= 16 * 1024
+    assert [entry.get("cut") for entry in carried] == [True] * 4
+    assert all(len(entry["message"]) < len(BIG) for entry in carried)
+    assert bridge.store is not None
+    kept = bridge.store.kept_errors("j-1")
+    assert [(place, entry["message"]) for place, entry in kept] == [(n, f"{BIG} {n + 1}") for n in range(4)]
+
+
+def test_what_fits_is_neither_marked_nor_kept(url: str) -> None:
+    """And the store is not asked at all."""
+    bridge = Bridge(Untouchable(url), {**KEEP, "max_attempts": 50})
+    job, text = state_after(bridge, 10, "small")
+    assert "cut" not in text
+    run = bridge.admit(job, job, bridge.task())
+    assert isinstance(run, Run)
+    bridge.settled(run, Complete())
+    bridge.settled(run, bridge.judge(run, Discard("a.b")))
+
+
+class Untouchable(Store):
+    """A store that must not be touched."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
+        """Must not be called."""
+        raise AssertionError(entries)
+
+    def kept_errors(self, job_id: str) -> list[PlacedEntry]:
+        """Must not be called."""
+        raise AssertionError(job_id)
+
+    def forget_errors(self, job_id: str) -> None:
+        """Must not be called."""
+        raise AssertionError(job_id)
+
+
+@pytest.mark.requirement("DLQ-002")
+@pytest.mark.parametrize("failures", [1, 4, 11, 25])
+@pytest.mark.parametrize("message", ["small", BIG])
+def test_a_dead_letter_has_every_entry_whole(url: str, failures: int, message: str) -> None:
+    """Those that were dropped, those that were cut, and the last one, in order; then nothing is kept."""
+    bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": failures})
+    live_and_die(bridge, "j-1", message)
+    errors = bridge.dead_letters.get("j-1").errors
+    assert [(e["attempt"], e["message"]) for e in errors] == [
+        (n, f"{message} {n}") for n in range(1, failures + 1)
+    ]
+    assert not any("cut" in entry for entry in errors)
+    assert bridge.store is not None
+    assert bridge.store.kept_errors("j-1") == []
+
+
+@pytest.mark.requirement("DLQ-002")
+@pytest.mark.parametrize("message", ["small", BIG])
+def test_a_job_that_is_buried_twice_keeps_its_history(url: str, message: str) -> None:
+    """Its worker died between the dead letter and the acknowledgement, and it was delivered again."""
+    bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 15})
+    last = live_and_die(bridge, "j-1", message)
+    before = bridge.dead_letters.get("j-1").errors
+    job, run, decision = attempt(bridge, decode(last, replace(JOB, attempt=15)), OSError("again"))
+    assert isinstance(decision, DeadLetter)
+    bridge.bury(job, decision, run.policy, FRAMEWORK, {})
+    after = bridge.dead_letters.get("j-1").errors
+    assert after[:-1] == before[:-1]
+    assert (len(after), after[-1]["message"]) == (15, "again")
+
+
+@pytest.mark.requirement("DLQ-002")
+def test_a_job_that_starts_afresh_keeps_its_history(url: str) -> None:
+    """Somebody else's dashboard sent it again: attempts repeat, entries are still told apart."""
+    bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 50})
+    _, text = state_after(bridge, 12, "first")
+    job = decode(text, JOB)
+    for n in range(1, 13):
+        job, run, _ = attempt(bridge, job, OSError(f"second {n}"))
+        job = decode(bridge.header(job).text, replace(JOB, attempt=job.attempt))
+    last = DeadLetter("handler", Failure("a.b"), "why")
+    bridge.bury(bridge.after(job, last), last, run.policy, FRAMEWORK, {})
+    messages = [entry["message"] for entry in bridge.dead_letters.get("j-1").errors]
+    assert messages == [*(f"first {n}" for n in range(1, 13)), *(f"second {n}" for n in range(1, 13)), ""]
+
+
+ENDINGS = {"succeeds": None, "is discarded": Discard("a.b")}
+
+
+@pytest.mark.parametrize("raised", ENDINGS.values(), ids=ENDINGS)
+@pytest.mark.parametrize(("failures", "message"), [(12, "small"), (4, BIG)], ids=["dropped", "cut"])
+def test_a_job_that_ends_leaves_nothing_in_the_store(
+    url: str, raised: BaseException | None, failures: int, message: str
+) -> None:
+    """What was kept for its dead letter is forgotten, of this job only."""
+    bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 50})
+    job, _ = state_after(bridge, failures, message)
+    assert bridge.store is not None
+    assert bridge.store.kept_errors("j-1")
+    bridge.store.keep_errors("j-2", [(0, {})])
+    run = bridge.admit(job, job, bridge.task())
+    assert isinstance(run, Run)
+    bridge.settled(run, bridge.judge(run, raised))
+    assert bridge.store.kept_errors("j-1") == []
+    assert bridge.store.kept_errors("j-2") == [(0, {})]
+
+
+def test_a_store_out_of_reach_stops_no_retry(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The header is there, with what it has room for; the log says what is not kept."""
+    bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 50})
+    assert bridge.store is not None
+    bridge.store.prepare()
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("drop table ojs_error_history"))
+    _, text = state_after(bridge, 11, "small")
+    assert len(json.loads(text)["errors"]) == 10
+    assert "job j-1: 1 entries of its error history are not kept" in caplog.text
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"errors": [{"attempt": "x", "replay": [1]}] * 20},
+    {"errors": [{"attempt": 2**90, "message": {"m": "m" * 9000}}] * 20},
+    {"errors": [{"cut": True}] * 3, "errors_dropped": 7},
+    {"errors": [{}] * 20, "errors_dropped": 2**90},
+    {"errors": [{}] * 20, "errors_dropped": -5},
+    {"errors": [], "errors_dropped": 2**40, "replay_count": -(2**90)},
+]
+
+
+@pytest.mark.parametrize("state", HOSTILE, ids=lambda state: str(state)[:40])
+def test_a_hostile_history_stops_nothing(url: str, state: dict[str, Any]) -> None:
+    """The job goes on, and is buried with the entries that there are."""
+    bridge, _ = bridge_with_outbox(url)
+    job = decode({"v": 1, "attempt": 1, **state}, JOB)
+    job, run, _ = attempt(bridge, job, OSError("down"))
+    job = decode(bridge.header(job).text, replace(JOB, attempt=2))
+    job, run, _ = attempt(bridge, job, OSError("down"))
+    decision = DeadLetter("handler", Failure("a.b"), "why")
+    bridge.bury(job, decision, run.policy, FRAMEWORK, {})
+    errors: tuple[ErrorEntry, ...] = bridge.dead_letters.get("j-1").errors
+    assert len(errors) >= min(len(state["errors"]) + 2, 11)
+    bridge.dead_letters.retry("j-1")
