@@ -1,0 +1,45 @@
+"""The demonstration of `make demo`, with real workers of both frameworks."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+#: Has the demonstration expect of a job what its policy does not say.
+WRONG = """
+import dataclasses, sys
+from ojs_bridge.demo import __main__ as demo, jobs
+jobs.JOBS["succeeds at once"] = dataclasses.replace(jobs.JOBS["succeeds at once"], ending="discarded")
+sys.exit(demo.main())
+"""
+
+
+def run(*arguments: str, folder: Path) -> tuple[int, str]:
+    """Run Python in an empty folder; return its exit status and what it said."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=110, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.requirement("DLQ-001", "DLQ-003")
+def test_the_demonstration(tmp_path: Path) -> None:
+    """Every job ends as its policy says, and it says so, within a minute; it leaves nothing behind."""
+    began = time.monotonic()
+    status, said = run("-m", "ojs_bridge.demo", folder=tmp_path)
+    assert (status, said.strip().splitlines()[-1]) == (
+        0,
+        "every job ended as its policy says, and no retry ran early",
+    ), said
+    assert time.monotonic() - began < 60
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_that_does_not_end_as_it_should(tmp_path: Path) -> None:
+    """It is named, and the exit status says so."""
+    status, said = run("-c", WRONG, folder=tmp_path)
+    assert status == 1, said
+    for framework in ("celery", "dramatiq"):
+        assert f"not as planned: {framework}: succeeds at once: completed after 1 runs" in said, said

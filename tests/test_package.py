@@ -1,0 +1,177 @@
+"""The package as it is shipped and imported, and its layers."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata, resources
+from pathlib import Path
+
+import pytest
+
+import ojs_bridge
+
+PACKAGE = Path(ojs_bridge.__file__).parent
+OPTIONAL = {"celery", "dramatiq", "sqlalchemy", "redis", "kombu", "pika", "rich"}
+FRAMEWORKS = {"celery", "kombu", "billiard", "vine", "dramatiq", "pika", "redis"}
+PURE = ["duration", "policy", "backoff", "errors", "failures", "job", "decision"]
+#: What a pure module may not ask: the world outside.
+IMPURE = {"asyncio", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "subprocess",
+          "tempfile", "threading", "time", "uuid"}  # fmt: skip
+#: Rows of the house, lower ones first; a room imports from its own row and from those below.
+ROWS = [
+    {"duration", "errors"},
+    {"backoff", "failures"},
+    {"policy", "job"},
+    {"decision"},
+    {"store", "events"},
+    {"dead_letters"},
+    {"bridge"},
+    {"celery", "dramatiq"},
+    {"demo"},
+]
+
+
+def modules_after(statement: str) -> set[str]:
+    """The top-level modules, and the package's own rooms, that a fresh interpreter has after an import."""
+    code = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import ojs_bridge", OPTIONAL),
+        ("from ojs_bridge import *", OPTIONAL),
+        ("import ojs_bridge; ojs_bridge.Bridge()", OPTIONAL),
+        ("import ojs_bridge.dramatiq", {"celery", "kombu", "sqlalchemy", "redis", "ojs_bridge.celery"}),
+        ("import ojs_bridge.celery", {"dramatiq", "sqlalchemy", "pika", "ojs_bridge.dramatiq"}),
+    ],
+)
+def test_what_an_import_does_not_bring(statement: str, absent: set[str]) -> None:
+    """Each extra can go without the others."""
+    assert not modules_after(statement) & absent
+
+
+def test_all_is_sorted_and_complete() -> None:
+    """Every public name of the package, and nothing that is not there."""
+    assert sorted(ojs_bridge.__all__) == ojs_bridge.__all__
+    rooms = {path.stem for path in PACKAGE.iterdir()}
+    public = {name for name in vars(ojs_bridge) if not name.startswith("_")} - rooms
+    assert public == set(ojs_bridge.__all__)
+
+
+@pytest.mark.parametrize("name", ["celery", "dramatiq", "store"])
+def test_all_of_the_rooms(name: str) -> None:
+    """Sorted, and what it names is there."""
+    room = __import__(f"ojs_bridge.{name}", fromlist=["__all__"])
+    assert sorted(room.__all__) == room.__all__
+    assert all(hasattr(room, public) for public in room.__all__)
+
+
+def test_the_package_is_typed() -> None:
+    """It ships py.typed."""
+    assert resources.files("ojs_bridge").joinpath("py.typed").is_file()
+
+
+def test_each_framework_is_an_extra() -> None:
+    """The package itself needs neither."""
+    requires = metadata.requires("ojs-bridge") or []
+    needed = [line for line in requires if "extra ==" not in line]
+    assert sorted(line.split(">")[0] for line in needed) == ["isodate", "pydantic"]
+    extras = metadata.metadata("ojs-bridge").get_all("Provides-Extra") or []
+    assert {"celery", "dramatiq", "sql", "postgresql"} <= set(extras)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules that a file imports, in full; for `from a import b` also `a.b`."""
+    here = ("ojs_bridge", *path.relative_to(PACKAGE).parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*here[: -node.level], *([node.module] if node.module else [])])
+            module = base if node.level else str(node.module)
+            yield module
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def files(room: str) -> list[Path]:
+    """The files of a room."""
+    single = PACKAGE / f"{room}.py"
+    return [single] if single.exists() else sorted((PACKAGE / room).glob("**/*.py"))
+
+
+def rooms_used(path: Path) -> set[str]:
+    """The rooms of the package that a file imports."""
+    known = set().union(*ROWS)
+    return {parts[1] for name in imports(path) if (parts := name.split("."))[0] == "ojs_bridge"
+            and len(parts) > 1 and parts[1] in known}  # fmt: skip
+
+
+def top_level(path: Path) -> set[str]:
+    """The top-level modules that a file imports."""
+    return {name.split(".")[0] for name in imports(path)}
+
+
+def test_every_room_has_a_row() -> None:
+    """A new one is put where it belongs."""
+    rooms = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("__")} - {"py"}
+    assert rooms == set().union(*ROWS)
+
+
+@pytest.mark.parametrize("row", range(len(ROWS)), ids=lambda row: "+".join(sorted(ROWS[row])))
+def test_arrows_run_downwards(row: int) -> None:
+    """No room imports from a row above it."""
+    allowed = set().union(*ROWS[: row + 1])
+    for room in ROWS[row]:
+        for path in files(room):
+            assert rooms_used(path) <= allowed, path
+
+
+@pytest.mark.parametrize("room", PURE)
+def test_the_pure_rooms(room: str) -> None:
+    """Each other, the standard library without the world outside, pydantic and isodate."""
+    (path,) = files(room)
+    assert rooms_used(path) <= set(PURE)
+    foreign = top_level(path) - sys.stdlib_module_names - {"ojs_bridge"}
+    assert foreign <= {"pydantic", "pydantic_core", "isodate", "typing_extensions"}
+    assert not top_level(path) & IMPURE
+
+
+def calls(tree: ast.AST) -> set[str]:
+    """The attributes and names that are called."""
+    called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {f.attr if isinstance(f, ast.Attribute) else f.id for f in called
+            if isinstance(f, (ast.Attribute, ast.Name))}  # fmt: skip
+
+
+@pytest.mark.parametrize("room", PURE)
+def test_the_pure_rooms_have_no_clock(room: str) -> None:
+    """Time is an argument."""
+    (path,) = files(room)
+    assert not calls(ast.parse(path.read_text(encoding="utf-8"))) & {
+        "now",
+        "utcnow",
+        "today",
+        "open",
+        "print",
+    }
+
+
+@pytest.mark.parametrize(("room", "other"), [("celery", "dramatiq"), ("dramatiq", "celery")])
+def test_adapters_know_nothing_of_each_other(room: str, other: str) -> None:
+    """Nor of the other's framework."""
+    for path in files(room):
+        assert other not in rooms_used(path), path
+        assert other not in top_level(path), path
+
+
+@pytest.mark.parametrize("room", ["store", "events", "dead_letters", "bridge", *PURE])
+def test_below_the_adapters_there_is_no_framework(room: str) -> None:
+    """Not even where it would be convenient."""
+    for path in files(room):
+        assert not top_level(path) & FRAMEWORKS, path
