@@ -104,7 +104,8 @@ class Execution:
         except (Ignore, Reject):
             raise
         except BaseException as exc:  # noqa: BLE001 - what is not the task's own is raised again below
-            raised = exc
+            # Without this frame, which raising it again would show a second time.
+            raised = exc.with_traceback(exc.__traceback__ and exc.__traceback__.tb_next)
         else:
             if self.wish is None or self.wish.refused:
                 if self._begun is not None:
@@ -209,8 +210,8 @@ class Execution:
     def _send_on(self, job: Job, decision: RetryAt | Snooze, shown: Exception) -> Retry:
         reason = self.wish.cause if self.wish and shown is self.wish.error else shown
         signal = Retry(exc=reason, when=decision.delay, is_eager=self.request.is_eager)
-        # The frames of what was raised, so that the traceback shown with RETRY is the task's.
-        signal.__traceback__ = shown.__traceback__
+        # As Task.retry raises it: while what the task raised is handled, and shown with its traceback.
+        signal.__context__ = shown
         if self.request.is_eager:
             # Eager retries run at once: a due time would only postpone them.
             header = self.bridge.header(replace(job, next_retry_at=None)).text
