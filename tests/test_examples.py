@@ -1,0 +1,108 @@
+"""Both example shops, with real workers, from the first order to the replay."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ojs_bridge import open_store
+from ojs_bridge.store import LetterFilter
+from tests.servers import eventually
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+WORKERS = {
+    "celery_shop": ["celery", "-A", "shop", "worker", "--concurrency", "2"],
+    "dramatiq_shop": ["dramatiq", "shop", "--processes", "1", "--threads", "4"],
+}
+DONE = ["charged order 1", "charged order 4", "sent the receipt of order 1 to ada@example.org"]
+LOGGED = [
+    "discarded: attempt 1 of 5 failed with payment.declined, and the handler said DISCARD",
+    "discarded: attempt 1 of 8 failed with validation.address, and the handler said FAIL",
+    "dead-lettered: attempt 1 of 5 failed with payment.card_stolen, and the handler said DEAD_LETTER",
+    "retrying: attempt 1 of 5 failed with payment.busy; retry 1 in 1.000 s, as the handler asked",
+    "snoozed: the handler asked for a pause of 1.000 s",
+    "retrying: attempt 1 of 2 failed with external.unreachable; retry 1 in 0.",
+    "dead-lettered: attempt 2 of 2 failed with external.unreachable, and no attempt is left",
+]
+
+
+@pytest.fixture(params=WORKERS)
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A copy of an example, which may write into its folder."""
+    folder = tmp_path / str(request.param)
+    shutil.copytree(
+        EXAMPLES / str(request.param), folder, ignore=shutil.ignore_patterns("__pycache__", "*.db")
+    )
+    return folder
+
+
+@pytest.mark.requirement("DLQ-001", "DLQ-003")
+def test_the_shop(shop: Path, valkey_url: str) -> None:
+    """Every order ends as its policy says, and the CRM knows of one after the replay."""
+    environment = {**os.environ, "BROKER_URL": valkey_url, "PYTHONUNBUFFERED": "1"}
+    crm_is_down = shop / "crm-is-down"
+    crm_is_down.touch()
+    store = open_store(f"sqlite:///{shop}/dead-letters.db")
+
+    def letters() -> Counter[tuple[str, str]]:
+        page = store.list(LetterFilter(), limit=100, cursor=None)
+        return Counter((letter.type.removeprefix("shop."), letter.error_type) for letter in page.letters)
+
+    stolen, unreachable = ("charge", "payment.card_stolen"), ("sync_crm", "external.unreachable")
+    with working(shop, environment) as log:
+        python(shop, environment, "place_orders.py")
+        eventually(lambda: all(line in log() for line in (*DONE, *told(shop))), seconds=40, what="the orders")
+        eventually(lambda: letters() == {stolen: 1, unreachable: 1}, seconds=20, what="the dead letters")
+        eventually(lambda: log().count("PAGER: ") == 2, what="the pages")
+        crm_is_down.unlink()
+        said = python(shop, environment, "replay.py")
+        assert said.count("failed with external.unreachable, and no attempt is left") == 1
+        eventually(lambda: "the CRM knows order 1" in log(), seconds=20, what="the replay")
+        assert letters() == {stolen: 1}
+        assert [log().count(line) for line in DONE] == [1, 1, 1]
+
+
+def told(shop: Path) -> list[str]:
+    """What the log says of the orders; a Celery worker shows nothing below WARNING unless it is told to."""
+    return [line for line in LOGGED if not line.startswith("snoozed") or shop.name == "dramatiq_shop"]
+
+
+@contextmanager
+def working(folder: Path, environment: dict[str, str]) -> Iterator[Callable[[], str]]:
+    """Run the example's worker; yield what reads its log."""
+    log = folder / "worker.log"
+    with log.open("w") as output:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", *WORKERS[folder.name]],
+            cwd=folder, env=environment, stdout=output, stderr=output,
+        )  # fmt: skip
+    try:
+        yield log.read_text
+    except BaseException:
+        print(log.read_text())
+        raise
+    finally:
+        worker.terminate()
+        worker.wait(20)
+
+
+def python(folder: Path, environment: dict[str, str], script: str) -> str:
+    """Run one of the example's scripts; return what it said."""
+    done = subprocess.run(
+        [sys.executable, script], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_both_shops_live_in_the_same_world() -> None:
+    """What is not about a framework is the same file."""
+    for name in ("outside.py", "replay.py"):
+        one, other = ((EXAMPLES / shop / name).read_text() for shop in WORKERS)
+        assert one == other
