@@ -170,7 +170,7 @@ def publish(
     Raises whatever publishing raises.
     """
     headers, compression = _own_headers(wire)
-    properties = dict(wire.properties)
+    properties = {"priority": None, **wire.properties}
     delivery_mode = properties.pop("delivery_mode", None)
     message = task_message({**headers, **changes}, properties, wire.body, None)
     with app.producer_or_acquire(None) as producer:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 
 from celery import Celery
 from celery.result import AsyncResult
+from kombu import Queue
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery.attach import attach
@@ -172,9 +174,11 @@ class Fleet:
     def buried(self, queue: str) -> list[Any]:
         """Take every message out of `<queue>.dead`."""
         found = []
-        with self.app.connection_for_read() as connection, connection.channel() as channel:
-            while (message := channel.basic_get(f"{queue}.dead", no_ack=True)) is not None:
-                found.append(channel.message_to_python(message) if isinstance(message, dict) else message)
+        with self.app.connection_for_read() as connection:
+            dead = Queue(f"{queue}.dead", no_declare=True)(connection.default_channel)
+            with suppress(*connection.channel_errors):  # nothing was ever buried here
+                while (message := dead.get(no_ack=True, accept=["json", "pickle"])) is not None:
+                    found.append(message)
         return found
 
     def lines(self, job: AsyncResult) -> list[str]:

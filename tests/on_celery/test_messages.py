@@ -96,7 +96,10 @@ def test_a_retry_goes_where_its_message_came_from(fleet: Fleet) -> None:
         assert fleet.end(job) == "FAILURE"
         first, second = fleet.runs(job)
         assert first.more["delivery"] == second.more["delivery"]
-        assert first.more["delivery"]["exchange"] == {f"{name}-topic": f"{name}-topic", f"{name}-other": f"{name}-x"}.get(queue, "")
+        assert first.more["delivery"]["exchange"] == {
+            f"{name}-topic": f"{name}-topic",
+            f"{name}-other": f"{name}-x",
+        }.get(queue, "")
         assert fleet.bridge.dead_letters.get(job.id).queue == queue
         fleet.bridge.dead_letters.retry(job.id)
         assert fleet.ending(job, nth=2)["queue"] == queue

@@ -1,0 +1,119 @@
+"""Tasks that run here and now: `apply`, and an app that is always eager."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from celery import chain
+from celery.exceptions import Retry as CelerysRetry
+
+from ojs_bridge import InvalidRetryPolicy
+from tests.on_celery.fleet import Fleet
+from tests.servers import eventually
+
+
+@pytest.fixture(params=["apply", "always", "propagates"])
+def fleet(request: pytest.FixtureRequest, separate) -> Fleet:
+    """A fleet without a worker, in each way of being eager."""
+    fleet = separate()
+    fleet.app.conf.task_always_eager = request.param == "always"
+    fleet.app.conf.task_eager_propagates = request.param == "propagates"
+    return fleet
+
+
+def id_of(fleet: Fleet) -> str:
+    return f"job-{fleet.settings.queue}"
+
+
+def run(fleet: Fleet, name: str, *args: Any, **options: Any) -> Any:
+    task = fleet.task(name)
+    if fleet.app.conf.task_always_eager:
+        return task.apply_async(args, **options)
+    return task.apply(args, **options)
+
+
+def outcome(fleet: Fleet, name: str, *args: Any, **options: Any) -> tuple[str, Any]:
+    """How a task ends: its state, and what it returns or raises."""
+    try:
+        result = run(fleet, name, *args, task_id=id_of(fleet), **options)
+    except Exception as error:
+        assert fleet.app.conf.task_eager_propagates
+        return "FAILURE", error
+    return result.state, result.result
+
+
+@pytest.mark.requirement("RET-01", "RET-08", "RET-10")
+@pytest.mark.parametrize(
+    ("steps", "policy", "runs", "state", "result"),
+    [
+        (["'ok'"], None, 1, "SUCCESS", "ok"),
+        (["OSError('a')", "OSError('b')", "'ok'"], None, 3, "SUCCESS", "ok"),
+        (["OSError('a')"], None, 3, "FAILURE", "OSError"),
+        (["OSError('a')"], {"max_attempts": 5}, 5, "FAILURE", "OSError"),
+        (["Discard('a.b')"], None, 1, "FAILURE", "Discard"),
+        (["Snooze('PT1H')", "Snooze('PT1H')", "OSError()", "'ok'"], {"max_attempts": 2}, 4, "SUCCESS", "ok"),
+        (["self.retry(countdown=60)", "'ok'"], None, 2, "SUCCESS", "ok"),
+        (["self.retry(args=(\"'other'\",))", "'ok'"], None, 2, "SUCCESS", "other"),
+        (["self.retry()"], None, 3, "FAILURE", "MaxRetriesExceededError"),
+        (["KeyboardInterrupt()"], None, 3, "FAILURE", "HandlerFailed"),
+    ],
+)  # fmt: skip
+def test_retries_run_at_once(
+    fleet: Fleet, steps: list[str], policy: dict[str, Any] | None, runs: int, state: str, result: str
+) -> None:
+    options = {"ojs_retry": policy} if policy else {}
+    began = time.monotonic()
+    ended, value = outcome(fleet, "act", *steps, **options)
+    assert time.monotonic() - began < 5
+    assert ended == state
+    assert (value if state == "SUCCESS" else type(value).__name__) == result
+    assert len(fleet.runs(fleet.app.AsyncResult(id_of(fleet)))) == runs
+
+
+@pytest.mark.requirement("RET-17")
+def test_a_dead_letter_is_kept(fleet: Fleet) -> None:
+    outcome(fleet, "act_kept", "OSError('down')")
+    letter = fleet.bridge.dead_letters.get(id_of(fleet))
+    assert (letter.attempt, [error["message"] for error in letter.errors]) == (2, ["down", "down"])
+
+
+def test_arguments_that_no_message_could_carry(fleet: Fleet) -> None:
+    if fleet.app.conf.task_always_eager:
+        pytest.skip("Celery itself encodes the arguments of an app that is always eager")
+    assert outcome(fleet, "act", "'ok'", object())[0] == "SUCCESS"
+    assert outcome(fleet, "act_kept", "OSError()", object())[0] == "FAILURE"
+    assert "object object at" in fleet.bridge.dead_letters.get(id_of(fleet)).message["body"]
+
+
+def test_links_and_chains(fleet: Fleet) -> None:
+    if fleet.app.conf.task_always_eager:
+        act, collect = fleet.task("act"), fleet.task("collect")
+        assert chain(act.si("OSError()", "'ok'"), collect.s("end")).delay().get() == ["ok", "end"]
+    outcome(fleet, "act", "OSError()", "'ok'", link=fleet.task("act").si("'linked'").set(task_id="linked"))
+    assert outcome(fleet, "act", "OSError()", link_error=fleet.task("errback").s())[0] == "FAILURE"
+
+
+def test_an_invalid_policy_raises(fleet: Fleet) -> None:
+    with pytest.raises(InvalidRetryPolicy):
+        run(fleet, "act", "'ok'", ojs_retry={"max_attempts": -1})
+
+
+def test_events_are_told(fleet: Fleet) -> None:
+    outcome(fleet, "act", "OSError()", "'ok'")
+    job = fleet.app.AsyncResult(id_of(fleet))
+    eventually(lambda: len(fleet.events(job)) >= 5, what="the events")
+    types = [event["type"].removeprefix("job.") for event in fleet.events(job)]
+    assert types == ["started", "failed", "retrying", "started", "completed"]
+
+
+def test_a_direct_call_is_a_call(separate) -> None:
+    fleet = separate()
+    act = fleet.task("act")
+    with pytest.raises(OSError, match="down"):
+        act("OSError('down')")
+    with pytest.raises(CelerysRetry):
+        act("self.retry()")
+    assert fleet.task("in_context")("'ok'") == "ok"
+    assert fleet.task("typed")(2, word="ab") == "abab"
