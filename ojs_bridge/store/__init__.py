@@ -1,5 +1,6 @@
 """Where dead letters live: one protocol, SQL behind it."""
 
-from .protocol import Claim, Letter, LetterFilter, Page, Stats, Store, StoreError, open_store
+from .opening import open_store
+from .protocol import Claim, Letter, LetterFilter, Page, Stats, Store, StoreError
 
 __all__ = ["Claim", "Letter", "LetterFilter", "Page", "Stats", "Store", "StoreError", "open_store"]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from ..errors import ConfigurationError
 from ..job import ErrorEntry, PlacedEntry, format_time
 
 #: What a replay holds while it has a dead letter to itself.
@@ -142,28 +141,6 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close connections."""
-
-
-def open_store(url: str, namespace: str = "ojs") -> Store:
-    """Open the store at a URL: `sqlite:///file`, `postgresql+psycopg://`, `mysql+pymysql://`.
-
-    Nothing is connected to until first use. Raises ConfigurationError for a URL that no store understands,
-    and for a driver that is not installed.
-    """
-    if "://" not in url:
-        raise ConfigurationError(f"store: {url!r} is not a URL such as sqlite:///ojs.db")
-    if not (isinstance(namespace, str) and namespace.isprintable() and 0 < len(namespace) <= MAX_NAMESPACE):
-        raise ConfigurationError(
-            f"namespace: {namespace!r} must be 1 to {MAX_NAMESPACE} printable characters"
-        )
-    try:
-        from .sql import SQLStore
-    except ImportError:
-        shown = without_password(url)
-        raise ConfigurationError(
-            f"store: {shown!r} needs SQLAlchemy: pip install 'ojs-bridge[sql]'"
-        ) from None
-    return SQLStore(url, namespace)
 
 
 def without_password(url: str) -> str:
