@@ -9,11 +9,18 @@ from uuid import uuid4
 
 import pytest
 
-from tests.on_celery.fleet import Fleet
+from tests.on_celery.fleet import Fleet, Worker
 from tests.on_celery.project import Settings
 from tests.servers import RabbitMQ, Valkey
 
 Fleets = Callable[[str, bool], Fleet]
+
+
+def end(workers: list[Worker]) -> list[str]:
+    """End workers side by side, and return the logs of those that ended badly."""
+    for worker in workers:
+        worker.ask_to_stop()
+    return [worker.log[-3000:] for worker in workers if worker.stop() != 0]
 
 
 @contextmanager
@@ -31,10 +38,9 @@ def fleets_on(broker: str, backend: str, folder: Path) -> Iterator[Fleets]:
         return started[pool, acks_late]
 
     yield fleet_of
-    workers = [fleet.worker for fleet in started.values() if fleet.worker]
-    for worker in workers:
-        worker.ask_to_stop()
-    assert [worker.log[-3000:] for worker in workers if worker.stop() != 0] == []
+    for fleet in started.values():
+        fleet.forget_results()
+    assert end([fleet.worker for fleet in started.values() if fleet.worker]) == []
 
 
 @pytest.fixture(scope="session")
@@ -72,5 +78,5 @@ def separate(valkey: Valkey, tmp_path: Path, unique: str) -> Iterator[Callable[.
 
     yield make
     for fleet in made:
-        if fleet.worker:
-            fleet.worker.stop()
+        fleet.forget_results()
+    end([fleet.worker for fleet in made if fleet.worker])

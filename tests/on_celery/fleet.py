@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -170,6 +171,12 @@ class Fleet:
     def due(self, run: Ran) -> float:
         """When a run was due."""
         return datetime.fromisoformat(run.ojs["next_retry_at"].replace("Z", "+00:00")).timestamp()
+
+    def forget_results(self) -> None:
+        """Let go of the results that were waited for: each one speaks to the backend when it goes."""
+        for results in self.app.backend._pending_results:
+            results.clear()
+        gc.collect()
 
     def buried(self, queue: str) -> list[Any]:
         """Take every message out of `<queue>.dead`."""

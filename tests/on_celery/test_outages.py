@@ -70,7 +70,7 @@ def test_a_retry_that_cannot_be_published_is_not_lost(separate, broker: type[Val
         for fleet in (late, early):
             fleet.start("-c", "2").await_ready()
         jobs = [
-            (fleet, fleet.send("act_kept", "time.sleep(2) or OSError()", "OSError()"))
+            (fleet, fleet.send("act_kept", "time.sleep(0.7) or OSError()", "OSError()"))
             for fleet in (late, early)
         ]
         for fleet, job in jobs:
