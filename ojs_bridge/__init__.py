@@ -15,9 +15,9 @@ from .errors import (
     Retry,
     Snooze,
 )
-from .events import Event
-from .policy import RetryPolicy
-from .store import Letter, StoreError, open_store
+from .events import Event, Listener
+from .policy import PartialPolicy, RetryPolicy
+from .store import Letter, Page, Stats, Store, StoreError, open_store
 
 __all__ = [
     "Bridge",
@@ -32,11 +32,16 @@ __all__ = [
     "Jitter",
     "Letter",
     "LetterNotFound",
+    "Listener",
     "NotExpressible",
+    "Page",
+    "PartialPolicy",
     "Response",
     "Retry",
     "RetryPolicy",
     "Snooze",
+    "Stats",
+    "Store",
     "StoreError",
     "open_store",
 ]

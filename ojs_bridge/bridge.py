@@ -18,7 +18,7 @@ from .backoff import Rng
 from .dead_letters import DeadLetters, Publisher
 from .decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze, decide
 from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible
-from .failures import ErrorMap, Failure, Mapped, Outcome, outcome_of
+from .failures import MAX_MESSAGE, ErrorMap, Failure, Mapped, Outcome, cut, outcome_of, safe_repr
 from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, ErrorEntry, Header, Job, encode, is_cut
 from .policy import PartialPolicy, RetryPolicy
 from .store import Letter, Store, StoreError, open_store
@@ -98,6 +98,30 @@ class Bridge:
             self.store, self.publishers, encode=self._encode, clock=self.now, emit=self._emit
         )
 
+    def register(self, framework: str, publisher: Publisher) -> None:
+        """Take the publisher of an app or broker, for replays; raises ConfigurationError for a second one.
+
+        A dead letter does not say which app or broker it came from.
+        """
+        if self.publishers.setdefault(framework, publisher) != publisher:
+            raise ConfigurationError(
+                f"this bridge already serves another {framework} app or broker: give each a bridge of its own"
+            )
+
+    def try_store(self, dead_queue: str) -> None:
+        """Say in the log, when a worker starts, what goes without a store or with one that does not work."""
+        if self.store is None:
+            logger.warning(
+                "no store: dead letters go to %s, where they are not searched or replayed; "
+                "set Bridge(store=...) or OJS_BRIDGE_STORE",
+                dead_queue,
+            )
+            return
+        try:
+            self.store.prepare()
+        except StoreError as error:
+            logger.error("until the store works, dead letters go to %s: %s", dead_queue, error)
+
     def now(self) -> datetime:
         """Return the time, in UTC."""
         return datetime.now(timezone.utc)
@@ -155,6 +179,12 @@ class Bridge:
         """Return the refusal of a job whose state or policy cannot be read, or carried any further."""
         failure = Failure(error.type, str(error))
         return Refuse(job, DeadLetter("invalid", failure, f"attempt {job.attempt} was not run: {error}"))
+
+    def impossible(self, job: Job, decision: Decision, error: Exception) -> DeadLetter:
+        """Return the decision for a job whose own message stands in the way of what was decided."""
+        why = cut(safe_repr(error), MAX_MESSAGE)
+        failure = getattr(decision, "failure", None) or Failure("bridge.undeliverable", why)
+        return DeadLetter("invalid", failure, f"attempt {job.attempt} cannot be followed up: {why}")
 
     def judge(self, run: Run, outcome: BaseException | Outcome) -> Decision:
         """Return what becomes of a job: its handler raised, came to an outcome, or succeeded (None)."""

@@ -14,6 +14,9 @@ from .policy import RetryPolicy
 #: Why a job ended: what `job.discarded` calls its reason.
 Cause: TypeAlias = Literal["handler", "non_retryable", "exhausted", "expired", "invalid"]
 
+#: The reserved error type of a job whose message its framework would drop unrun.
+EXPIRED = "expired"
+
 
 @dataclass(frozen=True, slots=True)
 class Complete:
@@ -71,8 +74,7 @@ def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rn
     if outcome is None:
         return Complete()
     if isinstance(outcome, Snoozed):
-        seconds = outcome.after.total_seconds()
-        return Snooze(_later(now, seconds), seconds, f"the handler asked for a pause of {seconds:.3f} s")
+        return _snooze(policy, job, outcome.after.total_seconds(), now)
     failed = f"attempt {job.attempt} of {policy.runs} failed with {outcome.type}"
     match outcome.code:
         case "DISCARD" | "FAIL":
@@ -92,6 +94,17 @@ def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rn
             policy, "expired", outcome, f"{failed}, and the job expires before a retry in {seconds:.3f} s"
         )
     return RetryAt(at, seconds, outcome, f"{failed}; retry {job.attempt} in {seconds:.3f} s{note}")
+
+
+def _snooze(policy: RetryPolicy, job: Job, seconds: float, now: datetime) -> Snooze | Discard | DeadLetter:
+    at = _later(now, seconds)
+    asked = f"the handler asked for a pause of {seconds:.3f} s"
+    if job.expires and at >= job.expires:
+        failure = Failure(EXPIRED, f"{asked}, and the job expires before it ends")
+        return _exhaust(
+            policy, "expired", failure, f"attempt {job.attempt} of {policy.runs}: {failure.message}"
+        )
+    return Snooze(at, seconds, asked)
 
 
 def _exhaust(policy: RetryPolicy, cause: Cause, failure: Failure, reason: str) -> Discard | DeadLetter:

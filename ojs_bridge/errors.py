@@ -116,6 +116,10 @@ class InvalidRetryPolicy(ValueError):
     def __str__(self) -> str:
         return "invalid retry policy: " + "; ".join(self.problems)
 
+    def under(self, place: str) -> InvalidRetryPolicy:
+        """Return the error with the place of the policy before each line."""
+        return type(self)([f"{place}: {line}" for line in self.problems])
+
 
 class InvalidState(ValueError):
     """The retry state that a message carries cannot be read: damaged, or of an unknown version."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -127,8 +127,6 @@ class RetryPolicy(BaseModel):
         WithJsonSchema({"type": "string", "enum": ["exponential", "linear", "polynomial", "none"]}),
     ] = Field(default="exponential", description="How the delay grows over successive retries.")
 
-    NO_RETRY_RUNS: ClassVar[int] = 1
-
     def __init__(self, /, **fields: Any) -> None:
         try:
             super().__init__(**fields)
@@ -166,7 +164,7 @@ class RetryPolicy(BaseModel):
     @property
     def runs(self) -> int:
         """The most times the handler may run: `max_attempts`, where 0 and 1 both mean once."""
-        return max(self.max_attempts, self.NO_RETRY_RUNS)
+        return max(self.max_attempts, 1)
 
     def delay(self, n: int, *, rng: Rng, failure: Failure | None = None) -> float:
         """Return the seconds before retry n, capped before and after jitter (spec sections 3, 5.1 and 5.3).
@@ -208,6 +206,11 @@ class RetryPolicy(BaseModel):
     def json_schema(cls) -> dict[str, Any]:
         """Return the JSON Schema of the spec's section 14, plus `backoff_strategy`."""
         return cls.model_json_schema(schema_generator=_SpecSchema)
+
+
+def check_partial(partial: PartialPolicy | None) -> None:
+    """Raise InvalidRetryPolicy for a partial policy that no layer beneath it could make valid."""
+    RetryPolicy.merge({"initial_interval": timedelta.resolution, "max_interval": timedelta.max}, partial)
 
 
 def _fields(partial: object) -> dict[str, Any]:

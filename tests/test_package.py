@@ -25,7 +25,7 @@ ROWS = [
     {"duration", "errors"},
     {"backoff", "failures"},
     {"policy", "job"},
-    {"decision"},
+    {"decision", "patterns"},
     {"store", "events"},
     {"dead_letters"},
     {"bridge"},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ from dramatiq.middleware.middleware import MiddlewareError
 
 from ..bridge import Bridge, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
+from ..patterns import Policies
 from ..policy import PartialPolicy
 from .options import native_partial
 from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, names_exceptions
@@ -28,16 +28,9 @@ class Actors:
 
     def __init__(self, bridge: Bridge, policies: Mapping[str, PartialPolicy] | None) -> None:
         self._bridge = bridge
-        self._policies = policies
+        self._policies = Policies(policies)
         self._tasks: dict[str, TaskPolicy | None] = {}
         self._undeclared = bridge.task()
-        for pattern, partial in (policies or {}).items():
-            try:
-                bridge.task(partial)
-            except InvalidRetryPolicy as error:
-                raise InvalidRetryPolicy(
-                    [f"policies[{pattern!r}]: {line}" for line in error.problems]
-                ) from None
 
     def declare(self, actor: Actor[..., Any]) -> None:
         """Resolve an actor's policy; raises InvalidRetryPolicy and ConfigurationError."""
@@ -61,27 +54,27 @@ class Actors:
         try:
             return self._bridge.initial_header(bare_job(message), task, partial).state
         except InvalidRetryPolicy as error:
-            raise InvalidOptions([f"{RETRY_OPTION} of {name}: {line}" for line in error.problems]) from None
+            raise InvalidOptions(error.under(f"{RETRY_OPTION} of {name}").problems) from None
 
     def check(self, names: Iterable[str]) -> None:
         """Raise BootError for a pattern of `policies` that names none of the actors there are."""
-        names = list(names)
-        for pattern in self._policies or ():
-            if not fnmatch.filter(names, pattern):
-                raise BootError(f"policies[{pattern!r}] names no actor of this broker")
+        try:
+            self._policies.check(names, "actor of this broker")
+        except ConfigurationError as error:
+            raise BootError(str(error)) from None
 
     def _resolve(self, actor: Actor[..., Any]) -> TaskPolicy | None:
         name, options = actor.actor_name, actor.options
         if not names_exceptions(options.get("throws")):
             raise BootError(f"actor {name}: throws must be exception classes")
         own = options.get(RETRY_OPTION)
-        matching = [p for pattern, p in (self._policies or {}).items() if fnmatch.fnmatchcase(name, pattern)]
-        if self._policies is not None and own is None and not matching:
+        moved = self._policies.of(name)
+        if moved is None and own is None:
             return None
-        layers = [native_partial(options), *matching, own]
+        layers = [native_partial(options), *(moved or ()), own]
         try:
             return self._bridge.task(*layers, errors=options.get(ERRORS_OPTION), reserved=RESERVED)
         except InvalidRetryPolicy as error:
-            raise InvalidOptions([f"actor {name}: {line}" for line in error.problems]) from None
+            raise InvalidOptions(error.under(f"actor {name}").problems) from None
         except ConfigurationError as error:
             raise BootError(f"actor {name}: {error}") from None

@@ -21,7 +21,7 @@ from .encoding import encodable
 from .options import UNBOUNDED
 from .producer import carry_wishes
 from .replay import FRAMEWORK, original
-from .translate import RETRY_WHEN_SAID_NO, bare_job, job_of, names_exceptions, next_options, outcome
+from .translate import RETRY_WHEN_SAID_NO, bare_job, job_of, max_age, names_exceptions, next_options, outcome
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -41,7 +41,7 @@ class Execution:
     def begin(self, task: TaskPolicy) -> Run | Postpone | Refuse:
         """Ask the bridge whether the job runs."""
         message = self._message
-        bare = bare_job(message)
+        bare = bare_job(message, max_age(self._broker, message))
         try:
             carry_wishes(message.options)
             if not names_exceptions(message.options.get("throws")):
@@ -62,8 +62,7 @@ class Execution:
         try:
             self._execute(begun, decision)
         except InvalidState as error:
-            begun = self._bridge.refuse(begun.job, error)
-            decision = begun.decision
+            decision = self._bridge.impossible(begun.job, decision, error)
             self._execute(begun, decision)
         self._bridge.settled(begun, decision)
 

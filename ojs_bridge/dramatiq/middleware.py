@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from dramatiq import Actor, Message
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Middleware, Retries, SkipMessage
+from dramatiq.worker import _ConsumerThread as ConsumerThread
 
 from ..bridge import Bridge, Postpone, Refuse
 from ..policy import PartialPolicy
-from ..store import StoreError
 from .actors import ERRORS_OPTION, Actors, BootError
 from .consumer import Settlement, mark, wrap
 from .execution import Execution, NotSent
 from .interrupts import Interrupts
-from .producer import add_headers, is_plain
+from .producer import add_headers, carry_wishes, is_plain
 from .replay import FRAMEWORK, DramatiqPublisher
 from .translate import RETRY_OPTION, Refused
 
@@ -74,19 +75,7 @@ class OJSRetries(Retries):
         self._check(broker)
         wrap(broker)
         self._interrupts = Interrupts(broker)
-        self._try_store()
-
-    def _try_store(self) -> None:
-        if self.bridge.store is None:
-            logger.warning(
-                "no store: dead letters go to the broker's own dead queues, where they are not searched or "
-                "replayed and the broker forgets them in time; set Bridge(store=...) or OJS_BRIDGE_STORE"
-            )
-            return
-        try:
-            self.bridge.store.prepare()
-        except StoreError as error:
-            logger.error("until the store works, the broker's dead queues keep dead letters: %s", error)
+        self.bridge.try_store("the broker's own dead queues (.XQ), which forget them in time")
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Let the listeners hear the last events."""
@@ -94,7 +83,11 @@ class OJSRetries(Retries):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
-        add_headers(message, self._actors.header_of)
+        if isinstance(threading.current_thread(), ConsumerThread):
+            # A delayed message on its way back: refusing it here would end the consumer.
+            carry_wishes(message.options)
+        else:
+            add_headers(message, self._actors.header_of)
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Begin the job: it runs, waits for its time, or is refused."""
@@ -164,7 +157,7 @@ class OJSRetries(Retries):
         if self._swapped:
             return
         self._swapped = True
-        self.bridge.publishers[FRAMEWORK] = DramatiqPublisher(broker)
+        self.bridge.register(FRAMEWORK, DramatiqPublisher(broker))
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
             return

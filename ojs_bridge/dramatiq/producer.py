@@ -37,17 +37,17 @@ def is_plain(options: Mapping[str, Any]) -> bool:
     return _READ.isdisjoint(options)
 
 
-def carry_wishes(options: Mapping[str, Any]) -> None:
-    """Keep the `ojs_retry` that no producer has read for the worker that will run the next message.
+def carry_wishes(options: dict[str, Any]) -> None:
+    """Write the `ojs_retry` that no producer has read into headers, of a message and those it carries.
 
-    Its policy is judged there, because a pipeline that refuses to go on here would be lost.
+    The worker that runs the message judges it: what has been sent can no longer be refused.
     """
-    if not any(name in options for name in _NESTS):
+    if options.keys().isdisjoint(_WISHING):
         return
-    for message in _nested(options):
-        wish = message.options.pop(RETRY_OPTION, None)
-        if wish is not None:
-            message.options[HEADER] = {"v": VERSION, "attempt": 1, "retry": wish}
+    for each in (options, *(message.options for message in _nested(options))):
+        wish = each.pop(RETRY_OPTION, None)
+        if wish is not None and HEADER not in each:
+            each[HEADER] = {"v": VERSION, "attempt": 1, "retry": wish}
 
 
 def _nested(options: Mapping[str, Any]) -> Iterator[dramatiq.Message[Any]]:

@@ -36,11 +36,11 @@ def decoded(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
     return dramatiq.Message.decode(raw)
 
 
+@dataclasses.dataclass(frozen=True)
 class DramatiqPublisher:
     """Publishes dead letters on the broker they came from."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    _broker: Broker
 
     def republish(self, letter: Letter, header: Header) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""

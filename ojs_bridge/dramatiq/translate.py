@@ -10,9 +10,9 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import dramatiq
-from dramatiq.broker import MessageProxy
+from dramatiq.broker import Broker, MessageProxy
 from dramatiq.errors import Retry as NativeRetry
-from dramatiq.middleware import Interrupt, Shutdown, TimeLimitExceeded
+from dramatiq.middleware import AgeLimit, Interrupt, Shutdown, TimeLimitExceeded
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..errors import InvalidRetryPolicy, InvalidState
@@ -42,20 +42,33 @@ class InvalidOptions(InvalidRetryPolicy, MiddlewareError):
     """InvalidRetryPolicy in the one shape that Dramatiq lets out of its middleware hooks."""
 
 
-def bare_job(message: MessageProxy | dramatiq.Message[Any]) -> Job:
-    """Return what Dramatiq alone says of a message; the native counter names the attempt. Never raises."""
+def bare_job(message: MessageProxy | dramatiq.Message[Any], age: float | None = None) -> Job:
+    """Return what Dramatiq alone says of a message; the native counter names the attempt. Never raises.
+
+    `age` is the milliseconds after which AgeLimit drops it.
+    """
     retries = message.options.get("retries")
+    created_at = _time(message.message_timestamp)
     return Job(
         id=message.message_id,
         type=message.actor_name,
         queue=message.queue_name,
         attempt=1 + (retries if isinstance(retries, int) and retries > 0 else 0),
         retry=_wish(message.options) or None,
-        created_at=_created_at(message.message_timestamp),
+        created_at=created_at,
+        expires=_time(message.message_timestamp + age) if age and created_at else None,
     )
 
 
-def _created_at(milliseconds: Any) -> datetime | None:
+def max_age(broker: Broker, message: MessageProxy) -> float | None:
+    """Return the milliseconds after which the broker's AgeLimit would drop a message, if it has one."""
+    limit = next((m.max_age for m in broker.middleware if isinstance(m, AgeLimit)), None)
+    actor = broker.actors.get(message.actor_name)
+    age = message.options.get("max_age") or (actor.options.get("max_age", limit) if actor else limit)
+    return age if isinstance(age, (int, float)) else None
+
+
+def _time(milliseconds: Any) -> datetime | None:
     try:
         return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
     except (TypeError, ValueError, OverflowError, OSError):

@@ -22,6 +22,7 @@ from . import sqlite
 from .protocol import Claim, Letter, LetterFilter, Page, Stats, StoreError, without_password
 
 SCHEMA_VERSION = 1
+CONNECT_SECONDS = 5
 #: What fits an index of every database; longer ids are hashed.
 MAX_ID = 191
 #: MySQL's own TEXT holds but 64 KB.
@@ -235,7 +236,9 @@ def _engine(url: str) -> sa.Engine:
         raise ConfigurationError(f"store: {shown!r} is not a database URL") from None
     try:
         # Parameters are the arguments of jobs, which belong in no log.
-        engine = sa.create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
+        engine = sa.create_engine(
+            parsed, pool_pre_ping=True, hide_parameters=True, connect_args=_patience(parsed)
+        )
     except ImportError as error:
         raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {error}") from None
     except (ArgumentError, NoSuchModuleError, TypeError, ValueError) as error:
@@ -247,6 +250,12 @@ def _engine(url: str) -> sa.Engine:
             )
         sqlite.share(engine)
     return engine
+
+
+def _patience(url: sa.URL) -> dict[str, Any]:
+    """Return what keeps a worker from waiting minutes for a host that does not answer."""
+    networked = url.get_backend_name() in ("postgresql", "mysql")
+    return {"connect_timeout": CONNECT_SECONDS} if networked and "connect_timeout" not in url.query else {}
 
 
 def _insert_or_ignore(connection: Connection, statement: sa.Insert) -> None:

@@ -1,6 +1,7 @@
 """What becomes of a job: every combination, every reason (spec sections 6.3, 7.2 and 2.2)."""
 
 import itertools
+import random
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -405,4 +406,19 @@ def test_whatever_happens_is_decided(
     if isinstance(decision, RetryAt | Snooze):
         assert decision.at == END_OF_TIME or decision.at >= now + timedelta(seconds=decision.delay)
     assert isinstance(decision, Complete) == (outcome is None)
-    assert isinstance(decision, Snooze) == isinstance(outcome, Snoozed)
+    if isinstance(outcome, Snoozed):
+        assert isinstance(decision, Snooze | Discard | DeadLetter)
+        assert not isinstance(decision, Snooze) or expires is None or decision.at < expires
+
+
+@pytest.mark.parametrize(("on_exhaustion", "ending"), [("discard", Discard), ("dead_letter", DeadLetter)])
+def test_a_snooze_past_its_expiry_is_no_way_to_vanish(on_exhaustion: Any, ending: type) -> None:
+    """The framework would drop the message unrun: the policy ends the job instead."""
+    policy = RetryPolicy(on_exhaustion=on_exhaustion)
+    expiring = job(1, expires=NOW + timedelta(seconds=5))
+    decision = decide(policy, expiring, Snoozed(timedelta(seconds=10)), now=NOW, rng=random.Random(1))
+    assert isinstance(decision, ending)
+    assert (decision.cause, decision.failure.type) == ("expired", "expired")
+    assert decision.reason == (
+        "attempt 1 of 3: the handler asked for a pause of 10.000 s, and the job expires before it ends"
+    )

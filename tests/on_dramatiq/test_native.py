@@ -439,12 +439,13 @@ def test_a_shutdown_notification_is_of_the_reserved_type_and_the_job_goes_on(
     assert len(job.runs) == 2
 
 
-def test_age_limits_are_untouched(stubbed: Callable[..., Fleet]) -> None:
+def test_a_retry_past_the_age_limit_is_exhausted(stubbed: Callable[..., Fleet]) -> None:
     fleet = stubbed()
-    job = fleet.send(fleet.actor(fails, max_age=200, ojs_retry={"initial_interval": "PT0.4S"}))
+    retry = {"initial_interval": "PT0.4S", "jitter": False, "on_exhaustion": "dead_letter"}
+    job = fleet.send(fleet.actor(fails, max_age=200, ojs_retry=retry))
     with fleet.working():
-        eventually(lambda: fleet.dead(job))
-    assert len(job.runs) == 1
+        end = fleet.end(job)
+    assert (len(job.runs), end.data["cause"], end.data["dead_lettered"]) == (1, "expired", True)
 
 
 # --- a fleet in part ---

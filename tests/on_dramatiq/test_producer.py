@@ -101,12 +101,14 @@ def test_a_replayed_policy_is_the_job_s_own(fleet: Fleet) -> None:
     assert fleet.bridge.dead_letters.get(job.id).retry == policy
 
 
-def sent_natively(fleet: Fleet, actor: dramatiq.Actor[..., Any], **options: Any) -> Sent:
+def sent_natively(
+    fleet: Fleet, actor: dramatiq.Actor[..., Any], *, delay: int | None = None, **options: Any
+) -> Sent:
     """Send a message as a producer without the middleware does."""
     message = actor.message_with_options(args=("key",), **options)
     fleet.retries.before_enqueue, hook = lambda *a: None, fleet.retries.before_enqueue  # type: ignore[method-assign]
     try:
-        fleet.broker.enqueue(message)
+        fleet.broker.enqueue(message, delay=delay)
     finally:
         fleet.retries.before_enqueue = hook  # type: ignore[method-assign]
     return Sent(message.message_id, fleet.runs["key"])
@@ -115,7 +117,18 @@ def sent_natively(fleet: Fleet, actor: dramatiq.Actor[..., Any], **options: Any)
 def test_a_producer_without_the_middleware_is_understood(fleet: Fleet) -> None:
     fleet.runs["key"].clear()
     job = sent_natively(fleet, fleet.actor(fails), ojs_retry={"max_attempts": 2})
-    assert fleet.end(job).data["total_attempts"] == 2
+    end = fleet.end(job)
+    assert end.data["total_attempts"] == 2
+    assert [error["attempt"] for error in job.runs[-1].ojs["errors"]] == [1]
+
+
+def test_a_delayed_message_that_no_producer_has_checked_ends_no_consumer(fleet: Fleet) -> None:
+    fleet.runs["key"].clear()
+    bad = sent_natively(fleet, fleet.actor(fails), delay=50, ojs_retry={"max_attempts": -1})
+    good = fleet.send(fleet.actor(lambda n: None), delay=100)
+    assert fleet.end(bad).data["last_error"]["type"] == "validation.retry_policy_invalid"
+    eventually(lambda: good.runs, what="the delayed message beside it")
+    assert bad.runs == []
 
 
 def test_a_pipeline_of_a_producer_without_the_middleware_goes_on_whatever_it_asks(fleet: Fleet) -> None:
@@ -166,7 +179,9 @@ def test_a_state_that_no_message_can_carry_any_further_is_dead_lettered(fleet: F
     fleet.runs["key"].clear()
     huge = {"max_attempts": 9, "non_retryable_errors": ["x" * 20_000]}
     job = sent_natively(fleet, fleet.actor(fails), ojs={"v": 1, "attempt": 1, "retry": huge})
-    assert fleet.end(job).data["last_error"]["type"] == "validation.state_invalid"
+    end = fleet.end(job)
+    assert (end.data["cause"], end.data["last_error"]["type"]) == ("invalid", "builtins.OSError")
+    assert "cannot be followed up" in end.data["reason"]
     assert len(job.runs) == 1
     assert fleet.bridge.dead_letters.get(job.id).retry == huge
 
