@@ -38,8 +38,6 @@ def fleets_on(broker: str, backend: str, folder: Path) -> Iterator[Fleets]:
         return started[pool, acks_late]
 
     yield fleet_of
-    for fleet in started.values():
-        fleet.forget_results()
     assert end([fleet.worker for fleet in started.values() if fleet.worker]) == []
 
 
@@ -77,6 +75,4 @@ def separate(valkey: Valkey, tmp_path: Path, unique: str) -> Iterator[Callable[.
         return made[-1]
 
     yield make
-    for fleet in made:
-        fleet.forget_results()
     end([fleet.worker for fleet in made if fleet.worker])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import os
@@ -105,7 +104,7 @@ class Fleet:
     def __init__(self, settings: Settings, folder: Path) -> None:
         self.settings = settings
         self.folder = folder
-        self.app: Celery = make_app(settings)
+        self.app: Celery = make_app(settings, "tests.on_celery.polling:Polling+")
         self.bridge: Bridge = attach(self.app)
         self.worker: Worker | None = None
 
@@ -171,12 +170,6 @@ class Fleet:
     def due(self, run: Ran) -> float:
         """When a run was due."""
         return datetime.fromisoformat(run.ojs["next_retry_at"].replace("Z", "+00:00")).timestamp()
-
-    def forget_results(self) -> None:
-        """Let go of the results that were waited for: each one speaks to the backend when it goes."""
-        for results in self.app.backend._pending_results:
-            results.clear()
-        gc.collect()
 
     def buried(self, queue: str) -> list[Any]:
         """Take every message out of `<queue>.dead`."""

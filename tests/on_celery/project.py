@@ -127,10 +127,13 @@ def broken_listener(event: Event) -> None:
     raise RuntimeError("this listener is broken")
 
 
-def make_app(settings: Settings) -> Celery:
-    """Build the project's app."""
+def make_app(settings: Settings, results: str = "") -> Celery:
+    """Build the project's app; `results` names another class for its result backend."""
     app = Celery(
-        f"project-{settings.queue}", broker=settings.broker, backend=settings.backend, set_as_current=False
+        f"project-{settings.queue}",
+        broker=settings.broker,
+        backend=results + settings.backend,
+        set_as_current=False,
     )
     app.conf.update(
         accept_content=["json", "pickle", "yaml"],

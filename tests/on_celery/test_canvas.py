@@ -28,7 +28,7 @@ def test_chain_group_and_chord_go_on_after_retries(fleet: Fleet) -> None:
         [fleet.task("act").si("Snooze('PT0.1S')", "1"), recovering(fleet, "2")], collect.s()
     ).delay()
     assert chained.get(timeout=30) == ["ok", "end"]
-    assert grouped.get(timeout=30) == [1, 2]
+    assert [job.get() for job in grouped] == [1, 2]
     assert chorded.get(timeout=30) == [[1, 2]]
     assert snoozed.get(timeout=30) == [[1, 2]]
 
@@ -118,7 +118,7 @@ def test_each_job_of_a_canvas_brings_its_own_policy(fleet: Fleet) -> None:
     chorded = chord([runs_out(4), act.si("1")], runs_out(5)).delay()
     linked = act.si("'ok'").apply_async(link=act.si("'ok' if n == 5 else OSError()").set(ojs_retry=policy))
     assert chained.get(timeout=30) == ["ok"]
-    assert grouped.get(timeout=30) == ["ok", "ok"]
+    assert [job.get() for job in grouped] == ["ok", "ok"]
     assert chorded.get(timeout=30) == "ok"
     assert fleet.end(linked) == "SUCCESS"
     (follower,) = fleet.app.AsyncResult(linked.id).children

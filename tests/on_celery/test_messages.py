@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.result import AsyncResult
 
 from tests.on_celery.fleet import LATE, Fleet
 from tests.on_celery.project import KEEP
@@ -136,12 +137,13 @@ def test_a_retry_that_would_come_after_expiry_is_exhausted_now(fleet: Fleet) -> 
 
 @pytest.mark.requirement("RET-14")
 def test_messages_of_producers_without_the_bridge(fleet: Fleet) -> None:
-    producer = Celery(
-        "foreign", broker=fleet.settings.broker, backend=fleet.settings.backend, set_as_current=False
-    )
-    queue = {"queue": fleet.app.amqp.queues[fleet.settings.queue]}
-    plain = producer.send_task("act", ("OSError()",), **queue)
-    retried = producer.send_task("act", ("OSError()",), retries=2, **queue)
+    producer = Celery("foreign", broker=fleet.settings.broker, set_as_current=False)
+    queue = fleet.app.amqp.queues[fleet.settings.queue]
+
+    def send(**options: int) -> AsyncResult:
+        return fleet.app.AsyncResult(producer.send_task("act", ("OSError()",), queue=queue, **options).id)
+
+    plain, retried = send(), send(retries=2)
     assert [fleet.end(plain), fleet.end(retried)] == ["FAILURE", "FAILURE"]
     assert (len(fleet.runs(plain)), len(fleet.runs(retried))) == (3, 1)
     assert fleet.ending(retried)["total_attempts"] == 3
