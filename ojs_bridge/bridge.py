@@ -180,7 +180,7 @@ class Bridge:
         failure = Failure(error.type, str(error))
         return Refuse(job, DeadLetter("invalid", failure, f"attempt {job.attempt} was not run: {error}"))
 
-    def impossible(self, job: Job, decision: Decision, error: Exception) -> DeadLetter:
+    def impossible(self, job: Job, decision: Decision | None, error: Exception) -> DeadLetter:
         """Return the decision for a job whose own message stands in the way of what was decided."""
         why = cut(safe_repr(error), MAX_MESSAGE)
         failure = getattr(decision, "failure", None) or Failure("bridge.undeliverable", why)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fnmatch
 import functools
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -19,6 +19,7 @@ from ..bridge import Bridge, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..failures import Mapped
 from ..job import Header, Job
+from ..patterns import Policies
 from ..policy import PartialPolicy
 from ..store import Letter
 from . import wire
@@ -43,6 +44,7 @@ _BRIDGE = "_ojs_bridge"
 _PREPARED = "_ojs_prepared"
 POLICIES = "_ojs_policies"
 _TASK_POLICY = "_ojs_task_policy"
+_EVERY_NAME = Policies(None)
 
 
 def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
@@ -54,7 +56,7 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
         return found
     prepare(app)
     bridge = app.__dict__.setdefault(_BRIDGE, bridge or Bridge())
-    bridge.publishers[FRAMEWORK] = CeleryPublisher(app)
+    bridge.register(FRAMEWORK, CeleryPublisher(app))
     return bridge
 
 
@@ -68,13 +70,8 @@ def prepare(app: Celery) -> None:
 
 def policies_for(app: Celery, name: str) -> list[PartialPolicy] | None:
     """Return the partial policies that `install` has for a task; None when the task is to stay native."""
-    if not hasattr(app, POLICIES):
-        return []
-    policies: Mapping[str, PartialPolicy] | None = getattr(app, POLICIES)
-    if policies is None:
-        return []
-    found = [partial for pattern, partial in policies.items() if fnmatch.fnmatchcase(name, pattern)]
-    return found or None
+    found: list[PartialPolicy] | None = getattr(app, POLICIES, _EVERY_NAME).of(name)
+    return found
 
 
 def is_bridged(task: Task | None) -> bool:
@@ -92,16 +89,16 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
         try:
             found = attach(app).task(*layers, errors=task.ojs_errors, reserved=RESERVED)
         except InvalidRetryPolicy as error:
-            raise InvalidRetryPolicy([f"task {task.name}: {problem}" for problem in error.problems]) from None
+            raise error.under(f"task {task.name}") from None
         setattr(task, _TASK_POLICY, found)
     return found
 
 
+@dataclass(frozen=True)
 class CeleryPublisher:
     """Publishes dead letters through the app they came from."""
 
-    def __init__(self, app: Celery) -> None:
-        self._app = app
+    _app: Celery
 
     def republish(self, letter: Letter, header: Header) -> None:
         """Publish the letter's message under its own id, with fresh attempts; a past expiry is dropped."""
@@ -123,18 +120,22 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def check(app: Celery) -> None:
     """Raise ConfigurationError for what cannot work, and say in the log what goes without a store."""
-    for pattern in getattr(app, POLICIES, None) or ():
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in app.tasks):
-            raise ConfigurationError(f"policies[{pattern!r}] names no task of the app {app.main!r}")
+    getattr(app, POLICIES, _EVERY_NAME).check(app.tasks, f"task of the app {app.main!r}")
     for task in app.tasks.values():
         task_policy(app, task)
         if is_bridged(task):
             _keep_request_class(task)
-    if attach(app).store is None:
-        logger.warning(
-            "no store: dead letters go to `<queue>.dead` on the broker, where they are not searched or "
-            "replayed; set Bridge(store=...) or OJS_BRIDGE_STORE"
-        )
+    _confirm_publishing(app)
+    attach(app).try_store("`<queue>.dead` on the broker")
+
+
+def _confirm_publishing(app: Celery) -> None:
+    """Have RabbitMQ confirm what a worker publishes, or a lost retry looks like a sent one."""
+    if app.connection_for_write().transport.driver_type == "amqp":
+        app.conf.broker_transport_options = {
+            "confirm_publish": True,
+            **(app.conf.broker_transport_options or {}),
+        }
 
 
 def _keep_request_class(task: Task) -> None:
@@ -173,12 +174,12 @@ def header_for(app: Celery, name: str, partial: PartialPolicy) -> str:
     """Return the `ojs` header of a job that brings a partial policy; raises InvalidRetryPolicy."""
     bridge = attach(app)
     task = app._tasks.get(name)
+    if task is not None and not is_bridged(task):
+        raise InvalidRetryPolicy([f"{RETRY_OPTION} of {name}: this task is not under the bridge"])
     try:
         return bridge.initial_header(Job("", name, ""), task_policy(app, task), partial).text
     except InvalidRetryPolicy as error:
-        raise InvalidRetryPolicy(
-            [f"{RETRY_OPTION} of {name}: {problem}" for problem in error.problems]
-        ) from None
+        raise error.under(f"{RETRY_OPTION} of {name}") from None
 
 
 def check_signatures(app: Celery, signatures: Any) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry, WorkerShutdown, WorkerTerminate
-from celery.utils.time import maybe_iso8601, maybe_make_aware
+from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 
 from ..bridge import Bridge, Postpone, Refuse, Run
@@ -23,15 +22,15 @@ from ..policy import RetryPolicy
 from ..store import StoreError
 from . import wire as wires
 from .attach import FRAMEWORK, attach, task_policy
+from .interrupts import is_the_tasks_own, undisturbed
 from .wire import HEADER, KEY, Carried, Wire
+from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
 
 NOT_NAMED = "which the task's autoretry_for does not name"
 #: The option of an eager retry that says how often it was retried before; a snooze does not count.
 EAGER_RETRIES = "ojs_eager_retries"
-#: Green pools end a task with exceptions of these modules.
-_GREEN = ("gevent", "greenlet", "eventlet")
 #: Seconds before a delivery goes back to a broker or store that could not be reached.
 PAUSE = 1.0
 
@@ -44,51 +43,16 @@ class RefusedJob(Exception):
     """The message's retry state or policy cannot be read, so its task was not run."""
 
 
-@dataclass
-class Wish:
-    """What `self.retry(...)` asked for.
-
-    `cause` is the error it was asked for; `signal` what it raises, and `error` what it raises when no attempt
-    is left, as Celery's own does: the `exc` it was given, or MaxRetriesExceededError.
-    """
-
-    exc: BaseException | None
-    cause: BaseException | None
-    args: Any
-    kwargs: Any
-    eta: Any
-    countdown: float | None
-    options: Mapping[str, Any]
-    signal: Retry = field(init=False)
-    error: BaseException = field(init=False)
-    refused: bool = False
-
-    def __post_init__(self) -> None:
-        shown = self.cause if isinstance(self.cause, Exception) else None
-        self.signal = Retry(exc=shown, when=self.eta or self.countdown)
-        self.error = self.exc or MaxRetriesExceededError("self.retry() was called, and no attempt is left")
-
-    def after(self, now: datetime, zone: Any) -> timedelta | None:
-        """Return the hint on the delay, if there is one; an `eta` without a zone is in the app's."""
-        if self.eta:
-            at: datetime = maybe_make_aware(maybe_iso8601(self.eta), zone)
-            return max(at - now, timedelta(0))
-        return None if self.countdown is None else timedelta(seconds=max(float(self.countdown), 0))
-
-    def raised_as(self, exc: BaseException) -> bool:
-        """Return whether an exception is this wish's own word."""
-        return exc is self.signal or exc is self.error
-
-
 class Execution:
     """One run of a task under the bridge: it translates and executes, it never decides."""
 
-    def __init__(self, task: Task, request: Any) -> None:
+    def __init__(self, task: Task, request: Any, *, pause: float = PAUSE) -> None:
         self.task = task
         self.request = request
         self._parts = _take_parts(request)
         self._headers = (request.headers or {}) if self._parts is None else self._parts[3]
         self._wire: Wire | None = None
+        self._pause = pause
         self.bridge: Bridge = attach(task.app)
         self.policy = task_policy(task.app, task)
         self.wish: Wish | None = None
@@ -112,17 +76,27 @@ class Execution:
                     self.bridge.settled(self._begun, self.bridge.judge(self._begun, None))
                 return result
             raised = self.wish.signal
-        if not _is_the_tasks_own(raised):
+        if not is_the_tasks_own(raised, self.task, self.request):
             raise raised
+        with undisturbed():
+            signal = self._settle(raised)
+        raise signal
+
+    def _settle(self, raised: BaseException) -> Exception:
+        wish = self.wish
+        if wish and not wish.raised_as(raised):
+            self.wish = wish = None
         begun = self._begun or self._begin()
-        decision = self.bridge.judge(begun, self._outcome(begun, raised))
-        raise self.conclude(begun, decision, self._shown(raised))
+        decision = wish.decision if wish else None
+        if decision is None:
+            decision = self.bridge.judge(begun, self._outcome(begun, raised))
+        return self.conclude(begun, decision, self._shown(raised))
 
     def ask(self, wish: Wish) -> BaseException:
         """Take what `self.retry(...)` asks for, and return what it raises."""
         self.wish = wish
         begun = self._begun or self._begin()
-        wish.refused = not isinstance(self.bridge.judge(begun, self._outcome(begun, wish.signal)), RetryAt)
+        wish.decision = self.bridge.judge(begun, self._outcome(begun, wish.signal))
         answer: BaseException = wish.error if wish.refused else wish.signal
         return answer
 
@@ -168,7 +142,7 @@ class Execution:
             if self._returnable and isinstance(error, self._out_of_reach()):
                 return self._give_back(error)
             logger.exception("job %s: what was decided cannot be carried out", begun.job.id)
-            return self._keep(begun, _impossible(begun.job, decision, error), shown)
+            return self._keep(begun, self.bridge.impossible(begun.job, decision, error), shown)
         self.bridge.settled(begun, decision)
         return signal
 
@@ -198,7 +172,7 @@ class Execution:
 
     def _give_back(self, error: BaseException) -> Exception:
         logger.error("job %s goes back to its queue, its attempt unused: %r", self.request.id, error)
-        time.sleep(PAUSE)
+        time.sleep(self._pause)
         requeued: Exception = Reject(error, requeue=True)
         return requeued
 
@@ -239,7 +213,8 @@ class Execution:
             if self._returnable:
                 return self._give_back(error)
             logger.exception("job %s cannot be put off", begun.job.id)
-            return self._keep(self.resume(), _impossible(begun.job, None, error), RefusedJob(repr(error)))
+            decision = self.bridge.impossible(begun.job, None, error)
+            return self._keep(self.resume(), decision, RefusedJob(decision.reason))
         return ignored
 
     def _eager_signature(self, job: Job, headers: dict[str, Any]) -> Any:
@@ -259,7 +234,7 @@ class Execution:
         if self.bridge.store is not None:
             try:
                 self.bridge.bury(job, decision, policy, FRAMEWORK, wires.to_json(self.wire))
-            except StoreError:
+            except Exception:
                 logger.exception("job %s: kept in the broker's dead queue, not in the store", job.id)
             else:
                 return
@@ -321,34 +296,9 @@ class Execution:
         return HandlerFailed(f"{type(raised).__name__}: {raised}").with_traceback(raised.__traceback__)
 
 
-def _is_the_tasks_own(exc: BaseException) -> bool:
-    """Tell a failure of the task from what Celery's pools raise in it to end it."""
-    if isinstance(exc, (WorkerShutdown, WorkerTerminate)):
-        return False
-    if isinstance(exc, SystemExit):
-        return not _pool_ends_the_process()
-    return isinstance(exc, Exception) or not type(exc).__module__.startswith(
-        ("gevent", "greenlet", "eventlet")
-    )
-
-
-def _impossible(job: Job, decision: Decision | None, error: Exception) -> DeadLetter:
-    """Return the decision for a job whose own message stands in the way of what was decided."""
-    failure = getattr(decision, "failure", None) or Failure("bridge.undeliverable", repr(error))
-    return DeadLetter("invalid", failure, f"attempt {job.attempt} cannot be followed up: {error!r}")
-
-
 def _take_parts(request: Any) -> Carried | None:
     """Return the message a request carries, and take it and the job's state from what users pass on."""
     properties = dict(request.properties or {})
     parts: Carried | None = properties.pop(KEY, None)
     request.properties = properties
     return parts
-
-
-def _pool_ends_the_process() -> bool:
-    """Return whether SystemExit may be billiard's own way of unwinding a terminated child."""
-    from billiard import common
-
-    fired = getattr(common, "terminate_handler_fired", None)
-    return fired is None or bool(fired())

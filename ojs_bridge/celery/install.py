@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery, Task
 
 from ..bridge import Bridge
-from ..errors import InvalidRetryPolicy
+from ..patterns import Policies
 from ..policy import PartialPolicy
 from .attach import POLICIES, attach, is_bridged, policies_for
 from .options import native_partial
@@ -25,15 +25,9 @@ def install(
     Without it every task of the app is under the bridge. Returns the bridge. Raises InvalidRetryPolicy, and
     ConfigurationError for an app that already has another bridge.
     """
+    named = Policies(policies)
     bridge = attach(app, bridge or Bridge())
-    for pattern, partial in (policies or {}).items():
-        try:
-            bridge.task(partial)
-        except InvalidRetryPolicy as error:
-            raise InvalidRetryPolicy(
-                [f"policies[{pattern!r}]: {problem}" for problem in error.problems]
-            ) from None
-    setattr(app, POLICIES, policies)
+    setattr(app, POLICIES, named)
     _adopt_new_tasks(app)
     return bridge
 
@@ -74,8 +68,6 @@ def _adopt(task: Task, app: Celery) -> None:
         "__module__": native.__module__,
         "__doc__": native.__doc__,
         "ojs_native": native_partial(task),
-        "acks_on_failure": True,
-        "acks_on_timeout": True,
     }
     if "_orig_run" in vars(task):
         # autoretry_for becomes a rule on which errors are final; the policy does the retrying.

@@ -30,8 +30,22 @@ _REFUSED = (
 )
 
 
+#: Options that requeue a job after the policy has ended it, so that it would never end.
+_REQUEUEING = {
+    "reject_on_worker_lost": False,
+    "acks_on_failure_or_timeout": True,
+    "acks_on_failure": True,
+    "acks_on_timeout": True,
+}
+
+
 def refuse_native(name: str, options: Mapping[str, Any]) -> None:
     """Raise ConfigurationError for a task that has Celery's own retry options beside a retry policy."""
+    for option, needed in _REQUEUEING.items():
+        if options.get(option, needed) not in (needed, None):
+            raise ConfigurationError(
+                f"task {name}: {option}={options[option]!r} would requeue what the policy has ended, for ever"
+            )
     found = [option for option in _REFUSED if option in options]
     if found:
         raise ConfigurationError(
@@ -51,10 +65,11 @@ def native_partial(task: Task) -> dict[str, Any]:
     partial: dict[str, Any] = {}
     if explicit(task, "max_retries"):
         partial["max_attempts"] = UNBOUNDED if task.max_retries is None else task.max_retries + 1
-    if not getattr(task, "autoretry_for", ()):
+    named = bool(getattr(task, "autoretry_for", ()))
+    if not named and not explicit(task, "default_retry_delay"):
         return partial
     factor = float(getattr(task, "retry_backoff", False))
-    if factor:
+    if named and factor:
         first = max(1, int(factor))
         longest = max(int(getattr(task, "retry_backoff_max", 600)), first)
         jitter = bool(getattr(task, "retry_jitter", True))

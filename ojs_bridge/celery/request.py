@@ -56,7 +56,8 @@ class OJSRequest(Request):  # type: ignore[misc]
     def _ojs_retried(self, exc: Exception, exc_info: Any) -> bool:
         """Have a crash judged; True when the job was sent on and is done with here."""
         self._ojs_settled = True
-        execution = Execution(self.task, self._context)
+        # This is the worker's main process, which must not wait.
+        execution = Execution(self.task, self._context, pause=0)
         begun = execution.resume()
         decision = begun.decision if isinstance(begun, Refuse) else execution.bridge.judge(begun, exc)
         signal = execution.conclude(begun, decision, exc)

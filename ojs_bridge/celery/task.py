@@ -14,11 +14,12 @@ from celery.local import Proxy
 
 from ..errors import ConfigurationError
 from ..failures import ErrorMap, Mapped
-from ..policy import PartialPolicy, RetryPolicy
+from ..policy import PartialPolicy, check_partial
 from .attach import RETRY_OPTION, check_signatures, header_for, prepare
-from .execution import EAGER_RETRIES, Execution, Wish
+from .execution import EAGER_RETRIES, Execution
 from .options import refuse_native
 from .wire import HEADER
+from .wish import Wish
 
 _RUNNING = "ojs_execution"
 
@@ -30,6 +31,8 @@ class Bridged:
     reject_on_worker_lost = False
     retry_on_worker_lost = False
     acks_on_failure_or_timeout = True
+    acks_on_failure = True
+    acks_on_timeout = True
     ojs_bridged = True
     ojs_native: PartialPolicy | None = None
     ojs_retry: PartialPolicy | None = None
@@ -43,7 +46,11 @@ class Bridged:
         execution = Execution(self, request)
         setattr(request, _RUNNING, execution)
         _hide_state(request)
-        return execution.run(_body(self), args, kwargs)
+        try:
+            return execution.run(_body(self), args, kwargs)
+        finally:
+            # The execution knows its request: keeping it would keep both, and the job's arguments, alive.
+            delattr(request, _RUNNING)
 
     def retry(
         self: Any,
@@ -138,7 +145,7 @@ def ojs_task(
     """
     if app is not None and not isinstance(app, Celery):
         return ojs_task(retry=retry, errors=errors, base=base, **options)(app)
-    RetryPolicy.merge(retry)
+    check_partial(retry)
     ErrorMap(errors)
 
     def decorate(fun: Callable[..., Any]) -> Any:

@@ -69,7 +69,8 @@ def carried(message: Any, body: Any, headers: Mapping[str, Any] | None, app: Cel
     """Return what of a received message its request does not carry by itself; parts of it, not copies."""
     content_type, encoding = message.content_type, message.content_encoding
     if not isinstance(body, (bytes, str)):
-        content_type, encoding, body = dumps(body, serializer=app.conf.task_serializer)
+        name = registry.type_to_name.get(content_type, app.conf.task_serializer)
+        content_type, encoding, body = _dumps_if_possible(body, name)
     return body, content_type, encoding, message.headers if headers is None else headers
 
 
