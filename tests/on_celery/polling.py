@@ -32,7 +32,7 @@ class Polling(RedisBackend):
     ) -> Any:
         """Ask until the job has ended."""
         try:
-            eventually(result.ready, seconds=timeout, what=f"the end of {result.id}")
+            eventually(result.ready, seconds=timeout or 30, what=f"the end of {result.id}")
         except TimeoutError as error:
             raise GetTimedOut(str(error)) from None
         return result.maybe_throw(propagate=propagate)
