@@ -44,7 +44,8 @@ def undisturbed() -> Iterator[None]:
 
 def _pool_ends_the_process() -> bool:
     """Return whether SystemExit may be billiard's own way of unwinding a terminated child."""
-    from billiard import common
+    from billiard import common, current_process
 
     fired = getattr(common, "terminate_handler_fired", None)
-    return fired is None or bool(fired())
+    # Older billiard does not say; only its children end this way.
+    return bool(fired()) if fired else current_process().name != "MainProcess"
