@@ -41,14 +41,14 @@ def fleets_on(broker: str, backend: str, folder: Path) -> Iterator[Fleets]:
     assert end([fleet.worker for fleet in started.values() if fleet.worker]) == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def on_valkey(valkey: Valkey, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleets]:
     """The fleets whose broker is Valkey."""
     with fleets_on(valkey.url, valkey.url, tmp_path_factory.mktemp("on-valkey")) as fleets:
         yield fleets
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def on_rabbitmq(
     rabbitmq: RabbitMQ, valkey: Valkey, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleets]:

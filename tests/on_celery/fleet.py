@@ -67,6 +67,7 @@ class Worker:
         command += ["-n", f"{settings.queue}@%h", "--without-gossip", "--without-mingle", *options]
         environment = {**os.environ, **settings.to_env(), "C_FORCE_ROOT": "1", **(env or {})}
         with self.log_file.open("ab") as log:
+            self.asked = False
             self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 
     @property
@@ -84,8 +85,9 @@ class Worker:
         assert self.process.poll() is None, self.log
 
     def ask_to_stop(self) -> None:
-        """Ask the worker for a warm shutdown."""
-        if self.process.poll() is None:
+        """Ask the worker for a warm shutdown, once: a second time means a cold one."""
+        if self.process.poll() is None and not self.asked:
+            self.asked = True
             self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> int:
