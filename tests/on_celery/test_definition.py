@@ -15,7 +15,8 @@ from celery.worker.request import Request
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, RetryPolicy
 from ojs_bridge.celery import OJSTask, install, ojs_task
-from ojs_bridge.celery.attach import attach, check, task_policy
+from ojs_bridge.celery.attach import attach, task_policy
+from ojs_bridge.celery.start_up import check
 from tests.on_celery.fleet import ROOT
 
 

@@ -12,8 +12,9 @@ from celery import Celery
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy
 from ojs_bridge.celery import OJSTask, install, ojs_task
-from ojs_bridge.celery.attach import check, task_policy
+from ojs_bridge.celery.attach import task_policy
 from ojs_bridge.celery.interrupts import is_the_tasks_own, undisturbed
+from ojs_bridge.celery.start_up import check
 
 
 @pytest.fixture
