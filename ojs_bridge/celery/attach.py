@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
-from celery import Celery, Task, bootsteps, current_app, signals
+from celery import Celery, Task, current_app, signals
 from celery.exceptions import SoftTimeLimitExceeded
-from celery.utils.imports import symbol_by_name
-from celery.worker.request import Request
 
 from ..bridge import Bridge, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
@@ -64,14 +62,19 @@ def prepare(app: Celery) -> None:
     """Have an app read `ojs_retry` and check itself when its worker starts; its bridge may come later."""
     if not app.__dict__.get(_PREPARED):
         setattr(app, _PREPARED, True)
-        app.steps["worker"].add(StartUp)
+        app.steps["worker"].add("ojs_bridge.celery.start_up:StartUp")
         _read_retry_option(app)
+
+
+def policies_of(app: Celery) -> Policies:
+    """Return the policies that `install` gave an app."""
+    found: Policies = getattr(app, POLICIES, _EVERY_NAME)
+    return found
 
 
 def policies_for(app: Celery, name: str) -> list[PartialPolicy] | None:
     """Return the partial policies that `install` has for a task; None when the task is to stay native."""
-    found: list[PartialPolicy] | None = getattr(app, POLICIES, _EVERY_NAME).of(name)
-    return found
+    return policies_of(app).of(name)
 
 
 def is_bridged(task: Task | None) -> bool:
@@ -108,46 +111,6 @@ class CeleryPublisher:
         if expires and expires <= attach(self._app).now():
             changes["expires"] = None
         wire.publish(self._app, kept, changes)
-
-
-class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Checks an app's bridge when its worker starts; what cannot work stops the worker."""
-
-    def __init__(self, worker: Any, **options: Any) -> None:
-        super().__init__(worker, **options)
-        check(worker.app)
-
-
-def check(app: Celery) -> None:
-    """Raise ConfigurationError for what cannot work, and say in the log what goes without a store."""
-    getattr(app, POLICIES, _EVERY_NAME).check(app.tasks, f"task of the app {app.main!r}")
-    for task in app.tasks.values():
-        task_policy(app, task)
-        if is_bridged(task):
-            _keep_request_class(task)
-    _confirm_publishing(app)
-    attach(app).try_store("`<queue>.dead` on the broker")
-
-
-def _confirm_publishing(app: Celery) -> None:
-    """Have RabbitMQ confirm what a worker publishes, or a lost retry looks like a sent one."""
-    if app.connection_for_write().transport.driver_type == "amqp":
-        app.conf.broker_transport_options = {
-            "confirm_publish": True,
-            **(app.conf.broker_transport_options or {}),
-        }
-
-
-def _keep_request_class(task: Task) -> None:
-    """Mix a request class of the user's own with the bridge's."""
-    from .request import OJSRequest
-
-    for cls in type(task).__mro__:
-        found = symbol_by_name(vars(cls).get("Request"))
-        if found is not None and not issubclass(found, OJSRequest):
-            if found is not Request:
-                task.Request = type(found.__name__, (OJSRequest, found), {})
-            return
 
 
 def _read_retry_option(app: Celery) -> None:

@@ -1,0 +1,50 @@
+"""What a worker checks, and sets right, when it starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery, Task, bootsteps
+from celery.worker.request import Request
+from kombu.utils.imports import symbol_by_name
+
+from .attach import attach, is_bridged, policies_of, task_policy
+from .request import OJSRequest
+
+
+class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Checks an app's bridge when its worker starts; what cannot work stops the worker."""
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        check(worker.app)
+
+
+def check(app: Celery) -> None:
+    """Raise ConfigurationError for what cannot work, and say in the log what goes without a store."""
+    policies_of(app).check(app.tasks, f"task of the app {app.main!r}")
+    for task in app.tasks.values():
+        task_policy(app, task)
+        if is_bridged(task):
+            _keep_request_class(task)
+    _confirm_publishing(app)
+    attach(app).try_store("`<queue>.dead` on the broker")
+
+
+def _confirm_publishing(app: Celery) -> None:
+    """Have RabbitMQ confirm what a worker publishes, or a lost retry looks like a sent one."""
+    if app.connection_for_write().transport.driver_type == "amqp":
+        app.conf.broker_transport_options = {
+            "confirm_publish": True,
+            **(app.conf.broker_transport_options or {}),
+        }
+
+
+def _keep_request_class(task: Task) -> None:
+    """Mix a request class of the user's own with the bridge's."""
+    for cls in type(task).__mro__:
+        found = symbol_by_name(vars(cls).get("Request"))
+        if found is not None and not issubclass(found, OJSRequest):
+            if found is not Request:
+                task.Request = type(found.__name__, (OJSRequest, found), {})
+            return
