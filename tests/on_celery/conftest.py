@@ -20,7 +20,11 @@ def end(workers: list[Worker]) -> list[str]:
     """End workers side by side, and return the logs of those that ended badly."""
     for worker in workers:
         worker.ask_to_stop()
-    return [worker.log[-3000:] for worker in workers if worker.stop() != 0]
+    return [
+        f"exit status {worker.process.returncode}\n{worker.log[-3000:]}"
+        for worker in workers
+        if worker.stop() != 0
+    ]
 
 
 @contextmanager
