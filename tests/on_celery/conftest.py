@@ -17,7 +17,7 @@ Fleets = Callable[[str, bool], Fleet]
 
 
 def end(workers: list[Worker]) -> None:
-    """End workers side by side; how one ends is a matter for the tests on shutdown, not for every test here."""
+    """End workers side by side; how one ends is for the tests on shutdown, not for every test here."""
     for worker in workers:
         worker.ask_to_stop()
     for worker in workers:
