@@ -16,12 +16,15 @@ from tests.servers import RabbitMQ, Valkey
 Fleets = Callable[[str, bool], Fleet]
 
 
-def end(workers: list[Worker]) -> None:
-    """End workers side by side; how one ends is for the tests on shutdown, not for every test here."""
+def end(workers: list[Worker]) -> list[str]:
+    """End workers side by side, and return the logs of those that ended badly."""
     for worker in workers:
         worker.ask_to_stop()
-    for worker in workers:
-        worker.stop()
+    return [
+        f"exit status {worker.process.returncode}\n{worker.log[-3000:]}"
+        for worker in workers
+        if worker.stop() != 0
+    ]
 
 
 @contextmanager
@@ -39,7 +42,7 @@ def fleets_on(broker: str, backend: str, folder: Path) -> Iterator[Fleets]:
         return started[pool, acks_late]
 
     yield fleet_of
-    end([fleet.worker for fleet in started.values() if fleet.worker])
+    assert end([fleet.worker for fleet in started.values() if fleet.worker]) == []
 
 
 @pytest.fixture(scope="package")
