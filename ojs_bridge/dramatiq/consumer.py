@@ -45,7 +45,7 @@ class Settlement(enum.Enum):
 
 def mark(message: MessageProxy, settlement: Settlement) -> None:
     """Say how a message is to be settled, whatever Dramatiq thinks of it."""
-    setattr(message, _MARK, settlement)
+    message.__dict__[_MARK] = settlement
 
 
 class SettlingConsumer(Consumer):
@@ -64,7 +64,7 @@ class SettlingConsumer(Consumer):
         self._settle(message, self._inner.nack)
 
     def _settle(self, message: MessageProxy, otherwise: Callable[[MessageProxy], None]) -> None:
-        state = vars(message)
+        state = message.__dict__
         if state.get(_FROM, self._inner) is not self._inner:
             # RabbitMQ counts delivery tags per channel: this one now names somebody else's message.
             logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", message.message_id)
@@ -89,7 +89,7 @@ class SettlingConsumer(Consumer):
 
     def __next__(self) -> MessageProxy | None:
         message = next(self._inner)
-        if message is not None and "_tag" in vars(message):
+        if message is not None and "_tag" in message.__dict__:
             setattr(message, _FROM, self._inner)
         return message
 

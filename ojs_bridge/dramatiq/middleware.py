@@ -91,12 +91,13 @@ class OJSRetries(Retries):
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Begin the job: it runs, waits for its time, or is refused."""
-        task = self._actors.policy(message.actor_name)
+        envelope = message._message
+        task = self._actors.policy(envelope.actor_name)
         if task is None or message.failed:
             return
         # Whatever ends this delivery before something durable follows it gives the job back.
         mark(message, Settlement.HOLD)
-        if not self.bridge.listened_to and is_plain(message.options):
+        if not self.bridge.listened_to and is_plain(envelope.options):
             # Nothing to read and nobody to tell: the job is begun when it turns out to have failed.
             return
         execution = Execution(self.bridge, broker, message)
@@ -123,13 +124,14 @@ class OJSRetries(Retries):
         exception: BaseException | None = None,
     ) -> None:
         """Have the outcome judged and the decision carried out; whatever happens, the job is somewhere."""
-        task = self._actors.policy(message.actor_name)
+        task = self._actors.policy(message._message.actor_name)
         if task is None:
             super().after_process_message(broker, message, result=result, exception=exception)
             return
-        begun = message.__dict__.get(_RUN, _UNBEGUN)
+        state = message.__dict__
+        begun = state.get(_RUN, _UNBEGUN)
         # Dramatiq emits this a second time when an interrupt breaks into the first.
-        message.__dict__[_RUN] = None
+        state[_RUN] = None
         if begun is None:
             return
         try:
