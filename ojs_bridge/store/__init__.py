@@ -1,6 +1,25 @@
-"""Where dead letters live: one protocol, SQL behind it."""
+"""Where dead letters, parked retries and reservations live: one protocol, SQL and Redis behind it."""
 
 from .opening import open_store
+from .parked import Due, Parked, ParkedFilter, ParkedPage
 from .protocol import Claim, Letter, LetterFilter, Page, Stats, Store, StoreError
+from .reservations import Grant, Reservation, Settle, Turn
 
-__all__ = ["Claim", "Letter", "LetterFilter", "Page", "Stats", "Store", "StoreError", "open_store"]
+__all__ = [
+    "Claim",
+    "Due",
+    "Grant",
+    "Letter",
+    "LetterFilter",
+    "Page",
+    "Parked",
+    "ParkedFilter",
+    "ParkedPage",
+    "Reservation",
+    "Settle",
+    "Stats",
+    "Store",
+    "StoreError",
+    "Turn",
+    "open_store",
+]

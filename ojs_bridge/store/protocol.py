@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from ..job import ErrorEntry, PlacedEntry, format_time
+from .reservations import Settle
 
 #: What a replay holds while it has a dead letter to itself.
 Claim: TypeAlias = int
@@ -24,7 +25,8 @@ class StoreError(Exception):
 class Letter:
     """A dead letter: a job's final state and the message it came as, unmodified (DLQ-001, DLQ-002).
 
-    `message` is the framework's own message in JSON, enough to publish it again exactly.
+    `message` is the framework's own message in JSON, enough to publish it again exactly. `key` and `fence`
+    name the job's last turn; a letter of an earlier version has none.
     """
 
     id: str
@@ -41,6 +43,8 @@ class Letter:
     retry: Mapping[str, Any] | None = None
     created_at: datetime | None = None
     replay_count: int = 0
+    key: str = ""
+    fence: int = 0
 
     @property
     def error_type(self) -> str:
@@ -101,7 +105,7 @@ class Stats:
 
 @runtime_checkable
 class Store(Protocol):
-    """Dead letters, and the error entries that a message's header had no room for.
+    """Dead letters, the error entries that a message's header had no room for, parked retries, reservations.
 
     Every method is safe to repeat, and to call from many threads and processes. All raise StoreError.
     """
@@ -109,8 +113,11 @@ class Store(Protocol):
     def prepare(self) -> None:
         """Create what is missing and refuse a store of a newer version."""
 
-    def bury(self, letter: Letter) -> None:
-        """Write a dead letter in place of an earlier one of its job, claimed or not, and of kept entries."""
+    def bury(self, letter: Letter, settle: Settle | None = None) -> None:
+        """Write a dead letter in place of an earlier one of its job, claimed or not, and of kept entries.
+
+        And settle the turn it ended with, in one step.
+        """
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep error entries that the message has no room for; one that is there already stays."""

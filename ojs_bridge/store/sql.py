@@ -20,6 +20,7 @@ from ..errors import ConfigurationError
 from ..job import PlacedEntry, format_time, parse_time
 from . import sqlite
 from .protocol import Claim, Letter, LetterFilter, Page, Stats, StoreError, without_password
+from .reservations import Settle
 
 SCHEMA_VERSION = 1
 CONNECT_SECONDS = 5
@@ -99,7 +100,7 @@ class SQLStore:
                     f"the store has schema {found}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
                 )
 
-    def bury(self, letter: Letter) -> None:
+    def bury(self, letter: Letter, settle: Settle | None = None) -> None:
         """Write a dead letter, in place of an earlier one of its job and of the entries kept for it."""
         row = {
             "type": _plain(letter.type),

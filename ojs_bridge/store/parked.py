@@ -1,0 +1,90 @@
+"""Retries that wait in the store, not in the broker: what they are, and what the bridge asks of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from .reservations import Settle
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A parked retry: a job that is published when it is due, with its retry state and its message.
+
+    `id` is the job's id, `key` what its reservations are kept under, `state` its `ojs` header as an object.
+    """
+
+    id: str
+    key: str
+    fence: int
+    type: str
+    queue: str
+    framework: str
+    attempt: int
+    max_attempts: int
+    next_retry_at: datetime
+    parked_at: datetime
+    reason: str
+    state: Mapping[str, Any]
+    message: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedFilter:
+    """Which parked retries: by queue and job type, which takes `prefix.*`."""
+
+    queue: str | None = None
+    type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedPage:
+    """Parked retries, the next one due first, and the cursor of the next page, None on the last one."""
+
+    retries: tuple[Parked, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Parked retries that are due, and the claim under which they are this caller's alone for a while."""
+
+    claim: str
+    retries: tuple[Parked, ...]
+
+
+class Parking(Protocol):
+    """Parked retries, one per key. All methods raise StoreError."""
+
+    def park(self, parked: Parked, settle: Settle | None = None) -> None:
+        """Write a parked retry and settle the turn it follows, in one step.
+
+        It replaces one of the same key, claimed or not, unless that one has a higher fence.
+        """
+
+    def claim_due(self, *, now: datetime, until: datetime, limit: int) -> Due:
+        """Claim due retries, the longest due first, atomically: nobody else gets them before `until`."""
+
+    def unpark(self, retries: Sequence[Parked], claim: str) -> int:
+        """Delete retries that were published under a claim that is still theirs; return how many."""
+
+    def unclaim(self, retries: Sequence[Parked], claim: str) -> None:
+        """Give back retries that could not be published: due as before."""
+
+    def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:
+        """Return a page, the next one due first; raises ValueError for a cursor that no page gave out."""
+
+    def get_parked(self, job_id: str) -> Parked | None:
+        """Return a job's parked retry, or None; of several chains of one id, any."""
+
+    def reschedule(self, parked: Parked, at: datetime) -> bool:
+        """Make a retry due at another time; False when it is claimed, was replaced or is gone."""
+
+    def cancel_parked(self, parked: Parked) -> bool:
+        """Delete a retry; False when it is claimed, was replaced or is gone."""
+
+    def count_parked(self) -> int:
+        """Count the parked retries."""
