@@ -1,4 +1,4 @@
-"""Who runs which job, until when: what the bridge asks of a store so that no attempt is doubled or forgotten."""
+"""Who runs which job, until when: what the bridge asks of a store so that no attempt is doubled or lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """That a turn has been dealt with; remembered until `keep_until`. `holder` None settles for a dead one."""
+    """That a turn has been dealt with, remembered until `keep_until`; `holder` None settles for a dead one."""
 
     turn: Turn
     holder: str | None
@@ -83,7 +83,7 @@ class Reserving(Protocol):
         """
 
     def forget(self, turns: Sequence[Turn]) -> None:
-        """Delete the records of settled turns that still have that very fence: nothing of them can come again."""
+        """Delete the records of settled turns that still have that very fence: they cannot come again."""
 
     def forget_before(self, now: datetime, *, limit: int) -> int:
         """Delete settled records whose `keep_until` has passed, so many at most; return how many."""
