@@ -1,9 +1,8 @@
-"""Where dead letters live: the same on SQLite and on PostgreSQL."""
+"""Where dead letters live: the same in every store."""
 
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import random
 import threading
@@ -11,15 +10,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from ojs_bridge import ConfigurationError, StoreError, open_store
 from ojs_bridge.job import ErrorEntry
 from ojs_bridge.store import Claim, Letter, LetterFilter, Store
+from tests.store.processes import in_processes
 
 NOW = datetime(2026, 11, 21, 10, 0, 2, 345_000, tzinfo=timezone.utc)
 EVERYTHING = LetterFilter()
@@ -35,23 +33,6 @@ AWKWARD = [
     "%_\\",
     "",
 ]
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store of each kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/ojs.db"
-    postgres_url: str = request.getfixturevalue("postgres_url")
-    return postgres_url
-
-
-@pytest.fixture
-def store(url: str) -> Iterator[Store]:
-    """An empty store of each kind."""
-    store = open_store(url)
-    yield store
-    store.close()
 
 
 def entry(attempt: int = 1, **fields: Any) -> ErrorEntry:
@@ -104,27 +85,6 @@ def delete(store: Store, letter_id: str) -> bool:
     """Claim a dead letter, and delete it."""
     held = claim(store, letter_id)
     return held is not None and store.delete(letter_id, held)
-
-
-def in_processes(count: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `work` returns in so many processes that begin at the same moment."""
-    context = multiprocessing.get_context("fork")
-    start, results = context.Barrier(count), context.SimpleQueue()
-
-    def run() -> None:
-        start.wait(30)
-        try:
-            results.put(work(*args))
-        except BaseException as error:
-            results.put(error)
-
-    processes = [context.Process(target=run) for _ in range(count)]
-    for process in processes:
-        process.start()
-    found = [results.get() for _ in processes]
-    for process in processes:
-        process.join(30)
-    return found
 
 
 @pytest.mark.requirement("DLQ-002")
@@ -443,33 +403,6 @@ def test_namespaces_see_nothing_of_each_other(url: str) -> None:
     assert one.kept_errors("j-9") == [(0, entry())]
 
 
-def test_many_processes_create_the_tables_at_once(url: str) -> None:
-    """Each of them can use the store."""
-    found = in_processes(6, first_use, url)
-    assert sorted(found) == [1, 1, 1, 1, 1, 1]
-
-
-def first_use(url: str) -> int:
-    """Use a store that nobody has used before, and count what it says of its version."""
-    store = open_store(url)
-    store.prepare()
-    store.bury(letter(str(os.getpid())))
-    with sa.create_engine(url).connect() as connection:
-        return connection.execute(sa.text("select count(*) from ojs_schema")).scalar_one()
-
-
-def test_a_store_of_a_newer_version_is_refused(url: str, store: Store) -> None:
-    """By every method, and it says what to do."""
-    store.prepare()
-    with sa.create_engine(url).begin() as connection:
-        connection.execute(sa.text("insert into ojs_schema values (2)"))
-    store.bury(letter())
-    later = open_store(url)
-    for use in (later.prepare, later.stats, lambda: later.bury(letter())):
-        with pytest.raises(StoreError, match=r"^the store has schema 2, this ojs-bridge reads 1: update it$"):
-            use()
-
-
 def test_a_forked_child_has_connections_of_its_own(store: Store) -> None:
     """Both use the store at the same time, and neither disturbs the other."""
     store.bury(letter("before"))
@@ -523,17 +456,6 @@ def test_a_database_out_of_reach(url: str) -> None:
         with pytest.raises(StoreError, match=r"^the store '(postgresql|sqlite).* failed: ") as error:
             use()
         assert "s3cr" not in str(error.value)
-
-
-def test_an_error_says_nothing_of_a_jobs_arguments(url: str, store: Store) -> None:
-    """They may be secret, and the error goes to the log."""
-    store.bury(letter())
-    with sa.create_engine(url).begin() as connection:
-        connection.execute(sa.text("drop table ojs_dead_letters"))
-    with pytest.raises(StoreError) as error:
-        store.bury(letter(message={"args": ["4111-1111"]}))
-    assert "4111" not in str(error.value)
-    assert "4111" not in str(error.value.__cause__)
 
 
 REFUSED = [
