@@ -42,7 +42,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """That a turn has been dealt with, remembered until `keep_until`; `holder` None settles for a dead one."""
+    """That a turn was dealt with, remembered until `keep_until`; `holder` None settles for a dead one."""
 
     turn: Turn
     holder: str | None
@@ -76,7 +76,7 @@ class Reserving(Protocol):
         Where there is no record it is written, so that a late copy of the message is dropped.
         """
 
-    def release(self, settle: Settle) -> bool:
+    def give_back(self, settle: Settle) -> bool:
         """Give a turn back unused: the fence before it becomes the settled one, or for 0 the record goes.
 
         False when the record has another fence or holder, or is settled.
