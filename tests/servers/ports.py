@@ -1,7 +1,13 @@
 """Free loopback ports that stay free while their server is down."""
 
+import fcntl
+import os
 import random
 import socket
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import BinaryIO
 
 # Below every system's ephemeral range: a client that reconnects in a loop to a stopped server could
 # otherwise be given that very port as its own, and keep the server from coming back. Above the
@@ -11,9 +17,9 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on and that was not given before."""
+    """Return a loopback port that nobody listens on and that no living process was given before."""
     for port in random.sample(_CANDIDATES, len(_CANDIDATES)):
-        if port not in _given and _is_free(port):
+        if port not in _given and _is_free(port) and _reserve(port):
             _given.add(port)
             return port
     raise OSError("no loopback port is free")
@@ -26,3 +32,18 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def _reserve(port: int) -> bool:
+    """Keep a port from other runs of the tests for as long as we live."""
+    try:
+        fcntl.lockf(_ledger(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def _ledger() -> BinaryIO:
+    """The file whose bytes stand for ports: who holds the lock on a byte holds the port."""
+    return (Path(tempfile.gettempdir()) / f"ojs-ports-{os.getuid()}").open("ab")

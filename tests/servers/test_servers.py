@@ -21,6 +21,7 @@ from tests.servers import (
     Valkey,
     eventually,
     free_port,
+    ports,
     processes_in,
 )
 
@@ -150,5 +151,17 @@ def test_a_missing_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ports_differ() -> None:
-    ports = [free_port() for _ in range(50)]
-    assert len(set(ports)) == len(ports)
+    given = [free_port() for _ in range(50)]
+    assert len(set(given)) == len(given)
+
+
+def test_ports_differ_between_processes_as_long_as_they_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from tests.servers import free_port; print(free_port(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout
+        taken = int(other.stdout.readline())
+        monkeypatch.setattr(ports, "_CANDIDATES", [taken])
+        with pytest.raises(OSError, match="no loopback port is free"):
+            free_port()
+        other.kill()
+    assert free_port() == taken
