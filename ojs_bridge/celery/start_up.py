@@ -27,17 +27,7 @@ def check(app: Celery) -> None:
         task_policy(app, task)
         if is_bridged(task):
             _keep_request_class(task)
-    _confirm_publishing(app)
     attach(app).try_store("`<queue>.dead` on the broker")
-
-
-def _confirm_publishing(app: Celery) -> None:
-    """Have RabbitMQ confirm what a worker publishes, or a lost retry looks like a sent one."""
-    if app.connection_for_write().transport.driver_type == "amqp":
-        app.conf.broker_transport_options = {
-            "confirm_publish": True,
-            **(app.conf.broker_transport_options or {}),
-        }
 
 
 def _keep_request_class(task: Task) -> None:

@@ -19,6 +19,8 @@ from kombu.entity import Exchange, Queue, binding
 from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
+from . import confirmed
+
 #: The message header that carries a job's retry state.
 HEADER = "ojs"
 #: The key among a request's properties under which its message travels to the process that runs the task.
@@ -174,7 +176,7 @@ def publish(
     properties = {"priority": None, **wire.properties}
     delivery_mode = properties.pop("delivery_mode", None)
     message = task_message({**headers, **changes}, properties, wire.body, None)
-    with app.producer_or_acquire(None) as producer:
+    with confirmed.producer(app) as producer:
         app.amqp.send_task_message(
             producer,
             headers["task"],
@@ -242,7 +244,7 @@ def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
     """Publish a message, with its final state, to its queue's own dead queue, `<queue>.dead`."""
     name = f"{wire.queue}.dead"
     headers, compression = _own_headers(wire)
-    with app.producer_or_acquire(None) as producer:
+    with confirmed.producer(app) as producer:
         producer.publish(
             wire.body,
             exchange="",

@@ -107,6 +107,8 @@ class Fleet:
         self.settings = settings
         self.folder = folder
         self.app: Celery = make_app(settings, "tests.on_celery.polling:Polling+")
+        if settings.broker.startswith("amqp"):
+            self.app.conf.broker_transport_options = {"confirm_publish": True}
         self.bridge: Bridge = attach(self.app)
         self.worker: Worker | None = None
 

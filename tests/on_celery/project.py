@@ -139,7 +139,6 @@ def make_app(settings: Settings, results: str = "") -> Celery:
         accept_content=["json", "pickle", "yaml"],
         result_accept_content=["json", "pickle"],
         broker_connection_retry_on_startup=True,
-        broker_transport_options={"confirm_publish": True} if settings.broker.startswith("amqp") else {},
         result_extended=True,
         task_acks_late=settings.acks_late,
         task_default_queue=settings.queue,

@@ -11,10 +11,9 @@ import pytest
 from celery import Celery
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy
-from ojs_bridge.celery import OJSTask, install, ojs_task
+from ojs_bridge.celery import OJSTask, confirmed, install, ojs_task
 from ojs_bridge.celery.attach import task_policy
 from ojs_bridge.celery.interrupts import is_the_tasks_own, undisturbed
-from ojs_bridge.celery.start_up import check
 
 
 @pytest.fixture
@@ -108,13 +107,16 @@ def test_one_bridge_serves_one_app(app: Celery) -> None:
         install(Celery("other", broker="memory://", set_as_current=False), bridge)
 
 
-def test_rabbitmq_confirms_what_a_worker_publishes() -> None:
-    """A user who says otherwise is obeyed."""
-    for given, expected in (({}, True), ({"confirm_publish": False}, False)):
-        app = Celery("confirmed", broker="amqp://", set_as_current=False, broker_transport_options=given)
-        install(app)
-        check(app)
-        assert app.conf.broker_transport_options["confirm_publish"] is expected
+@pytest.mark.parametrize(("given", "confirms"), [({}, True), ({"confirm_publish": False}, False)], ids=str)
+def test_rabbitmq_confirms_what_the_bridge_publishes(
+    rabbitmq_url: str, given: dict[str, bool], confirms: bool
+) -> None:
+    """A user who says otherwise is obeyed, and what Celery itself publishes is left as it was."""
+    app = Celery("confirmed", broker=rabbitmq_url, set_as_current=False, broker_transport_options=given)
+    with confirmed.producer(app) as producer, app.producer_or_acquire() as stock:
+        assert bool(producer.channel.connection.confirm_publish) is confirms
+        assert not stock.channel.connection.confirm_publish
+    assert app.conf.broker_transport_options == given
 
 
 def test_no_soft_time_limit_strikes_while_an_outcome_is_carried_out() -> None:
