@@ -23,6 +23,7 @@ from ..store import StoreError
 from . import wire as wires
 from .attach import FRAMEWORK, attach, task_policy
 from .interrupts import is_the_tasks_own, undisturbed
+from .retry_state import store_retry
 from .wire import HEADER, KEY, Carried, Wire
 from .wish import Wish
 
@@ -191,7 +192,9 @@ class Execution:
             header = self.bridge.header(replace(job, next_retry_at=None)).text
             signal.sig = self._eager_signature(job, {**(self.request.headers or {}), HEADER: header})
         else:
-            self._publish(decision.at, {"retries": job.attempt - 1, HEADER: self.bridge.header(job).text})
+            changes = {"retries": job.attempt - 1, HEADER: self.bridge.header(job).text}
+            store_retry(self.task, self.request, signal)
+            self._publish(decision.at, changes)
         return signal
 
     def _publish(self, at: datetime, changes: Mapping[str, Any]) -> None:

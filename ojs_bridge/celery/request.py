@@ -77,8 +77,6 @@ class OJSRequest(Request):  # type: ignore[misc]
         self.send_event("task-retried", exception=repr(exc), traceback=str(exc_info.traceback))
         self.task.request_stack.push(self._context)
         try:
-            if self.store_errors:
-                self.task.backend.mark_as_retry(self.id, exc, exc_info.traceback, request=self._context)
             self.task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
             signals.task_retry.send(self.task, request=self._context, reason=signal, einfo=exc_info)
         except Exception:

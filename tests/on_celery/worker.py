@@ -1,5 +1,6 @@
 """The app of a worker process."""
 
+import time
 from typing import Any
 
 from celery import signals
@@ -19,5 +20,6 @@ def note_publishing(headers: dict[str, Any], **_: Any) -> None:
 
 @signals.after_task_publish.connect
 def note_published(headers: dict[str, Any], **_: Any) -> None:
-    """Note what the worker has published."""
+    """Note what the worker has published, and linger where the message asks for it."""
     Noting(settings.backend).call("after_publish", headers["id"])
+    time.sleep(headers.get("linger", 0))
