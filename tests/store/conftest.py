@@ -16,17 +16,17 @@ def url_of(kind: str, request: pytest.FixtureRequest) -> str:
     if kind == "sqlite":
         folder: Path = request.getfixturevalue("tmp_path")
         return f"sqlite:///{folder}/ojs.db"
-    postgres_url: str = request.getfixturevalue("postgres_url")
-    return postgres_url
+    served: str = request.getfixturevalue(f"{kind}_url")
+    return served
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def sql_url(request: pytest.FixtureRequest) -> str:
     """The URL of an empty store of each kind that speaks SQL, for tests that look into its tables."""
     return url_of(request.param, request)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgres", "valkey"])
 def url(request: pytest.FixtureRequest) -> str:
     """The URL of an empty store of each kind."""
     return url_of(request.param, request)

@@ -1,0 +1,26 @@
+"""The Redis store, for Redis 6.2 and newer and for Valkey: all that is kept, behind one protocol."""
+
+from __future__ import annotations
+
+from .letters import RedisLetters
+from .namespace import RedisNamespace
+from .parked import RedisParked
+from .reservations import RedisReservations
+
+
+class RedisStore(RedisLetters, RedisParked, RedisReservations):
+    """Dead letters, parked retries and reservations in one namespace of a Redis or Valkey."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        redis = RedisNamespace(url, namespace)
+        RedisLetters.__init__(self, redis)
+        RedisParked.__init__(self, redis)
+        RedisReservations.__init__(self, redis)
+
+    def prepare(self) -> None:
+        """Write the version of the keys; raises StoreError when a newer version wrote them."""
+        self._redis.prepare()
+
+    def close(self) -> None:
+        """Close the connections of this process."""
+        self._redis.close()

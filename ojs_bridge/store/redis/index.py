@@ -1,0 +1,167 @@
+"""What is listed: in the order of time, all of it and of each kind, as sorted sets without scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from ..records import from_ms, to_ms
+from ..texts import index_text, matches
+from .namespace import RedisNamespace
+from .server import Script
+
+#: Keeps the milliseconds of every time above zero, and so their digits in order.
+_YEAR_ONE_MS = 62_135_596_800_000
+_DIGITS = 15
+
+#: A place is the moment, a colon and the id; an entry its kind's texts, then the place, between NULs.
+#: `by_time` holds places, `by_kind` entries, `kinds` the kinds that have any.
+INDEX = """
+local function split(entry)
+  local at = string.match(entry, '.*%z()')
+  return string.sub(entry, 1, at - 2), string.sub(entry, at)
+end
+
+local function enter(by_time, by_kind, kinds, entry)
+  local kind, place = split(entry)
+  redis.call('ZADD', by_time, 0, place)
+  redis.call('ZADD', by_kind, 0, entry)
+  redis.call('SADD', kinds, kind)
+end
+
+local function leave(by_time, by_kind, kinds, entry)
+  local kind, place = split(entry)
+  redis.call('ZREM', by_time, place)
+  redis.call('ZREM', by_kind, entry)
+  local left = redis.call('ZRANGEBYLEX', by_kind, '[' .. kind .. '\\0', '(' .. kind .. '\\1', 'LIMIT', 0, 1)
+  if #left == 0 then redis.call('SREM', kinds, kind) end
+end
+"""
+
+#: KEYS: records, by_time, by_kind. ARGV: size, the order, the place to go on after or '', kinds or none for
+#: all. Strings are compared byte by byte, for Lua's own order is that of the server's locale.
+PAGE = Script("""
+local size, newest, cursor = tonumber(ARGV[1]), ARGV[2] == 'newest', ARGV[3]
+
+local function places(key, prefix, after, count)
+  local low, high = '[' .. prefix, '(' .. prefix .. ':'
+  local found
+  if newest then
+    if after ~= '' then high = '(' .. prefix .. after end
+    found = redis.call('ZREVRANGEBYLEX', key, high, low, 'LIMIT', 0, count)
+  else
+    if after ~= '' then low = '(' .. prefix .. after end
+    found = redis.call('ZRANGEBYLEX', key, low, high, 'LIMIT', 0, count)
+  end
+  for n = 1, #found do found[n] = string.sub(found[n], #prefix + 1) end
+  return found
+end
+
+local function is_first(a, b)
+  if newest then a, b = b, a end
+  local x, y = tonumber(string.sub(a, 1, 15)), tonumber(string.sub(b, 1, 15))
+  if x ~= y then return x < y end
+  for n = 17, math.min(#a, #b) do
+    x, y = string.byte(a, n), string.byte(b, n)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
+local rows = {}
+
+local function add(head)
+  local low, high = 1, #rows + 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if is_first(head[1], rows[middle][1]) then low = middle + 1 else high = middle end
+  end
+  table.insert(rows, low, head)
+end
+
+local function merged()
+  for n = 4, #ARGV do
+    local prefix = ARGV[n] .. '\\0'
+    local first = places(KEYS[3], prefix, cursor, 1)[1]
+    if first then rows[#rows + 1] = {first, prefix, {}, 1} end
+  end
+  table.sort(rows, function(a, b) return is_first(b[1], a[1]) end)
+  local found = {}
+  while #found < size and #rows > 0 do
+    local row = table.remove(rows)
+    found[#found + 1] = row[1]
+    if not row[3][row[4]] then row[3], row[4] = places(KEYS[3], row[2], row[1], 20), 1 end
+    row[1], row[4] = row[3][row[4]], row[4] + 1
+    if row[1] then add(row) end
+  end
+  return found
+end
+
+local answer = {}
+for _, place in ipairs(#ARGV > 3 and merged() or places(KEYS[2], '', cursor, size)) do
+  answer[#answer + 1] = place
+  answer[#answer + 1] = redis.call('HGET', KEYS[1], string.sub(place, 17))
+end
+return answer
+""")
+
+
+Rows: TypeAlias = list[tuple[bytes, bytes]]
+
+
+class RedisIndex:
+    """The pages of what is kept under `records`, `by_time`, `by_kind` and `kinds`."""
+
+    def __init__(self, redis: RedisNamespace, keys: Sequence[bytes], order: str) -> None:
+        self._redis = redis
+        *self._keys, self._kinds = keys
+        self._order = order
+
+    def page(self, wanted: Sequence[str | None], limit: int, cursor: str | None) -> tuple[Rows, str | None]:
+        """Return a page of the kinds whose texts match, and the cursor of the next page."""
+        after = "" if cursor is None else _read_cursor(cursor)
+        kinds: list[bytes] = []
+        if any(pattern is not None for pattern in wanted):
+            kinds = [kind for kind in self._redis.ask("SMEMBERS", self._kinds) if _is_of(kind, wanted)]
+            if not kinds:
+                return [], None
+        found = rows_of(self._redis.run(PAGE, self._keys, (limit + 1, self._order, after, *kinds)))
+        more = found[limit - 1][0].decode() if len(found) > limit else None
+        return found[:limit], more
+
+
+def rows_of(answer: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return the pairs that stand one after the other in an answer."""
+    return list(zip(answer[::2], answer[1::2], strict=True))
+
+
+def entry_of(texts: Sequence[str], at: datetime, index_id: str) -> str:
+    """Return the index entry of a record with these texts, at a time."""
+    return "\0".join((*map(index_text, texts), f"{moment(at)}:{index_id}"))
+
+
+def moment(at: datetime) -> str:
+    """Return a time in digits whose order is that of time."""
+    return f"{to_ms(at) + _YEAR_ONE_MS:0{_DIGITS}}"
+
+
+def time_of(place: bytes) -> datetime:
+    """Return the time of a place, which begins with it."""
+    return from_ms(int(place[:_DIGITS]) - _YEAR_ONE_MS)
+
+
+def texts_of(kind: bytes) -> list[str]:
+    """Return the texts of a kind."""
+    return kind.decode().split("\0")
+
+
+def _is_of(kind: bytes, wanted: Sequence[str | None]) -> bool:
+    return all(map(matches, texts_of(kind), wanted))
+
+
+def _read_cursor(cursor: str) -> str:
+    at, separator, last_id = cursor.partition(":")
+    if not (separator and at.isascii() and at.isdecimal() and len(at) <= _DIGITS):
+        raise ValueError(f"cursor: {cursor!r} was not given out by this store")
+    return f"{at:0>{_DIGITS}}:{index_text(last_id)}"

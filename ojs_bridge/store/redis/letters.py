@@ -1,0 +1,177 @@
+"""Dead letters in Redis, and the error entries that a message has no room for."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from ...job import PlacedEntry
+from ..protocol import Claim, Letter, LetterFilter, Page, Stats, StoreError
+from ..records import letter_from_json, letter_to_json, to_ms
+from ..reservations import Settle
+from ..texts import index_id
+from .index import INDEX, RedisIndex, entry_of, rows_of, texts_of, time_of
+from .namespace import RedisNamespace
+from .reservations import SETTLE, settle_words
+from .server import Script, Word
+
+LARGEST_PLACE = 2**63 - 1
+
+#: KEYS: records, by_time, by_kind, kinds, entries, claims, kept, and a turn. ARGV: id, record, entry, and how
+#: to settle. Burying again writes the same again; a claim of the moment between would end, as it must.
+_BURY = Script(
+    INDEX
+    + SETTLE
+    + """
+local id, earlier = ARGV[1], redis.call('HGET', KEYS[5], ARGV[1])
+redis.call('HSET', KEYS[1], id, ARGV[2])
+redis.call('HSET', KEYS[5], id, ARGV[3])
+if earlier and earlier ~= ARGV[3] then leave(KEYS[2], KEYS[3], KEYS[4], earlier) end
+enter(KEYS[2], KEYS[3], KEYS[4], ARGV[3])
+redis.call('HDEL', KEYS[6], id)
+redis.call('DEL', KEYS[7])
+if KEYS[8] then settle(KEYS[8], ARGV[4], ARGV[5], ARGV[6]) end
+return 0
+"""
+)
+
+#: KEYS: entries, claims. ARGV: id, now, until, token. Repeated, it finds its own token.
+_CLAIM = Script("""
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
+local held = redis.call('HGET', KEYS[2], ARGV[1])
+if held then
+  local until_, token = string.match(held, '(.+) (.+)')
+  if tonumber(until_) > tonumber(ARGV[2]) and token ~= ARGV[4] then return 0 end
+end
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[3] .. ' ' .. ARGV[4])
+return 1
+""")
+
+_IS_OURS = """
+local function is_ours(claims, id, token)
+  local held = redis.call('HGET', claims, id)
+  return held and string.match(held, ' (.+)') == token
+end
+"""
+
+#: KEYS: claims. ARGV: id, token. A token that is gone stays gone.
+_RELEASE = Script(
+    _IS_OURS + "if is_ours(KEYS[1], ARGV[1], ARGV[2]) then redis.call('HDEL', KEYS[1], ARGV[1]) end return 0"
+)
+
+#: KEYS: records, by_time, by_kind, kinds, entries, claims. ARGV: id, token. Repeated, it finds no token.
+_DELETE = Script(
+    INDEX
+    + _IS_OURS
+    + """
+local id = ARGV[1]
+if not is_ours(KEYS[6], id, ARGV[2]) then return 0 end
+leave(KEYS[2], KEYS[3], KEYS[4], redis.call('HGET', KEYS[5], id))
+redis.call('HDEL', KEYS[1], id)
+redis.call('HDEL', KEYS[5], id)
+redis.call('HDEL', KEYS[6], id)
+return 1
+"""
+)
+
+#: KEYS: kept. ARGV: places and records by turns. One that is there stays.
+_KEEP = Script("for n = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[n], ARGV[n + 1]) end return 0")
+
+#: KEYS: by_time, by_kind, kinds. It reads.
+_STATS = Script("""
+local answer = {redis.call('ZRANGE', KEYS[1], 0, 0), redis.call('ZRANGE', KEYS[1], -1, -1)}
+for _, kind in ipairs(redis.call('SMEMBERS', KEYS[3])) do
+  answer[#answer + 1] = kind
+  answer[#answer + 1] = redis.call('ZLEXCOUNT', KEYS[2], '[' .. kind .. '\\0', '(' .. kind .. '\\1')
+end
+return answer
+""")
+
+
+class RedisLetters:
+    """Dead letters: hashes for what they are, an index for how they are listed."""
+
+    def __init__(self, redis: RedisNamespace) -> None:
+        self._redis = redis
+        listed = redis.keys("letters", "letters:by_time", "letters:by_kind", "letters:kinds")
+        self._letters, self._letters_by_time, self._letters_by_kind, self._letter_kinds = listed
+        self._letter_entries, self._letter_claims = redis.keys("letters:entries", "letters:claims")
+        self._letter_keys = (*listed, self._letter_entries, self._letter_claims)
+        self._letter_index = RedisIndex(redis, listed, "newest")
+
+    def bury(self, letter: Letter, settle: Settle | None = None) -> None:
+        """Write a dead letter, in place of an earlier one of its job and of the entries kept for it."""
+        letter_id = index_id(letter.id)
+        entry = entry_of((letter.queue, letter.type, letter.error_type), letter.discarded_at, letter_id)
+        keys = [*self._letter_keys, self._kept(letter.id)]
+        words: list[Word] = [letter_id, letter_to_json(letter), entry]
+        if settle:
+            keys.append(self._redis.turn(settle.turn))
+            words += settle_words(settle)
+        self._redis.run(_BURY, keys, words)
+
+    def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
+        """Keep entries; one that is there already stays as it is."""
+        for place, _ in entries:
+            if abs(place) > LARGEST_PLACE:
+                raise StoreError(f"place: {place} is out of range")
+        if entries:
+            words = [word for place, entry in entries for word in (place, json.dumps(entry))]
+            self._redis.run(_KEEP, (self._kept(job_id),), words)
+
+    def kept_errors(self, job_id: str) -> list[PlacedEntry]:
+        """Return the kept entries with their places, oldest first."""
+        found = self._redis.ask("HGETALL", self._kept(job_id))
+        kept = [(int(place), json.loads(record)) for place, record in rows_of(found)]
+        return sorted(kept, key=lambda placed: placed[0])
+
+    def forget_errors(self, job_id: str) -> None:
+        """Delete the kept entries of a job."""
+        self._redis.ask("DEL", self._kept(job_id))
+
+    def list(self, where: LetterFilter, *, limit: int, cursor: str | None) -> Page:
+        """Return a page, newest first; the cursor names the last letter seen, so new ones do not shift it."""
+        wanted = (where.queue, where.type, where.error_type)
+        found, more = self._letter_index.page(wanted, limit, cursor)
+        return Page(tuple(letter_from_json(record.decode()) for _, record in found), more)
+
+    def get(self, letter_id: str) -> Letter | None:
+        """Return a dead letter, or None."""
+        record = self._redis.ask("HGET", self._letters, index_id(letter_id))
+        return None if record is None else letter_from_json(record.decode())
+
+    def claim(self, letter_id: str, *, now: datetime, seconds: float) -> Claim | None:
+        """Reserve a letter, atomically; the claim is a number that no other one has."""
+        token = secrets.randbits(62)
+        until = to_ms(now + timedelta(seconds=seconds))
+        words = (index_id(letter_id), to_ms(now), until, token)
+        return token if self._redis.run(_CLAIM, (self._letter_entries, self._letter_claims), words) else None
+
+    def release(self, letter_id: str, claim: Claim) -> None:
+        """Give back a claim that is still ours."""
+        self._redis.run(_RELEASE, (self._letter_claims,), (index_id(letter_id), claim))
+
+    def delete(self, letter_id: str, claim: Claim) -> bool:
+        """Delete a letter whose claim is still ours; burying it anew ends every claim."""
+        return bool(self._redis.run(_DELETE, self._letter_keys, (index_id(letter_id), claim)))
+
+    def stats(self) -> Stats:
+        """Count the dead letters, in all and by queue, type and last error type."""
+        keys = (self._letters_by_time, self._letters_by_kind, self._letter_kinds)
+        oldest, newest, *counts = self._redis.run(_STATS, keys)
+        by_queue: Counter[str] = Counter()
+        by_type: Counter[str] = Counter()
+        by_error_type: Counter[str] = Counter()
+        for kind, count in rows_of(counts):
+            queue, type_, error_type = texts_of(kind)
+            by_queue[queue] += count
+            by_type[type_] += count
+            by_error_type[error_type] += count
+        oldest_at, newest_at = (time_of(places[0]) if places else None for places in (oldest, newest))
+        return Stats(by_queue.total(), by_queue, by_type, by_error_type, oldest_at, newest_at)
+
+    def _kept(self, job_id: str) -> bytes:
+        return self._redis.key(f"kept:{index_id(job_id)}")

@@ -1,0 +1,96 @@
+"""What belongs to one namespace of a Redis: its keys, and the version they have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from ..protocol import StoreError
+from ..reservations import Turn
+from ..texts import index_id
+from .server import RedisServer, Script, Word
+
+SCHEMA_VERSION = 1
+
+logger = logging.getLogger("ojs_bridge")
+
+#: KEYS: schema. ARGV: our version. What is there stays.
+_VERSION = Script("""
+local found = redis.call('GET', KEYS[1])
+if not found then redis.call('SET', KEYS[1], ARGV[1]) end
+return tonumber(found or ARGV[1])
+""")
+
+
+class RedisNamespace:
+    """The keys of a namespace, all in one slot of a cluster, and the server that has them."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self._server = RedisServer(url)
+        self._prefix = f"ojs:{{{_without_braces(namespace)}}}:".encode()
+        self._turns = self.key("turn:")
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Write the version, or refuse a newer one, and say in the log where the server may lose data."""
+        found: int = self._server.run(_VERSION, (self.key("schema"),), (SCHEMA_VERSION,))
+        if found > SCHEMA_VERSION:
+            raise StoreError(
+                f"the store has schema {found}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
+            )
+        if not self._prepared:
+            self._prepared = True
+            self._warn()
+
+    def run(self, script: Script, keys: Sequence[bytes], words: Sequence[Word] = ()) -> Any:
+        """Return what a script answers; raises StoreError."""
+        if not self._prepared:
+            self.prepare()
+        return self._server.run(script, keys, words)
+
+    def ask(self, *words: Word) -> Any:
+        """Return the answer to a command; raises StoreError."""
+        if not self._prepared:
+            self.prepare()
+        return self._server.ask(*words)
+
+    def close(self) -> None:
+        """Close the connections of this process."""
+        self._server.close()
+
+    def key(self, name: str) -> bytes:
+        """Return a key of the namespace."""
+        return self._prefix + name.encode()
+
+    def keys(self, *names: str) -> list[bytes]:
+        """Return keys of the namespace."""
+        return [*map(self.key, names)]
+
+    def turn(self, turn: Turn) -> bytes:
+        """Return the key of a turn's reservation."""
+        return self._turns + index_id(turn.key).encode()
+
+    def _warn(self) -> None:
+        shown, policy = self._server.shown, self._setting("maxmemory-policy")
+        if policy not in (None, "noeviction") and self._setting("maxmemory") not in (None, "0"):
+            logger.warning(
+                "the store %r may evict what it keeps: set maxmemory-policy noeviction, not %s",
+                shown,
+                policy,
+            )
+        if self._setting("appendonly") == "no" and self._setting("save") == "":
+            logger.warning("the store %r keeps nothing over a restart: set appendonly yes", shown)
+
+    def _setting(self, name: str) -> str | None:
+        """Return a setting of the server; None where CONFIG is not allowed."""
+        try:
+            answer: list[bytes] = self._server.ask("CONFIG", "GET", name)
+        except StoreError:
+            return None
+        return answer[1].decode() if len(answer) > 1 else None
+
+
+def _without_braces(namespace: str) -> str:
+    """Return a namespace that cannot end the hash tag it stands in."""
+    return namespace.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")

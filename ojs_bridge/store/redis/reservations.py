@@ -1,0 +1,173 @@
+"""Reservations in Redis: one packed string per key, which ends by itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from ..protocol import StoreError
+from ..records import from_ms, to_ms
+from ..reservations import Grant, Reservation, Settle, Turn
+from .namespace import RedisNamespace
+from .server import Script, Word
+
+#: How long an unsettled record outlives its holder's time.
+OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
+#: What Lua can count up to.
+LARGEST_FENCE = 2**53
+
+_TAKEN, _LOST, _SETTLED, _RESENT = -1, -2, -3, -4
+_WITHOUT_TIME = {
+    _TAKEN: Reservation(Grant.TAKEN),
+    _LOST: Reservation(Grant.LOST),
+    _SETTLED: Reservation(Grant.SETTLED),
+    _RESENT: Reservation(Grant.RESENT),
+}
+
+#: A record: fence, until or -1 when settled, holder, publication, the mark of the request that wrote it and
+#: what that was told. Settling again writes the same again.
+SETTLE = """
+local function settle(key, fence, holder, keep_until)
+  local known, publication = redis.call('GET', key), ''
+  if known then
+    local its_fence, its_until, its_holder, its_publication = cmsgpack.unpack(known)
+    if its_fence ~= tonumber(fence) then return 0 end
+    -- What its holder has settled itself was not left by a dead one.
+    if its_holder ~= holder and (holder ~= '' or its_until < 0) then return 0 end
+    publication = its_publication
+  end
+  redis.call('SET', key, cmsgpack.pack(tonumber(fence), -1, holder, publication, '', 0), 'PXAT', keep_until)
+  return 1
+end
+"""
+
+#: KEYS: turn. ARGV: fence, publication, holder, now, until, the record's end, mark. A repeat, whose first
+#: answer was lost with the connection, finds its own mark and is told the same.
+_RESERVE = Script("""
+local fence, publication, told = tonumber(ARGV[1]), ARGV[2], -1
+local known = redis.call('GET', KEYS[1])
+if known then
+  local its_fence, its_until, _, its_publication, its_mark, its_told = cmsgpack.unpack(known)
+  if its_mark == ARGV[7] then return its_told end
+  if fence == 0 and publication ~= '' and its_publication ~= '' and publication ~= its_publication then
+    return -4
+  end
+  if its_fence > fence then return -3 end
+  if its_fence == fence then
+    if its_until < 0 then return -3 end
+    if its_until > tonumber(ARGV[4]) then return its_until end
+    told = -2
+  end
+  publication = its_publication
+end
+local record = cmsgpack.pack(fence, tonumber(ARGV[5]), ARGV[3], publication, ARGV[7], told)
+redis.call('SET', KEYS[1], record, 'PXAT', ARGV[6])
+return told
+""")
+
+#: KEYS: turns. ARGV: holder, until, the records' end, fences. Extending again writes the same again.
+_EXTEND = Script("""
+local lost = {}
+for n, key in ipairs(KEYS) do
+  local known = redis.call('GET', key)
+  local fence, until_, holder, publication, mark, told
+  if known then fence, until_, holder, publication, mark, told = cmsgpack.unpack(known) end
+  if known and fence == tonumber(ARGV[3 + n]) and holder == ARGV[1] and until_ >= 0 then
+    local record = cmsgpack.pack(fence, tonumber(ARGV[2]), holder, publication, mark, told)
+    redis.call('SET', key, record, 'PXAT', ARGV[3])
+  else
+    lost[#lost + 1] = n - 1
+  end
+end
+return lost
+""")
+
+#: KEYS: turn. ARGV: fence, holder or '', keep_until.
+_SETTLE = Script(SETTLE + "return settle(KEYS[1], ARGV[1], ARGV[2], ARGV[3])")
+
+#: KEYS: turn. ARGV: fence, holder or '', keep_until. Repeated, it finds nothing to give back.
+_GIVE_BACK = Script("""
+local known = redis.call('GET', KEYS[1])
+if not known then return 0 end
+local fence, until_, holder, publication = cmsgpack.unpack(known)
+if fence ~= tonumber(ARGV[1]) or until_ < 0 or (ARGV[2] ~= '' and holder ~= ARGV[2]) then return 0 end
+if fence == 0 then
+  redis.call('DEL', KEYS[1])
+else
+  redis.call('SET', KEYS[1], cmsgpack.pack(fence - 1, -1, holder, publication, '', 0), 'PXAT', ARGV[3])
+end
+return 1
+""")
+
+#: KEYS: turns. ARGV: fences. What has been forgotten is not there to be forgotten again.
+_FORGET = Script("""
+for n, key in ipairs(KEYS) do
+  local known = redis.call('GET', key)
+  if known then
+    local fence, until_ = cmsgpack.unpack(known)
+    if fence == tonumber(ARGV[n]) and until_ < 0 then redis.call('DEL', key) end
+  end
+end
+return 0
+""")
+
+
+class RedisReservations:
+    """Who runs which job, until when."""
+
+    def __init__(self, redis: RedisNamespace) -> None:
+        self._redis = redis
+
+    def reserve(
+        self, turn: Turn, *, publication: str, holder: str, now: datetime, until: datetime
+    ) -> Reservation:
+        """Take a turn until a time, atomically."""
+        end = to_ms(until)
+        words: tuple[Word, ...] = (
+            _fence(turn),
+            publication,
+            holder,
+            to_ms(now),
+            end,
+            end + OUTLIVE_MS,
+            os.urandom(8),
+        )
+        told: int = self._redis.run(_RESERVE, (self._redis.turn(turn),), words)
+        return _WITHOUT_TIME[told] if told < 0 else Reservation(Grant.HELD, from_ms(told))
+
+    def extend(self, turns: Sequence[Turn], *, holder: str, until: datetime) -> Sequence[Turn]:
+        """Extend the turns that `holder` holds, unsettled; return the others."""
+        if not turns:
+            return []
+        end = to_ms(until)
+        words: tuple[Word, ...] = (holder, end, end + OUTLIVE_MS, *map(_fence, turns))
+        return [turns[n] for n in self._redis.run(_EXTEND, [*map(self._redis.turn, turns)], words)]
+
+    def settle(self, settle: Settle) -> bool:
+        """Mark a turn as dealt with; False when the record has another fence or holder."""
+        return bool(self._redis.run(_SETTLE, (self._redis.turn(settle.turn),), settle_words(settle)))
+
+    def give_back(self, settle: Settle) -> bool:
+        """Give a turn back unused; False when the record has another fence or holder, or is settled."""
+        return bool(self._redis.run(_GIVE_BACK, (self._redis.turn(settle.turn),), settle_words(settle)))
+
+    def forget(self, turns: Sequence[Turn]) -> None:
+        """Delete the records of settled turns that still have that very fence."""
+        if turns:
+            self._redis.run(_FORGET, [*map(self._redis.turn, turns)], [*map(_fence, turns)])
+
+    def forget_before(self, now: datetime, *, limit: int) -> int:  # noqa: ARG002
+        """Do nothing: settled records end by themselves."""
+        return 0
+
+
+def settle_words(settle: Settle) -> tuple[Word, ...]:
+    """Return the fence, the holder and the end of the record, as the scripts take them."""
+    return _fence(settle.turn), settle.holder or "", to_ms(settle.keep_until)
+
+
+def _fence(turn: Turn) -> int:
+    if not 0 <= turn.fence <= LARGEST_FENCE:
+        raise StoreError(f"fence: {turn.fence} is not between 0 and {LARGEST_FENCE}")
+    return turn.fence
