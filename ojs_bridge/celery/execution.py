@@ -22,6 +22,7 @@ from ..policy import RetryPolicy
 from ..store import StoreError
 from . import wire as wires
 from .attach import FRAMEWORK, attach, task_policy
+from .eager import EAGER_RETRIES
 from .interrupts import is_the_tasks_own, undisturbed
 from .retry_state import store_retry
 from .wire import HEADER, KEY, Carried, Wire
@@ -30,8 +31,6 @@ from .wish import Wish
 logger = logging.getLogger("ojs_bridge")
 
 NOT_NAMED = "which the task's autoretry_for does not name"
-#: The option of an eager retry that says how often it was retried before; a snooze does not count.
-EAGER_RETRIES = "ojs_eager_retries"
 #: Seconds before a delivery goes back to a broker or store that could not be reached.
 PAUSE = 1.0
 

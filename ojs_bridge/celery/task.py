@@ -16,7 +16,8 @@ from ..errors import ConfigurationError
 from ..failures import ErrorMap, Mapped
 from ..policy import PartialPolicy, check_partial
 from .attach import RETRY_OPTION, check_signatures, header_for, prepare
-from .execution import EAGER_RETRIES, Execution
+from .eager import EAGER_RETRIES, EagerRetry, apply_to_the_end
+from .execution import Execution
 from .options import refuse_native
 from .wire import HEADER
 from .wish import Wish
@@ -79,20 +80,18 @@ class Bridged:
         return wish.signal
 
     def apply(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """Run the task here and now, retries included; their delays are not waited for."""
+        """Run the task here and now, retries included; their delays are not waited for.
+
+        Raises RuntimeError for a task that does nothing but snooze.
+        """
+        if EAGER_RETRIES in options:
+            # Celery would run each eager retry within the run that asked for it.
+            return EagerRetry(args, kwargs, options)
         partial = options.pop(RETRY_OPTION, None)
         if partial is not None:
             header = header_for(self.app, self.name, partial)
             options["headers"] = {**(options.get("headers") or {}), HEADER: header}
-        if EAGER_RETRIES in options:
-            options["retries"] = options.pop(EAGER_RETRIES)
-        try:
-            return super().apply(args, kwargs, *rest, **options)  # type: ignore[misc]
-        except Retry as signal:
-            # With task_eager_propagates Celery would let the first retry out instead of running it.
-            if signal.sig is None:
-                raise
-            return signal.sig.apply(throw=True)
+        return apply_to_the_end(super().apply, self.name, args, kwargs, *rest, **options)  # type: ignore[misc]
 
     def signature(self: Any, args: Any = None, *rest: Any, **options: Any) -> CheckedSignature:
         """Return a signature whose `ojs_retry` is checked where it is written."""

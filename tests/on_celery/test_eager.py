@@ -72,6 +72,17 @@ def test_retries_run_at_once(
     assert len(fleet.runs(fleet.app.AsyncResult(id_of(fleet)))) == runs
 
 
+def test_many_retries_are_run_one_after_the_other(fleet: Fleet) -> None:
+    policy = {"max_attempts": 400}
+    assert outcome(fleet, "act", "OSError('a')", ojs_retry=policy)[0] == "FAILURE"
+    assert len(fleet.runs(fleet.app.AsyncResult(id_of(fleet)))) == 400
+
+
+def test_a_task_that_only_snoozes_is_an_error(fleet: Fleet) -> None:
+    with pytest.raises(RuntimeError, match="task act: more than 1000 eager snoozes in a row"):
+        run(fleet, "act", "Snooze('PT1S')")
+
+
 @pytest.mark.requirement("RET-17")
 def test_a_dead_letter_is_kept(fleet: Fleet) -> None:
     outcome(fleet, "act_kept", "OSError('down')")
