@@ -1,8 +1,12 @@
 PYTHON ?= python3
 FLOOR_TESTS = $(wildcard tests/on_dramatiq tests/on_celery)
+# Two runs of three for two cores, since the tests mostly wait; by file, since a file's tests share fleets;
+# in the order of the files, since by the number of their tests the slowest would come last.
+TEST_WORKERS ?= 3
+PARALLEL = --numprocesses=$(TEST_WORKERS) --dist=loadfile --no-loadscope-reorder
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench floor servers clean
+.PHONY: help demo test lint types bench main floor servers clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -10,9 +14,12 @@ help:  ## show this list
 demo: .venv/.demo  ## watch failed jobs being retried and buried, on a private Valkey
 	.venv/bin/python -m ojs_bridge.demo
 
-test: .venv/.installed servers  ## run every test, then the adapters' at the oldest supported versions
-	.venv/bin/python -m pytest
-	$(MAKE) floor
+test:  ## run every test, and beside them the adapters' at the oldest supported versions
+	@echo 'The reports follow in some minutes, each when its run has ended.'
+	@$(MAKE) --jobs=2 --keep-going --output-sync=target main floor
+
+main: .venv/.installed servers  ## run every test
+	.venv/bin/python -m pytest $(PARALLEL)
 
 lint: .venv/.installed  ## check style and formatting
 	.venv/bin/ruff check
@@ -28,7 +35,7 @@ floor: .venv-floor/.installed servers  ## run the adapters' tests at the oldest 
 ifeq ($(FLOOR_TESTS),)
 	@echo 'There are no adapter tests yet.'
 else
-	.venv-floor/bin/python -m pytest $(FLOOR_TESTS)
+	.venv-floor/bin/python -m pytest $(PARALLEL) $(FLOOR_TESTS)
 endif
 
 servers:

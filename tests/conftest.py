@@ -1,18 +1,49 @@
 """Servers for the tests that ask for one, started once per session."""
 
+import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from uuid import uuid4
 
+import execnet
 import pytest
 import redis
+from xdist.workermanage import NodeManager
 
 from tests.servers import Postgres, RabbitMQ, Valkey
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_workers: list[int] = []
 
-def pytest_configure() -> None:
+
+def pytest_configure(config: pytest.Config) -> None:
     """Have a termination tear the servers down as an interrupt does."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if hasattr(config, "workerinput"):
+        for sent in SIGNALS:
+            signal.signal(sent, interrupt_once)
+    else:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        NodeManager.EXIT_TIMEOUT = 20  # execnet itself gives up on a worker after 15 s
+
+
+def interrupt_once(sent: int, frame: object) -> None:
+    """Interrupt the tests, but never their teardown, as execnet would after 5 s."""
+    for other in SIGNALS:
+        signal.signal(other, lambda *_: None)
+    raise KeyboardInterrupt
+
+
+def pytest_xdist_newgateway(gateway: execnet.Gateway) -> None:
+    """Remember the workers of `pytest -n`."""
+    _workers.append(gateway.remote_exec("import os; channel.send(os.getpid())").receive())
+
+
+def pytest_keyboard_interrupt() -> None:
+    """Have the workers tear their servers down at once; xdist would leave them at their tests for 5 s."""
+    for pid in _workers:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
 
 
 @pytest.fixture

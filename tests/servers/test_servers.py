@@ -103,13 +103,13 @@ def test_a_signal_to_pytest_closes_the_servers(sent: signal.Signals, tmp_path: P
     os.mkfifo(told)
     test = tmp_path / "test_waits.py"
     test.write_text(
-        "import pathlib, threading\n"
+        "import pathlib, sys\n"
         "def test_waits(valkey):\n"
         f"    pathlib.Path({str(told)!r}).write_text(str(valkey.folder))\n"
-        "    threading.Event().wait(60)\n"
+        "    sys.stdin.read()\n"  # until the signal, or until we are interrupted ourselves
     )
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-c", os.devnull, str(test)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as owner:
+    command = [sys.executable, "-m", "pytest", "-sq", "-p", "tests.conftest", "-c", os.devnull, str(test)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=subprocess.DEVNULL) as owner:
         folder = Path(told.read_text())
         owner.send_signal(sent)
         assert owner.wait(30) == pytest.ExitCode.INTERRUPTED
