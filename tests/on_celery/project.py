@@ -41,6 +41,12 @@ class Odd(BaseException):
     pass
 
 
+class SlowToSay(Exception):
+    def __str__(self) -> str:
+        time.sleep(3)
+        return "at last"
+
+
 class Unpicklable(Exception):
     def __init__(self, what: str, handle: object = None) -> None:
         super().__init__(what)
@@ -57,6 +63,7 @@ class Settings:
     store: str | None = None
     acks_late: bool = True
     quorum: bool = False
+    limit: int | None = None
 
     def to_env(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -171,8 +178,9 @@ def queues_of(settings: Settings) -> list[Queue]:
     ]
     if not settings.quorum:
         direct = Exchange(settings.queue, type="direct")
+        limited = settings.limit and {"x-max-length": settings.limit, "x-overflow": "reject-publish"}
         queues += [
-            Queue(settings.queue, direct, routing_key=settings.queue),
+            Queue(settings.queue, direct, routing_key=settings.queue, queue_arguments=limited),
             Queue(f"{settings.queue}-other", Exchange(f"{settings.queue}-x"), routing_key="strange.key"),
         ]
     return queues

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
+from celery.result import AsyncResult
 
 from tests.on_celery.fleet import Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
@@ -85,6 +90,7 @@ def test_a_retry_that_cannot_be_published_is_not_lost(separate, broker: type[Val
         eventually(lambda: store.get(jobs[1][1].id), seconds=20, what="a dead letter")
         kept = early.bridge.dead_letters.get(jobs[1][1].id)
         assert (kept.cause, kept.attempt) == ("invalid", 1)
+        assert early.end(jobs[1][1]) == "FAILURE"
         server.start()
         if isinstance(server, Valkey):
             return  # Redis gives an unacknowledged job out again after its visibility timeout, an hour
@@ -92,6 +98,94 @@ def test_a_retry_that_cannot_be_published_is_not_lost(separate, broker: type[Val
         assert late.bridge.dead_letters.get(jobs[0][1].id).attempt == 2
         early.bridge.dead_letters.retry(kept.id)
         eventually(lambda: len(early.runs(jobs[1][1])) >= 2, seconds=40, what="the replay")
+
+
+@contextmanager
+def paused(server: RabbitMQ) -> Iterator[None]:
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(IndexError):  # killed meanwhile
+            os.kill(server.pid, signal.SIGCONT)
+
+
+def running(fleet: Fleet, *steps: str, **options: object) -> AsyncResult:
+    """A job in its first run, in a process that has published before."""
+    fleet.start("-c", "1").await_ready()
+    assert fleet.end(fleet.send("act", "OSError()", "'ok'")) == "SUCCESS"
+    job = fleet.send("act_kept", *steps, **options)
+    eventually(lambda: fleet.runs(job), seconds=20, what="a run")
+    return job
+
+
+def assert_two_attempts(fleet: Fleet, job: AsyncResult) -> None:
+    assert fleet.end(job) == "FAILURE"
+    fleet.ending(job)
+    time.sleep(0.5)  # for what must not happen: a further run
+    assert [run.attempt for run in fleet.runs(job)] == [1, 2]
+    letter = fleet.bridge.dead_letters.get(job.id)
+    assert (letter.cause, len(letter.errors)) == ("exhausted", 2)
+    ends = [event["type"] for event in fleet.events(job) if event["type"] != "job.started"]
+    assert ends == ["job.failed", "job.retrying", "job.failed", "job.discarded", "dead_letter.added"]
+
+
+@pytest.mark.requirement("RET-01")
+def test_no_soft_time_limit_strikes_while_a_retry_is_published(separate) -> None:
+    with RabbitMQ() as server:
+        fleet = separate(broker=server.url)
+        job = running(fleet, "time.sleep(3) or OSError('down')", "OSError('down')", soft_time_limit=4)
+        with paused(server):
+            limit = f"Soft time limit (4s) exceeded for act_kept[{job.id}]"
+            eventually(lambda: limit in fleet.worker.log, seconds=20, what="the soft time limit")
+            time.sleep(0.5)  # for what must not happen: an end without the broker
+            assert [event["type"] for event in fleet.events(job)] == ["job.started"]
+        assert_two_attempts(fleet, job)
+
+
+@pytest.mark.requirement("RET-01")
+def test_no_soft_time_limit_strikes_while_an_error_is_read(separate) -> None:
+    fleet = separate()
+    fleet.start("-c", "1")
+    job = fleet.send("act_kept", "SlowToSay()", "OSError('down')", soft_time_limit=2)
+    assert_two_attempts(fleet, job)
+    assert f"Soft time limit (2s) exceeded for act_kept[{job.id}]" in fleet.worker.log
+    assert fleet.bridge.dead_letters.get(job.id).errors[0]["message"] == "at last"
+
+
+@pytest.mark.requirement("RET-01")
+def test_a_retry_that_a_dying_broker_did_not_confirm_is_not_lost(separate) -> None:
+    with RabbitMQ() as server:
+        fleet = separate(broker=server.url)
+        job = running(fleet, "time.sleep(2) or OSError('down')", "OSError('down')")
+        server.await_declared(fleet.settings.queue)
+        with paused(server):
+            time.sleep(3)
+            assert [event["type"] for event in fleet.events(job)] == ["job.started"]
+            server.kill()
+        said = f"job {job.id} goes back to its queue, its attempt unused"
+        eventually(lambda: said in fleet.worker.log, seconds=40, what=said)
+        assert job.state == "RETRY"
+        server.start()
+        assert fleet.end(job, seconds=60) == "FAILURE"
+        assert [run.attempt for run in fleet.runs(job)] == [1, 1, 2]
+        assert fleet.bridge.dead_letters.get(job.id).attempt == 2
+
+
+@pytest.mark.requirement("RET-01")
+def test_a_retry_that_its_full_queue_refuses_is_not_lost(separate, rabbitmq: RabbitMQ) -> None:
+    fleet = separate(broker=rabbitmq.url, limit=1)
+    fleet.start("-c", "1").await_ready()
+    job = fleet.send("act", "time.sleep(3) or OSError('full')", "OSError('not full')", "'ok'")
+    eventually(lambda: fleet.runs(job), seconds=20, what="a run")
+    others = []
+    for _ in range(4):  # three of them wait in the worker, the last fills the queue
+        others.append(fleet.send("act", "'ok'"))
+        time.sleep(0.2)
+    assert len(fleet.runs(job)) == 1
+    assert [fleet.end(one) for one in (job, *others)] == ["SUCCESS"] * 5
+    assert [run.attempt for run in fleet.runs(job)] == [1, 1, 2]
+    assert f"job {job.id} goes back to its queue, its attempt unused" in fleet.worker.log
 
 
 def test_a_listener_that_blocks_delays_no_job(separate) -> None:
