@@ -8,7 +8,11 @@ from tests.servers.process import Server, ServerMissing
 
 
 class Valkey(Server):
-    """Valkey with an append-only file that is synced at every write."""
+    """Valkey with an append-only file that is synced at every write; options are its configuration's."""
+
+    def __init__(self, **options: str) -> None:
+        super().__init__()
+        self._options = {name.replace("_", "-"): value for name, value in options.items()}
 
     @property
     def url(self) -> str:
@@ -23,6 +27,7 @@ class Valkey(Server):
             "appendonly": "yes",
             "appendfsync": "always",
             "save": "",
+            **self._options,
         }
         self._spawn([_binary(), *(word for name, value in options.items() for word in (f"--{name}", value))])
 

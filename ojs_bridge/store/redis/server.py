@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias
+from urllib.parse import urlsplit
 
 import redis
 from redis.connection import Connection, parse_url
@@ -147,10 +149,14 @@ class _Connection(Protocol):
 
 def _address(url: str) -> dict[str, Any]:
     scheme, _, rest = url.partition("://")
+    known = f"{REDIS_SCHEMES[scheme]}://{rest}"
     try:
-        found: dict[str, Any] = parse_url(f"{REDIS_SCHEMES[scheme]}://{rest}")  # type: ignore[no-untyped-call]
-    except ValueError as error:
-        raise ConfigurationError(f"store: {without_password(url)!r} is not a Redis URL: {error}") from None
+        # What is no number here is a typing error, or the rest of a password that was not escaped.
+        if scheme != "unix" and not re.fullmatch(r"/?[0-9]*", urlsplit(known).path):
+            raise ValueError
+        found: dict[str, Any] = parse_url(known)  # type: ignore[no-untyped-call]
+    except ValueError:
+        raise ConfigurationError(f"store: {without_password(url)!r} is not a Redis URL") from None
     patience = {"socket_connect_timeout": CONNECT_SECONDS, "socket_timeout": ANSWER_SECONDS}
     return {**patience, **found, "protocol": 2, "decode_responses": False, "retry_on_timeout": False}
 
