@@ -339,16 +339,16 @@ def test_a_deleted_letter_and_a_published_retry_leave_nothing(client: redis.Redi
 
 def test_a_cluster_of_one() -> None:
     """All keys of a namespace are in one slot, whatever it is called."""
-    with Valkey(cluster_enabled="yes", cluster_port=str(free_port())) as server:
-        with redis.Redis.from_url(server.url, decode_responses=True) as client:
-            client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
-            eventually(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
-            for namespace in ("ojs", "{", "}", "a}b", "{a}", "%7B", "é ☃"):
-                client.flushall()
-                use_everything(open_store(server.url, namespace))
-                assert (
-                    len({client.execute_command("CLUSTER KEYSLOT", key) for key in client.scan_iter()}) == 1
-                )
+    with (
+        Valkey(cluster_enabled="yes", cluster_port=str(free_port())) as server,
+        redis.Redis.from_url(server.url, decode_responses=True) as client,
+    ):
+        client.execute_command("CLUSTER ADDSLOTSRANGE", 0, 16383)
+        eventually(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        for namespace in ("ojs", "{", "}", "a}b", "{a}", "%7B", "é ☃"):
+            client.flushall()
+            use_everything(open_store(server.url, namespace))
+            assert len({client.execute_command("CLUSTER KEYSLOT", key) for key in client.scan_iter()}) == 1
 
 
 def test_a_cluster_of_two() -> None:
