@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from ..job import ErrorEntry, PlacedEntry, format_time
-from .reservations import Settle
+from .parked import Parking
+from .reservations import Reserving, Settle
 
 #: What a replay holds while it has a dead letter to itself.
 Claim: TypeAlias = int
@@ -104,7 +105,7 @@ class Stats:
 
 
 @runtime_checkable
-class Store(Protocol):
+class Store(Parking, Reserving, Protocol):
     """Dead letters, the error entries that a message's header had no room for, parked retries, reservations.
 
     Every method is safe to repeat, and to call from many threads and processes. All raise StoreError.

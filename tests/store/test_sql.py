@@ -32,11 +32,11 @@ def test_a_store_of_a_newer_version_is_refused(sql_url: str) -> None:
     store = open_store(sql_url)
     store.prepare()
     with sa.create_engine(sql_url).begin() as connection:
-        connection.execute(sa.text("insert into ojs_schema values (2)"))
+        connection.execute(sa.text("insert into ojs_schema values (3)"))
     store.bury(letter())
     later = open_store(sql_url)
     for use in (later.prepare, later.stats, lambda: later.bury(letter())):
-        with pytest.raises(StoreError, match=r"^the store has schema 2, this ojs-bridge reads 1: update it$"):
+        with pytest.raises(StoreError, match=r"^the store has schema 3, this ojs-bridge reads 2: update it$"):
             use()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakSet
 
 import sqlalchemy as sa
@@ -15,15 +15,19 @@ in_use = threading.RLock()
 _engines: WeakSet[sa.Engine] = WeakSet()
 
 
-def share(engine: sa.Engine) -> None:
-    """Have many processes read and write the engine's file, those it is forked into included."""
-    sa.event.listen(engine, "connect", _share_file)
+def share(engine: sa.Engine, *, synchronous: Literal["FULL", "NORMAL"]) -> None:
+    """Have many processes read and write the engine's file, those it is forked into included.
+
+    What is written with NORMAL waits for no disk: it outlasts every crash but one of the whole machine.
+    """
+
+    def share_file(connection: Any, _record: object) -> None:
+        connection.execute("PRAGMA busy_timeout=30000")
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={synchronous}")
+
+    sa.event.listen(engine, "connect", share_file)
     _engines.add(engine)
-
-
-def _share_file(connection: Any, _record: object) -> None:
-    connection.execute("PRAGMA busy_timeout=30000")
-    connection.execute("PRAGMA journal_mode=WAL")
 
 
 def _before_fork() -> None:

@@ -1,0 +1,125 @@
+"""A SQL database: its connections, its errors, its schema."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
+
+from ..protocol import StoreError, without_password
+from . import sqlite
+from .engines import durable_engine, quick_engine
+from .statements import Upsert
+from .tables import SCHEMA_VERSION, metadata, versions
+
+_SAY_VERSION = Upsert(versions)
+
+
+class Database:
+    """The connections of this process to a store, whose tables appear on first use and carry a version."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self._namespace = namespace
+        self._shown = without_password(url)
+        self._durable = durable_engine(url)
+        self._quick = quick_engine(self._durable)
+        is_sqlite = self._durable.dialect.name == "sqlite"
+        self._in_use: AbstractContextManager[Any] = sqlite.in_use if is_sqlite else nullcontext()
+        self._pid = os.getpid()
+        self._prepared = False
+        self._preparing = threading.Lock()
+
+    def prepare(self) -> None:
+        """Create the tables, or what an earlier version lacks; raises StoreError for a newer version."""
+        self._be_ours()
+        with self._preparing:
+            if not self._prepared:
+                if self._found_version() != SCHEMA_VERSION:
+                    self._create_tables()
+                    self._say_version()
+                self._prepared = True
+
+    def close(self) -> None:
+        """Close the connections of this process."""
+        self._dispose(close=self._pid == os.getpid())
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """Connect for statements that take effect together, and then outlast a loss of power."""
+        self._get_ready()
+        with self._errors(), self._in_use, self._durable.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _statement(self) -> Iterator[Connection]:
+        """Connect for statements that take effect each on its own, in one round trip each.
+
+        On SQLite a loss of power, which ends all its workers too, may take the last of them back.
+        """
+        self._get_ready()
+        with self._errors(), self._in_use, self._quick.begin() as connection:
+            yield connection
+
+    def _get_ready(self) -> None:
+        self._be_ours()
+        if not self._prepared:
+            self.prepare()
+
+    def _be_ours(self) -> None:
+        if self._pid != os.getpid():
+            # A forked child must not talk over its parent's connections, nor close them.
+            self._dispose(close=False)
+            self._pid = os.getpid()
+            self._preparing = threading.Lock()
+
+    def _dispose(self, *, close: bool) -> None:
+        self._quick.dispose(close=close)
+        self._durable.dispose(close=close)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (SQLAlchemyError, UnicodeError, OverflowError) as error:
+            why = " ".join(str(getattr(error, "orig", None) or error).split())
+            raise StoreError(f"the store {self._shown!r} failed: {why}") from error
+
+    @contextmanager
+    def _unprepared(self) -> Iterator[Connection]:
+        with self._errors(), self._in_use, self._durable.begin() as connection:
+            yield connection
+
+    def _found_version(self) -> int | None:
+        """Return the version, None where there is none; a newer store is left as it is."""
+        with self._unprepared() as connection:
+            if not sa.inspect(connection).has_table(versions.name):
+                return None
+            found: int | None = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar()
+        if found is not None and found > SCHEMA_VERSION:
+            raise StoreError(
+                f"the store has schema {found}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
+            )
+        return found
+
+    def _create_tables(self) -> None:
+        for tries_left in reversed(range(len(metadata.tables) + 1)):
+            try:
+                with self._unprepared() as connection:
+                    metadata.create_all(connection)
+            except StoreError:
+                # Another process may have created a table between the check and the creation.
+                if not tries_left:
+                    raise
+            else:
+                return
+
+    def _say_version(self) -> None:
+        with self._unprepared() as connection:
+            _SAY_VERSION(connection, {"version": SCHEMA_VERSION})
+            connection.execute(sa.delete(versions).where(versions.c.version < SCHEMA_VERSION))

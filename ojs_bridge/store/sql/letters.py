@@ -1,0 +1,132 @@
+"""Dead letters, and the error entries that a message has no room for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from ...job import PlacedEntry
+from ..protocol import Claim, Letter, LetterFilter, Page, Stats
+from ..records import from_ms, letter_from_json, letter_to_json, to_ms
+from ..reservations import Settle
+from ..texts import index_id, index_text
+from .database import Database
+from .pages import equals, matches, read_cursor, write_cursor
+from .reservations import mark_settled
+from .statements import Upsert
+from .tables import errors, letters
+
+_BURY = Upsert(letters, "type", "queue", "error_type", "discarded_ms", "claimed_until_ms", "record")
+_KEEP = Upsert(errors)
+
+
+class Letters(Database):
+    """The part of a store that holds dead letters."""
+
+    def bury(self, letter: Letter, settle: Settle | None = None) -> None:
+        """Write a dead letter, in place of an earlier one of its job and of kept entries; settle its turn."""
+        row = {
+            "namespace": self._namespace,
+            "id": index_id(letter.id),
+            "type": index_text(letter.type),
+            "queue": index_text(letter.queue),
+            "error_type": index_text(letter.error_type),
+            "discarded_ms": to_ms(letter.discarded_at),
+            "claimed_until_ms": 0,
+            "record": letter_to_json(letter),
+        }
+        with self._transaction() as connection:
+            _BURY(connection, row)
+            connection.execute(sa.delete(errors).where(self._of(letter.id)))
+            if settle is not None:
+                mark_settled(connection, self._namespace, settle)
+
+    def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
+        """Keep entries; one that is there already stays as it is."""
+        key = {"namespace": self._namespace, "job_id": index_id(job_id)}
+        with self._transaction() as connection:
+            for place, entry in entries:
+                _KEEP(connection, {**key, "place": place, "record": json.dumps(entry)})
+
+    def kept_errors(self, job_id: str) -> list[PlacedEntry]:
+        """Return the kept entries with their places, oldest first."""
+        query = sa.select(errors.c.place, errors.c.record).where(self._of(job_id)).order_by(errors.c.place)
+        with self._statement() as connection:
+            return [(place, json.loads(record)) for place, record in connection.execute(query)]
+
+    def forget_errors(self, job_id: str) -> None:
+        """Delete the kept entries of a job."""
+        with self._statement() as connection:
+            connection.execute(sa.delete(errors).where(self._of(job_id)))
+
+    def list(self, where: LetterFilter, *, limit: int, cursor: str | None) -> Page:
+        """Return a page, newest first; raises ValueError for a cursor that no page gave out."""
+        at, key = letters.c.discarded_ms, letters.c.id
+        query = sa.select(letters.c.record, at, key).where(*self._matching(where))
+        if cursor is not None:
+            last_at, last_key = read_cursor(cursor)
+            query = query.where(sa.or_(at < last_at, sa.and_(at == last_at, key < last_key)))
+        query = query.order_by(at.desc(), key.desc()).limit(limit + 1)
+        with self._statement() as connection:
+            rows = connection.execute(query).all()
+        more = write_cursor(rows[limit - 1].discarded_ms, rows[limit - 1].id) if len(rows) > limit else None
+        return Page(tuple(letter_from_json(row.record) for row in rows[:limit]), more)
+
+    def get(self, letter_id: str) -> Letter | None:
+        """Return a dead letter, or None."""
+        with self._statement() as connection:
+            record = connection.execute(sa.select(letters.c.record).where(self._is(letter_id))).scalar()
+        return None if record is None else letter_from_json(record)
+
+    def claim(self, letter_id: str, *, now: datetime, seconds: float) -> Claim | None:
+        """Reserve a letter, atomically; the claim is the time it ends, which no other claim shares."""
+        until = to_ms(now + timedelta(seconds=seconds))
+        free = letters.c.claimed_until_ms <= to_ms(now)
+        statement = sa.update(letters).where(self._is(letter_id), free).values(claimed_until_ms=until)
+        with self._statement() as connection:
+            return until if connection.execute(statement).rowcount == 1 else None
+
+    def release(self, letter_id: str, claim: Claim) -> None:
+        """Give back a claim that is still ours."""
+        statement = sa.update(letters).where(self._is(letter_id), letters.c.claimed_until_ms == claim)
+        with self._statement() as connection:
+            connection.execute(statement.values(claimed_until_ms=0))
+
+    def delete(self, letter_id: str, claim: Claim) -> bool:
+        """Delete a letter whose claim is still ours; burying it anew ends every claim."""
+        statement = sa.delete(letters).where(self._is(letter_id), letters.c.claimed_until_ms == claim)
+        with self._statement() as connection:
+            return connection.execute(statement).rowcount == 1
+
+    def stats(self) -> Stats:
+        """Count the dead letters, in all and by queue, type and last error type."""
+        mine = letters.c.namespace == self._namespace
+        oldest, newest = sa.func.min(letters.c.discarded_ms), sa.func.max(letters.c.discarded_ms)
+        with self._transaction() as connection:
+            total = connection.execute(sa.select(sa.func.count(), oldest, newest).where(mine)).one()
+            by_queue, by_type, by_error_type = (
+                {row[0]: row[1] for row in connection.execute(_counts(column).where(mine))}
+                for column in (letters.c.queue, letters.c.type, letters.c.error_type)
+            )
+        span = (None if ms is None else from_ms(ms) for ms in total[1:])
+        return Stats(total[0], by_queue, by_type, by_error_type, *span)
+
+    def _is(self, letter_id: str) -> sa.ColumnElement[bool]:
+        return sa.and_(letters.c.namespace == self._namespace, letters.c.id == index_id(letter_id))
+
+    def _of(self, job_id: str) -> sa.ColumnElement[bool]:
+        return sa.and_(errors.c.namespace == self._namespace, errors.c.job_id == index_id(job_id))
+
+    def _matching(self, where: LetterFilter) -> Iterator[sa.ColumnElement[bool]]:
+        yield letters.c.namespace == self._namespace
+        yield from equals(letters.c.queue, where.queue)
+        yield from matches(letters.c.type, where.type)
+        yield from matches(letters.c.error_type, where.error_type)
+
+
+def _counts(column: sa.Column[str]) -> Any:
+    return sa.select(column, sa.func.count()).group_by(column)

@@ -1,0 +1,151 @@
+"""Retries that wait in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..parked import Due, Parked, ParkedFilter, ParkedPage
+from ..records import parked_from_json, parked_to_json, to_ms
+from ..reservations import Settle
+from ..texts import index_id, index_text
+from .database import Database
+from .pages import equals, matches, read_cursor, write_cursor
+from .reservations import mark_settled
+from .statements import Upsert, batches, picked
+from .tables import parked as table
+
+_c = table.c
+_PARK = Upsert(
+    table,
+    *(column.name for column in table.c if not column.primary_key),
+    where=lambda new: _c.fence <= new["fence"],
+)
+_FREE = {"claim": "", "claimed_until_ms": 0}
+_SHOWN = (_c.record, _c.due_ms, _c.key)
+
+
+class ParkedRetries(Database):
+    """The part of a store that holds parked retries."""
+
+    def park(self, parked: Parked, settle: Settle | None = None) -> None:
+        """Write a parked retry, unless one of its key has a higher fence, and settle the turn it follows."""
+        row = {
+            "namespace": self._namespace,
+            "key": index_id(parked.key),
+            "job_id": index_id(parked.id),
+            "fence": parked.fence,
+            "type": index_text(parked.type),
+            "queue": index_text(parked.queue),
+            "due_ms": to_ms(parked.next_retry_at),
+            "parked_ms": to_ms(parked.parked_at),
+            "record": parked_to_json(parked),
+            **_FREE,
+        }
+        with self._transaction() as connection:
+            _PARK(connection, row)
+            if settle is not None:
+                mark_settled(connection, self._namespace, settle)
+
+    def claim_due(self, *, now: datetime, until: datetime, limit: int) -> Due:
+        """Claim due retries, the longest due first, atomically, those that others are claiming left out."""
+        claim, now_ms = uuid4().hex, to_ms(now)
+        mine = _c.namespace == self._namespace
+        free = sa.and_(mine, _c.due_ms <= now_ms, _c.claimed_until_ms <= now_ms)
+        query = sa.select(_c.key).where(free).order_by(_c.due_ms, _c.key).limit(limit)
+        with self._statement() as connection:
+            keys = sa.select(picked(connection, query).c.key)
+            statement = sa.update(table).where(mine, _c.key.in_(keys))
+            statement = statement.values(claim=claim, claimed_until_ms=to_ms(until))
+            rows = self._claimed(connection, statement, claim, now_ms)
+        return Due(claim, tuple(_parked(row) for row in rows))
+
+    def _claimed(
+        self, connection: Connection, statement: sa.Update, claim: str, now_ms: int
+    ) -> Sequence[Any]:
+        if connection.dialect.name == "postgresql":
+            rows = connection.execute(statement.returning(*_SHOWN)).all()
+            return sorted(rows, key=lambda row: (row.due_ms, row.key))
+        # The limit keeps the search from going on behind the last of them.
+        count = connection.execute(statement).rowcount
+        query = sa.select(*_SHOWN).where(
+            _c.namespace == self._namespace, _c.due_ms <= now_ms, _c.claim == claim
+        )
+        return connection.execute(query.order_by(_c.due_ms, _c.key).limit(count)).all()
+
+    def unpark(self, retries: Sequence[Parked], claim: str) -> int:
+        """Delete retries that were published under a claim that is still theirs; return how many."""
+        deleted = 0
+        for claimed in self._claimed_by(retries, claim):
+            with self._statement() as connection:
+                deleted += connection.execute(sa.delete(table).where(claimed)).rowcount
+        return deleted
+
+    def unclaim(self, retries: Sequence[Parked], claim: str) -> None:
+        """Give back retries that could not be published: due as before."""
+        for claimed in self._claimed_by(retries, claim):
+            with self._statement() as connection:
+                connection.execute(sa.update(table).where(claimed).values(_FREE))
+
+    def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:
+        """Return a page, the next one due first; raises ValueError for a cursor that no page gave out."""
+        at, key = _c.due_ms, _c.key
+        query = sa.select(*_SHOWN).where(*self._wanted(where))
+        if cursor is not None:
+            last_at, last_key = read_cursor(cursor)
+            query = query.where(sa.or_(at > last_at, sa.and_(at == last_at, key > last_key)))
+        with self._statement() as connection:
+            rows = connection.execute(query.order_by(at, key).limit(limit + 1)).all()
+        more = write_cursor(rows[limit - 1].due_ms, rows[limit - 1].key) if len(rows) > limit else None
+        return ParkedPage(tuple(_parked(row) for row in rows[:limit]), more)
+
+    def get_parked(self, job_id: str) -> Parked | None:
+        """Return a job's parked retry, or None; of several chains of one id, the next one due."""
+        mine = sa.and_(_c.namespace == self._namespace, _c.job_id == index_id(job_id))
+        with self._statement() as connection:
+            row = connection.execute(sa.select(*_SHOWN).where(mine).order_by(_c.due_ms).limit(1)).first()
+        return None if row is None else _parked(row)
+
+    def reschedule(self, parked: Parked, at: datetime) -> bool:
+        """Make a retry due at another time; False when it is claimed, was replaced or is gone."""
+        return self._changed(sa.update(table).values(due_ms=to_ms(at)), parked)
+
+    def cancel_parked(self, parked: Parked) -> bool:
+        """Delete a retry; False when it is claimed, was replaced or is gone."""
+        return self._changed(sa.delete(table), parked)
+
+    def count_parked(self) -> int:
+        """Count the parked retries."""
+        query = sa.select(sa.func.count()).where(_c.namespace == self._namespace)
+        with self._statement() as connection:
+            return connection.execute(query).scalar_one()
+
+    def _changed(self, statement: sa.Update | sa.Delete, found: Parked) -> bool:
+        same = (
+            _c.namespace == self._namespace,
+            _c.key == index_id(found.key),
+            _c.fence == found.fence,
+            _c.parked_ms == to_ms(found.parked_at),
+            _c.claim == "",
+        )
+        with self._transaction() as connection:
+            return connection.execute(statement.where(*same)).rowcount == 1
+
+    def _claimed_by(self, retries: Sequence[Parked], claim: str) -> Iterator[sa.ColumnElement[bool]]:
+        mine = sa.and_(_c.namespace == self._namespace, _c.claim == claim)
+        for batch in batches(retries):
+            yield sa.and_(mine, _c.key.in_([index_id(retry.key) for retry in batch]))
+
+    def _wanted(self, where: ParkedFilter) -> Iterator[sa.ColumnElement[bool]]:
+        yield _c.namespace == self._namespace
+        yield from equals(_c.queue, where.queue)
+        yield from matches(_c.type, where.type)
+
+
+def _parked(row: Any) -> Parked:
+    return parked_from_json(row.record, due_ms=row.due_ms)

@@ -1,0 +1,163 @@
+"""Reservations: who runs which job, until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..records import from_ms, to_ms
+from ..reservations import Grant, Reservation, Settle, Turn
+from ..texts import index_id
+from .database import Database
+from .statements import Upsert, batches, picked
+from .tables import reservations
+
+#: How long a reservation that nobody settles or extends is remembered after its time.
+OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
+
+_c = reservations.c
+_TAKE = Upsert(
+    reservations,
+    *("fence", "settled", "holder", "until_ms", "keep_until_ms"),
+    where=lambda new: _c.fence < new["fence"],
+)
+_SETTLE = Upsert(
+    reservations,
+    *("settled", "keep_until_ms"),
+    where=lambda new: sa.and_(_c.fence == new["fence"], _c.holder == new["holder"]),
+)
+# What its holder has settled itself was not left by a dead one.
+_SETTLE_FOR_DEAD = Upsert(
+    reservations,
+    *("settled", "holder", "keep_until_ms"),
+    where=lambda new: sa.and_(_c.fence == new["fence"], sa.or_(sa.not_(_c.settled), _c.holder == "")),
+)
+_LOOK = sa.select(_c.fence, _c.settled, _c.publication, _c.until_ms).where(
+    _c.namespace == sa.bindparam("namespace"), _c.key == sa.bindparam("key")
+)
+
+
+class Reservations(Database):
+    """The part of a store that holds reservations."""
+
+    def reserve(
+        self, turn: Turn, *, publication: str, holder: str, now: datetime, until: datetime
+    ) -> Reservation:
+        """Take a turn until a time, atomically: one round trip when it is free, two when it is not."""
+        until_ms = to_ms(until)
+        row = {
+            "namespace": self._namespace,
+            "key": index_id(turn.key),
+            "fence": turn.fence,
+            "settled": False,
+            "publication": index_id(publication),
+            "holder": index_id(holder),
+            "until_ms": until_ms,
+            "keep_until_ms": until_ms + OUTLIVE_MS,
+        }
+        with self._statement() as connection:
+            # Each further round means that somebody else has changed the record since the last.
+            while not _TAKE(connection, row):
+                found = connection.execute(_LOOK, row).one_or_none()
+                grant = _judge(found, row, to_ms(now))
+                if grant is Grant.LOST and not _take_over(connection, row, to_ms(now)):
+                    continue
+                if grant is not None:
+                    held_until = from_ms(found.until_ms) if found and grant is Grant.HELD else None
+                    return Reservation(grant, held_until)
+        return Reservation(Grant.TAKEN)
+
+    def extend(self, turns: Sequence[Turn], *, holder: str, until: datetime) -> Sequence[Turn]:
+        """Extend the turns that `holder` holds; return those that it does not hold any more."""
+        until_ms = to_ms(until)
+        times = {"until_ms": until_ms, "keep_until_ms": until_ms + OUTLIVE_MS}
+        lost: list[Turn] = []
+        for batch in batches(list(dict.fromkeys(turns))):
+            held = sa.and_(self._any_of(batch), _c.holder == index_id(holder), sa.not_(_c.settled))
+            with self._statement() as connection:
+                extended = connection.execute(sa.update(reservations).where(held).values(times)).rowcount
+                if extended < len(batch):
+                    lost += _without(batch, connection.execute(sa.select(_c.key, _c.fence).where(held)))
+        return lost
+
+    def settle(self, settle: Settle) -> bool:
+        """Mark a turn as dealt with; False when the record has another fence or holder."""
+        with self._statement() as connection:
+            return mark_settled(connection, self._namespace, settle)
+
+    def give_back(self, settle: Settle) -> bool:
+        """Give a turn back unused; False when the record has another fence or holder, or is settled."""
+        where = [self._any_of([settle.turn]), sa.not_(_c.settled)]
+        if settle.holder is not None:
+            where.append(_c.holder == index_id(settle.holder))
+        statement: sa.Update | sa.Delete = sa.delete(reservations)
+        if settle.turn.fence > 0:
+            before = {"fence": settle.turn.fence - 1, "settled": True}
+            statement = sa.update(reservations).values(**before, keep_until_ms=to_ms(settle.keep_until))
+        with self._statement() as connection:
+            return connection.execute(statement.where(*where)).rowcount == 1
+
+    def forget(self, turns: Sequence[Turn]) -> None:
+        """Delete the records of settled turns that still have that very fence."""
+        for batch in batches(turns):
+            with self._statement() as connection:
+                connection.execute(sa.delete(reservations).where(self._any_of(batch), _c.settled))
+
+    def forget_before(self, now: datetime, *, limit: int) -> int:
+        """Delete settled records whose `keep_until` has passed, and those that were abandoned long ago."""
+        mine, over = _c.namespace == self._namespace, _c.keep_until_ms <= to_ms(now)
+        query = sa.select(_c.key).where(mine, over).order_by(_c.keep_until_ms).limit(limit)
+        with self._statement() as connection:
+            keys = sa.select(picked(connection, query).c.key)
+            return connection.execute(sa.delete(reservations).where(mine, over, _c.key.in_(keys))).rowcount
+
+    def _any_of(self, turns: Sequence[Turn]) -> sa.ColumnElement[bool]:
+        pairs = [(index_id(turn.key), turn.fence) for turn in turns]
+        return sa.and_(_c.namespace == self._namespace, sa.tuple_(_c.key, _c.fence).in_(pairs))
+
+
+def mark_settled(connection: Connection, namespace: str, settle: Settle) -> bool:
+    """Settle a turn; return whether it was this holder's, or settled for it before."""
+    write = _SETTLE_FOR_DEAD if settle.holder is None else _SETTLE
+    row = {
+        "namespace": namespace,
+        "key": index_id(settle.turn.key),
+        "fence": settle.turn.fence,
+        "settled": True,
+        "publication": "",
+        "holder": index_id(settle.holder or ""),
+        "until_ms": 0,
+        "keep_until_ms": to_ms(settle.keep_until),
+    }
+    return write(connection, row)
+
+
+def _without(turns: Sequence[Turn], rows: Iterable[Any]) -> Iterator[Turn]:
+    found = {(row.key, row.fence) for row in rows}
+    return (turn for turn in turns if (index_id(turn.key), turn.fence) not in found)
+
+
+def _judge(found: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
+    """Say what a record means for who asks for a turn; None when the turn has become free."""
+    if found is None:
+        return None
+    first = asked["fence"] == 0 and asked["publication"] and found.publication
+    if first and asked["publication"] != found.publication:
+        return Grant.RESENT
+    if found.fence < asked["fence"]:
+        return None
+    if found.fence > asked["fence"] or found.settled:
+        return Grant.SETTLED
+    return Grant.HELD if found.until_ms > now_ms else Grant.LOST
+
+
+def _take_over(connection: Connection, row: dict[str, Any], now_ms: int) -> bool:
+    same = [_c[name] == row[name] for name in ("namespace", "key", "fence")]
+    expired = sa.and_(sa.not_(_c.settled), _c.until_ms <= now_ms)
+    changes = {name: row[name] for name in ("holder", "until_ms", "keep_until_ms")}
+    statement = sa.update(reservations).where(*same, expired).values(changes)
+    return connection.execute(statement).rowcount == 1

@@ -1,0 +1,80 @@
+"""The tables."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
+
+from ..texts import MAX_ID, MAX_TEXT
+
+#: Version 2 brought parked retries and reservations.
+SCHEMA_VERSION = 2
+
+#: MySQL compares text without regard to case, unless it is told not to.
+ID = sa.String(MAX_ID).with_variant(VARCHAR(MAX_ID, collation="utf8mb4_bin"), "mysql", "mariadb")
+#: MySQL's own TEXT holds but 64 KB.
+RECORD = sa.Text().with_variant(LONGTEXT(), "mysql", "mariadb")
+
+metadata = sa.MetaData()
+
+versions = sa.Table("ojs_schema", metadata, sa.Column("version", sa.Integer, primary_key=True))
+
+letters = sa.Table(
+    "ojs_dead_letters",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("type", sa.String(MAX_TEXT), nullable=False),
+    sa.Column("queue", sa.String(MAX_TEXT), nullable=False),
+    sa.Column("error_type", sa.String(MAX_TEXT), nullable=False),
+    sa.Column("discarded_ms", sa.BigInteger, nullable=False),
+    sa.Column("claimed_until_ms", sa.BigInteger, nullable=False, default=0),
+    sa.Column("record", RECORD, nullable=False),
+    sa.Index("ojs_dead_letters_newest", "namespace", "discarded_ms", "id"),
+    sa.Index("ojs_dead_letters_type", "namespace", "type", "discarded_ms"),
+    sa.Index("ojs_dead_letters_queue", "namespace", "queue", "discarded_ms"),
+)
+
+errors = sa.Table(
+    "ojs_error_history",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("job_id", ID, primary_key=True),
+    sa.Column("place", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("record", RECORD, nullable=False),
+)
+
+parked = sa.Table(
+    "ojs_parked",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("key", ID, primary_key=True),
+    sa.Column("job_id", ID, nullable=False),
+    sa.Column("fence", sa.BigInteger, nullable=False),
+    sa.Column("type", sa.String(MAX_TEXT), nullable=False),
+    sa.Column("queue", sa.String(MAX_TEXT), nullable=False),
+    sa.Column("due_ms", sa.BigInteger, nullable=False),
+    sa.Column("parked_ms", sa.BigInteger, nullable=False),
+    #: Empty while nobody has claimed it.
+    sa.Column("claim", sa.String(32), nullable=False),
+    sa.Column("claimed_until_ms", sa.BigInteger, nullable=False),
+    sa.Column("record", RECORD, nullable=False),
+    sa.Index("ojs_parked_due", "namespace", "due_ms", "key"),
+    sa.Index("ojs_parked_job", "namespace", "job_id"),
+)
+
+reservations = sa.Table(
+    "ojs_reservations",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("key", ID, primary_key=True),
+    sa.Column("fence", sa.BigInteger, nullable=False),
+    sa.Column("settled", sa.Boolean, nullable=False),
+    #: Empty where it is not known.
+    sa.Column("publication", ID, nullable=False),
+    #: Empty once it has been settled for a dead one.
+    sa.Column("holder", ID, nullable=False),
+    sa.Column("until_ms", sa.BigInteger, nullable=False),
+    sa.Column("keep_until_ms", sa.BigInteger, nullable=False),
+    sa.Index("ojs_reservations_kept", "namespace", "keep_until_ms"),
+)
