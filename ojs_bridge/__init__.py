@@ -16,8 +16,10 @@ from .errors import (
     Snooze,
 )
 from .events import Event, Listener
+from .parked_retries import RetryNotFound
 from .policy import PartialPolicy, RetryPolicy
-from .store import Letter, Page, Stats, Store, StoreError, open_store
+from .storage_retry import StorageRetry
+from .store import Letter, Page, Parked, ParkedPage, Stats, Store, StoreError, open_store
 
 __all__ = [
     "Bridge",
@@ -35,12 +37,16 @@ __all__ = [
     "Listener",
     "NotExpressible",
     "Page",
+    "Parked",
+    "ParkedPage",
     "PartialPolicy",
     "Response",
     "Retry",
+    "RetryNotFound",
     "RetryPolicy",
     "Snooze",
     "Stats",
+    "StorageRetry",
     "Store",
     "StoreError",
     "open_store",

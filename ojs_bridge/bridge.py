@@ -2,74 +2,55 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import datetime, timezone
-from typing import Any
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any, TypeVar
 
-from . import events
+from . import events, settings
 from .backoff import Rng
-from .dead_letters import DeadLetters, Publisher
-from .decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze, decide
+from .dead_letters import DeadLetters
+from .decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
 from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible
-from .failures import MAX_MESSAGE, ErrorMap, Failure, Mapped, Outcome, cut, outcome_of, safe_repr
-from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, ErrorEntry, Header, Job, encode, is_cut
+from .failures import (
+    MAX_MESSAGE,
+    VISIBILITY_TIMEOUT,
+    ErrorMap,
+    Failure,
+    Mapped,
+    Outcome,
+    cut,
+    outcome_of,
+    safe_repr,
+)
+from .history import History
+from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, Header, Job, decode, encode
+from .parked_retries import ParkedRetries
 from .policy import PartialPolicy, RetryPolicy
-from .store import Letter, Store, StoreError, open_store
+from .publishing import Publisher
+from .reservations import Reservations, turn_of
+from .runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from .scheduler import Scheduler
+from .storage_retry import INSISTING, POLLING, StorageRetry
+from .store import Grant, Letter, Parked, Settle, Store, StoreError
 
 logger = logging.getLogger("ojs_bridge")
 
-
-@dataclass(frozen=True, slots=True)
-class TaskPolicy:
-    """What one task or actor is retried under: its own settings over the app's, resolved once."""
-
-    partials: tuple[PartialPolicy | None, ...]
-    policy: RetryPolicy
-    errors: ErrorMap
-
-    def for_job(self, retry: PartialPolicy | None) -> RetryPolicy:
-        """Return the policy of a job that brings its own partial one; raises InvalidRetryPolicy."""
-        return RetryPolicy.merge(*self.partials, retry) if retry else self.policy
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The handler is to run now, under this policy; `since` is the monotonic time it began."""
-
-    job: Job
-    policy: RetryPolicy
-    errors: ErrorMap
-    since: float
-
-
-@dataclass(frozen=True, slots=True)
-class Postpone:
-    """The delivery came before its time: deliver it again at `at`."""
-
-    job: Job
-    at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The message cannot be run under any policy that somebody can read; its decision is to keep it."""
-
-    job: Job
-    decision: DeadLetter
+T = TypeVar("T")
 
 
 class Bridge:
     """Retry semantics of the Open Job Spec for the apps and brokers that are given this bridge.
 
     Every argument is optional; missing ones are read from OJS_BRIDGE_STORE, OJS_BRIDGE_NAMESPACE and
-    OJS_BRIDGE_RETRY (a JSON object). Raises InvalidRetryPolicy and ConfigurationError.
+    OJS_BRIDGE_RETRY (a JSON object). With a store, an attempt is reserved for `reservation` and a heartbeat
+    extends it; a retry later than `park_after` waits in the store. While the store cannot be reached jobs
+    wait, unless `fail_open`. Raises InvalidRetryPolicy and ConfigurationError.
     """
 
     def __init__(
@@ -82,21 +63,37 @@ class Bridge:
         namespace: str | None = None,
         history: int = MIN_HISTORY,
         header_budget: int = HEADER_BUDGET,
+        reservation: str | timedelta = timedelta(minutes=1),
+        park_after: str | timedelta = timedelta(minutes=1),
+        fail_open: bool = False,
+        storage_retry: StorageRetry = INSISTING,
+        polling_retry: StorageRetry = POLLING,
     ) -> None:
-        self._history = _at_least("history", history, MIN_HISTORY, " (spec section 10.1)")
-        self._budget = _at_least("header_budget", header_budget, MIN_HEADER_BUDGET, " bytes")
-        self.store = _store(store, namespace or os.environ.get("OJS_BRIDGE_NAMESPACE") or "ojs")
-        self.retry = retry if retry is not None else _retry_from_environment()
+        least = settings.at_least("history", history, MIN_HISTORY, " (spec section 10.1)")
+        self._budget = settings.at_least("header_budget", header_budget, MIN_HEADER_BUDGET, " bytes")
+        self.store = settings.the_store(store, namespace or os.environ.get("OJS_BRIDGE_NAMESPACE") or "ojs")
+        self._history = History(self.store, least, self._budget)
+        self.retry = retry if retry is not None else settings.retry_from_environment()
+        self.reservation = settings.length("reservation", reservation)
+        self.park_after = settings.length("park_after", park_after)
+        self.storage_retry = storage_retry
         self.publishers: dict[str, Publisher] = {}
-        self._errors = _error_map(errors)
+        self._errors = settings.error_map(errors)
         self._rng: Rng = random
-        self._events = events.Dispatcher(_listeners(listeners))
+        self._events = events.Dispatcher(settings.listeners_of(listeners))
         #: Whether anybody listens to events.
         self.listened_to = bool(self._events)
+        self._fail_open = fail_open
+        self._polling = polling_retry
+        self._reservations = (
+            Reservations(self.store, storage_retry, self.reservation, self.now) if self.store else None
+        )
+        self._scheduler: Scheduler | None = None
         self.task()
         self.dead_letters = DeadLetters(
-            self.store, self.publishers, encode=self._encode, clock=self.now, emit=self._emit
+            self.store, self.publishers, encode=self._history.encode, clock=self.now, emit=self._emit
         )
+        self.retries = ParkedRetries(self.store, clock=self.now, cancelled=self._cancelled)
 
     def register(self, framework: str, publisher: Publisher) -> None:
         """Take the publisher of an app or broker, for replays; raises ConfigurationError for a second one.
@@ -150,10 +147,22 @@ class Bridge:
         except (NotExpressible, InvalidState) as error:
             raise InvalidRetryPolicy([str(error)]) from None
 
-    def begin(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Postpone | Refuse:
-        """Return whether a delivered job runs, waits for its time, or is kept because nobody can read it.
+    def begin(
+        self,
+        job: Job | InvalidState,
+        bare: Job,
+        task: TaskPolicy,
+        *,
+        publication: str = "",
+        can_wait: bool = True,
+        reserve: bool = True,
+    ) -> Begun:
+        """Return whether a delivered job runs, waits, was lost, is a late copy, or cannot be read by anybody.
 
-        `job` is what `decode` returned or raised, `bare` what the framework alone says of it.
+        `job` is what `decode` returned or raised, `bare` what the framework alone says of it; `publication`
+        tells one message of the same first run from another, as far as the broker does. Raises StoreError
+        when the store cannot say, unless the delivery cannot wait. What runs within its caller needs no
+        reservation: nobody else can have it.
         """
         begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):
@@ -161,9 +170,36 @@ class Bridge:
         due = begun.job.next_retry_at
         if due and due > self.now():
             return Postpone(begun.job, due)
-        if self._events:
-            self._events.emit([events.started(begun.job, self.now())])
-        return begun
+        found: Begun = begun
+        if reserve:
+            found = self._reserve(begun, publication if due is None else "", can_wait=can_wait)
+        if isinstance(found, Run) and self._events:
+            self._events.emit([events.started(found.job, self.now())])
+        return found
+
+    def _reserve(self, run: Run, publication: str, *, can_wait: bool) -> Run | Lost | Postpone | Drop:
+        """Take the run's turn, where there is a store (spec section 9)."""
+        if self._reservations is None:
+            return run
+        try:
+            found, job = self._reservations.take(run.job, publication)
+        except StoreError:
+            if can_wait and not self._fail_open:
+                raise
+            logger.exception("job %s: runs without a reservation", run.job.id)
+            return run
+        run = replace(run, job=job, turn=turn_of(job))
+        match found.grant:
+            case Grant.HELD:
+                at = found.until or self.now() + self.reservation
+                return Postpone(job.waiting(at), at, run.turn)
+            case Grant.SETTLED:
+                return Drop(job, f"attempt {job.attempt} has been dealt with, this is a late copy of it")
+            case Grant.LOST:
+                why = "its worker did not extend the reservation: killed, or cut off from the store"
+                return Lost(run, Failure(VISIBILITY_TIMEOUT, why))
+            case _:
+                return run
 
     def admit(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Refuse:
         """Return the run of a job under its own policy, whether it begins now or began elsewhere."""
@@ -174,6 +210,22 @@ class Bridge:
         except InvalidRetryPolicy as error:
             return self.refuse(job, error)
         return Run(job, policy, task.errors, time.monotonic())
+
+    def resume(
+        self, job: Job | InvalidState, bare: Job, task: TaskPolicy, *, publication: str = ""
+    ) -> Run | Drop | Refuse:
+        """Return the run of a job that a process began which is dead now, as this one knows for certain.
+
+        Or that it is to be dropped, because that process had ended it before it died.
+        """
+        begun = self.admit(job, bare, task)
+        if isinstance(begun, Refuse):
+            return begun
+        found = self._reserve(begun, publication, can_wait=False)
+        if isinstance(found, Drop):
+            return found
+        run = found.run if isinstance(found, Lost) else found
+        return replace(begun, job=replace(run.job, next_retry_at=None), turn=run.turn, abandoned=True)
 
     def refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:
         """Return the refusal of a job whose state or policy cannot be read, or carried any further."""
@@ -198,7 +250,7 @@ class Bridge:
             case RetryAt():
                 return job.failed(decision.failure, at=self.now(), next_at=decision.at)
             case Snooze():
-                return job.due(decision.at)
+                return job.snoozed(decision.at)
             case Discard() | DeadLetter():
                 return job.failed(decision.failure, at=self.now())
             case _:
@@ -210,21 +262,15 @@ class Bridge:
         Not those of a job that has `ended`, whose dead letter takes them all. Raises InvalidState when the
         state is too long for any message.
         """
-        header = self._encode(job)
-        if header.left_out and self.store and not ended:
-            try:
-                self.store.keep_errors(job.id, header.left_out)
-            except StoreError:
-                logger.exception(
-                    "job %s: %d entries of its error history are not kept", job.id, len(header.left_out)
-                )
-        return header
-
-    def _encode(self, job: Job) -> Header:
-        return encode(job, history=self._history, budget=self._budget)
+        return self._history.header(job, ended=ended)
 
     def bury(
-        self, job: Job, decision: DeadLetter, policy: RetryPolicy, framework: str, message: Mapping[str, Any]
+        self,
+        begun: Run | Refuse,
+        job: Job,
+        decision: DeadLetter,
+        framework: str,
+        message: Mapping[str, Any],
     ) -> None:
         """Write a dead letter to the store with the job's whole history (DLQ-001, DLQ-002).
 
@@ -232,50 +278,116 @@ class Bridge:
         """
         if self.store is None:
             raise StoreError("this bridge has no store")
-        self.store.bury(
-            Letter(
-                id=job.id,
-                type=job.type,
-                queue=job.queue,
-                framework=framework,
-                attempt=job.attempt,
-                max_attempts=policy.max_attempts,
-                cause=decision.cause,
-                reason=decision.reason,
-                discarded_at=self.now(),
-                message=message,
-                errors=self._whole_history(job),
-                retry=job.retry,
-                created_at=job.created_at,
-                replay_count=job.replay_count,
-            )
+        store, policy = self.store, begun.policy if isinstance(begun, Run) else RetryPolicy()
+        letter = Letter(
+            id=job.id,
+            type=job.type,
+            queue=job.queue,
+            framework=framework,
+            attempt=job.attempt,
+            max_attempts=policy.max_attempts,
+            cause=decision.cause,
+            reason=decision.reason,
+            discarded_at=self.now(),
+            message=message,
+            errors=self._history.whole(job),
+            retry=job.retry,
+            created_at=job.created_at,
+            replay_count=job.replay_count,
+            key=job.key,
+            fence=job.fence,
         )
+        self._hand_over(begun, lambda settle: store.bury(letter, settle))
 
-    def _whole_history(self, job: Job) -> tuple[ErrorEntry, ...]:
-        """Return every entry, those that the message has no room for from the store."""
-        if self.store is None or not _is_kept_elsewhere(job):
-            return job.errors
-        carried = {job.errors_dropped + index: entry for index, entry in enumerate(job.errors)}
-        whole = {place: entry for place, entry in carried.items() if not is_cut(entry)}
-        kept = dict(self.store.kept_errors(job.id))
-        length = job.errors_dropped + len(job.errors)
-        if len(kept) + len(whole) < length and (earlier := self.store.get(job.id)):
-            # This delivery has ended before, and came again because it was not acknowledged in time.
-            kept = {**dict(enumerate(earlier.errors[:length])), **kept}
-        history = {**carried, **kept, **whole}
-        return tuple(history[place] for place in sorted(history))
+    def parks(self, at: datetime) -> bool:
+        """Return whether what is due at a time waits in the store rather than in the broker."""
+        return self.store is not None and at - self.now() > self.park_after
+
+    def park(
+        self,
+        begun: Run | Refuse | Postpone,
+        job: Job,
+        at: datetime,
+        reason: str,
+        framework: str,
+        message: Mapping[str, Any],
+    ) -> None:
+        """Write a parked retry to the store; `job` is the job as `after` returned it. Raises StoreError."""
+        if self.store is None:
+            raise StoreError("this bridge has no store")
+        store = self.store
+        parked = Parked(
+            id=job.id,
+            key=job.key,
+            fence=job.fence,
+            type=job.type,
+            queue=job.queue,
+            framework=framework,
+            attempt=job.attempt,
+            max_attempts=begun.policy.max_attempts if isinstance(begun, Run) else job.attempt,
+            next_retry_at=at,
+            parked_at=self.now(),
+            reason=reason,
+            state=self.header(job).state,
+            message=message,
+        )
+        self._hand_over(begun, lambda settle: store.park(parked, settle))
+
+    def _hand_over(self, begun: Run | Refuse | Postpone, write: Callable[[Settle | None], None]) -> None:
+        """Write something to the store that ends a turn, and settle the turn in the same step."""
+        if not isinstance(begun, Run) or begun.turn is None or self._reservations is None:
+            self.insist(lambda: write(None))
+            return
+        settle = self._reservations.settling(begun.turn, of_a_dead_holder=begun.abandoned)
+        self.insist(lambda: write(settle))
+        self._reservations.let_go(begun.turn)
+
+    def insist(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...] = (StoreError,)) -> T:
+        """Return what an operation on the store or the broker returns, under the bridge's `storage_retry`."""
+        return self.storage_retry.run(operation, retry_on)
 
     def settled(self, run: Run | Refuse, decision: Decision) -> None:
-        """Tell the log and the listeners of a decision that was carried out; never raises."""
+        """End a run whose decision was carried out, and tell the log and the listeners; never raises."""
         job = run.job
+        with _harmless(job):
+            self._end_turn(run, decision)
         with _harmless(job):
             events.log(job, decision)
         if self._events:
             with _harmless(job):
                 self._tell(run, decision)
-        if self.store and isinstance(decision, (Complete, Discard)) and _is_kept_elsewhere(job):
+        if isinstance(decision, (Complete, Discard)):
             with _harmless(job):
-                self.store.forget_errors(job.id)
+                self._history.forget(job)
+
+    def _end_turn(self, run: Run | Refuse, decision: Decision) -> None:
+        """Settle the run's turn, unless that was done in one step with what follows it."""
+        turn = run.turn if isinstance(run, Run) else None
+        if turn is None or self._reservations is None:
+            return
+        abandoned = isinstance(run, Run) and run.abandoned
+        if not (abandoned or self._reservations.holds(turn)):
+            return
+        end = self._reservations.give_back if isinstance(decision, GiveBack) else self._reservations.settle
+        if not end(turn, of_a_dead_holder=abandoned):
+            logger.warning(
+                "job %s: attempt %d was taken for lost before it ended", run.job.id, run.job.attempt
+            )
+
+    def give_back(self, run: Run) -> None:
+        """Give a run's turn back, because something else ends its process; never raises."""
+        with _harmless(run.job):
+            self._end_turn(run, GiveBack())
+
+    def let_end(self, run: Run) -> None:
+        """Settle a run's turn, because the framework itself ends the job; never raises."""
+        with _harmless(run.job):
+            self._end_turn(run, Complete())
+
+    def acknowledged(self, run: Run) -> None:
+        """Take note that the broker has deleted the message of a job that ended with this run."""
+        if self._reservations and run.turn:
+            self._reservations.forget(run.turn)
 
     def _tell(self, run: Run | Refuse, decision: Decision) -> None:
         policy, since = (run.policy, run.since) if isinstance(run, Run) else (RetryPolicy(), time.monotonic())
@@ -287,9 +399,44 @@ class Bridge:
         """Wait until the listeners have heard every event, `seconds` at most; return whether they have."""
         return self._events.flush(seconds)
 
+    def start(self) -> None:
+        """Begin to publish parked retries when they are due; workers call it."""
+        if self.store and self._scheduler is None:
+            self._scheduler = Scheduler(self.store, self.publishers, self.now, self._give_up, self._polling)
+            self._scheduler.start()
+
+    def stop(self) -> None:
+        """End what `start` began, and let the listeners hear the last events."""
+        if self._scheduler:
+            self._scheduler.stop()
+            self._scheduler = None
+        if self._reservations:
+            with suppress(StoreError):
+                self._reservations.close()
+        self.flush()
+
+    def _give_up(self, parked: Parked, error: Exception) -> None:
+        """Keep a parked retry that nobody can publish as a dead letter."""
+        job = _job_of(parked)
+        decision = self.impossible(job, None, error)
+        begun = Refuse(job, decision)
+        self.bury(begun, self.after(job, decision), decision, parked.framework, parked.message)
+        self.settled(begun, decision)
+
+    def _cancelled(self, parked: Parked) -> None:
+        self._emit(events.cancelled(_job_of(parked), self.now()))
+
     def _emit(self, event: events.Event) -> None:
         if self._events:
             self._events.emit([event])
+
+
+def _job_of(parked: Parked) -> Job:
+    bare = Job(parked.id, parked.type, parked.queue, parked.attempt, fence=parked.fence)
+    try:
+        return decode(dict(parked.state), bare)
+    except InvalidState:
+        return bare
 
 
 @contextmanager
@@ -300,53 +447,3 @@ def _harmless(job: Job) -> Iterator[None]:
     except Exception:
         with suppress(Exception):
             logger.exception("job %s: what follows a decision failed; the job is not affected", job.id)
-
-
-def _is_kept_elsewhere(job: Job) -> bool:
-    return job.errors_dropped > 0 or any(is_cut(entry) for entry in job.errors)
-
-
-def _at_least(name: str, value: object, least: int, unit: str) -> int:
-    if type(value) is not int or value < least:
-        raise ConfigurationError(f"{name}: {value!r} must be at least {least}{unit}")
-    return value
-
-
-def _store(store: str | Store | None, namespace: str) -> Store | None:
-    found = store if store is not None else os.environ.get("OJS_BRIDGE_STORE") or None
-    if isinstance(found, str):
-        return open_store(found, namespace)
-    if found is None or isinstance(found, Store):
-        return found
-    raise ConfigurationError(f"store: {found!r} is neither a URL such as sqlite:///ojs.db nor a store")
-
-
-def _retry_from_environment() -> PartialPolicy | None:
-    text = os.environ.get("OJS_BRIDGE_RETRY")
-    if not text:
-        return None
-    try:
-        partial: PartialPolicy = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"OJS_BRIDGE_RETRY: {text!r} is not JSON: {error}") from None
-    try:
-        RetryPolicy.merge(partial)
-    except InvalidRetryPolicy as error:
-        raise InvalidRetryPolicy([f"OJS_BRIDGE_RETRY: {problem}" for problem in error.problems]) from None
-    return partial
-
-
-def _error_map(errors: Mapping[type[BaseException], Mapped] | None) -> dict[type[BaseException], Mapped]:
-    if errors is not None and not isinstance(errors, Mapping):
-        raise ConfigurationError(f"errors: {errors!r} must map exception classes to error types")
-    return dict(errors or {})
-
-
-def _listeners(listeners: Sequence[events.Listener]) -> Sequence[Callable[[events.Event], object]]:
-    if callable(listeners) or not isinstance(listeners, Iterable):
-        raise ConfigurationError(f"listeners: {listeners!r} must be a list of callables")
-    listeners = tuple(listeners)
-    for listener in listeners:
-        if not callable(listener):
-            raise ConfigurationError(f"listeners: {listener!r} is not callable")
-    return listeners

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Protocol
 
 from .errors import ConfigurationError
 from .events import Event, dead_letter
 from .job import Header, Job
+from .publishing import Publisher
 from .store import Claim, Letter, LetterFilter, Page, Stats, Store
 
 #: How long one replay may hold a letter before another may take it over.
 CLAIM_SECONDS = 60.0
 MAX_PAGE = 1000
-
-
-class Publisher(Protocol):
-    """What an adapter offers for replay: it puts a dead letter's message back on its queue."""
-
-    def republish(self, letter: Letter, header: Header) -> None:
-        """Publish the letter's original message with its retry state replaced by `header`."""
 
 
 class LetterNotFound(KeyError):
@@ -144,4 +137,6 @@ def _job(letter: Letter) -> Job:
         errors=letter.errors,
         created_at=letter.created_at,
         replay_count=letter.replay_count,
+        fence=max(letter.fence, letter.attempt - 1),
+        chain=letter.key.removeprefix(letter.id).removeprefix("#"),
     )

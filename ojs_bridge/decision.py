@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Literal, TypeAlias
 
 from .backoff import Rng
-from .failures import Failure, Outcome, Snoozed, cut, safe_repr
+from .failures import VISIBILITY_TIMEOUT, Failure, Interrupted, Outcome, Snoozed, cut, safe_repr
 from .job import Job, ceil_to_millisecond
 from .policy import RetryPolicy
 
@@ -62,7 +62,14 @@ class Snooze:
     reason: str
 
 
-Decision: TypeAlias = Complete | RetryAt | Discard | DeadLetter | Snooze
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Give the delivery back to its queue as it is; its attempt is not used."""
+
+    reason: str = "the worker shut down; the attempt is given back"
+
+
+Decision: TypeAlias = Complete | RetryAt | Discard | DeadLetter | Snooze | GiveBack
 
 
 def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rng: Rng) -> Decision:
@@ -73,6 +80,8 @@ def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rn
     """
     if outcome is None:
         return Complete()
+    if isinstance(outcome, Interrupted):
+        return GiveBack()
     if isinstance(outcome, Snoozed):
         return _snooze(policy, job, outcome.after.total_seconds(), now)
     failed = f"attempt {job.attempt} of {policy.runs} failed with {outcome.type}"
@@ -83,7 +92,8 @@ def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rn
             return DeadLetter("handler", outcome, f"{failed}, and the handler said DEAD_LETTER")
     if outcome.final:
         return _exhaust(policy, "non_retryable", outcome, f"{failed}, {outcome.final}")
-    if pattern := policy.non_retryable_pattern(outcome):
+    # A stall says nothing of the job itself: patterns do not apply (spec section 9.2).
+    if outcome.type != VISIBILITY_TIMEOUT and (pattern := policy.non_retryable_pattern(outcome)):
         return _exhaust(policy, "non_retryable", outcome, f"{failed}, which matches {pattern}")
     if job.attempt >= policy.runs:
         return _exhaust(policy, "exhausted", outcome, f"{failed}, and no attempt is left")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
-from .decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze
+from .decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
 from .job import Job, format_time
 
 logger = logging.getLogger("ojs_bridge")
@@ -73,6 +73,8 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
                 "reason": decision.reason,
             }
             return [_event("job.snoozed", job, at, **duration, **told)]
+        case GiveBack():
+            return [_event("job.released", job, at, **duration, reason=decision.reason)]
     error = {
         "code": decision.failure.type,
         "type": decision.failure.type,
@@ -117,6 +119,11 @@ def dead_letter(what: str, job: Job, at: datetime, **data: Any) -> Event:
     return _event(f"dead_letter.{what}", job, at, **data)
 
 
+def cancelled(job: Job, at: datetime) -> Event:
+    """Return the event of a parked retry that an operator has cancelled."""
+    return _event("job.cancelled", job, at, attempt=job.attempt)
+
+
 def _event(type_: str, job: Job, at: datetime, **data: Any) -> Event:
     return Event(type_, job.id, at, {"job_type": job.type, "queue": job.queue, **data})
 
@@ -128,6 +135,8 @@ def log(job: Job, decision: Decision) -> None:
             level, word = logging.WARNING, "retrying"
         case Snooze():
             level, word = logging.INFO, "snoozed"
+        case GiveBack():
+            level, word = logging.INFO, "given back"
         case Discard():
             level, word = logging.ERROR, "discarded"
         case DeadLetter():

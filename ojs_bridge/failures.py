@@ -53,8 +53,16 @@ class Snoozed:
     after: timedelta
 
 
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The worker shut down gracefully before the handler had ended."""
+
+
 #: What a run of a handler came to; None is success.
-Outcome: TypeAlias = Failure | Snoozed | None
+Outcome: TypeAlias = Failure | Snoozed | Interrupted | None
+
+#: The error type of an attempt whose reservation ran out (spec section 9.2).
+VISIBILITY_TIMEOUT = "visibility_timeout"
 
 
 class ErrorMap:

@@ -32,7 +32,9 @@ class Job:
     """One job at one attempt, whatever framework carries it.
 
     `attempt` is 1-based and names the run that is due or under way. `retry` is the job's own partial policy.
-    `expires` is when the framework would drop the message unrun.
+    `expires` is when the framework would drop the message unrun. `fence` grows with everything that is sent
+    on, retries, snoozes and replays, so that a late copy can be told; `chain` tells jobs apart that a user
+    has sent under one id.
     """
 
     id: str
@@ -46,6 +48,13 @@ class Job:
     created_at: datetime | None = None
     replay_count: int = 0
     expires: datetime | None = None
+    fence: int = 0
+    chain: str = ""
+
+    @property
+    def key(self) -> str:
+        """What the job's reservations are kept under."""
+        return f"{self.id}#{self.chain}" if self.chain else self.id
 
     def failed(self, failure: Failure, *, at: datetime, next_at: datetime | None = None) -> Job:
         """Return the job with this attempt's failure at the end of its history (spec section 10.1).
@@ -76,15 +85,28 @@ class Job:
             self.created_at,
             self.replay_count,
             self.expires,
+            self.fence + 1,
+            self.chain,
         )
 
-    def due(self, at: datetime) -> Job:
-        """Return the job as it is published for the same attempt, due at a time."""
+    def snoozed(self, at: datetime) -> Job:
+        """Return the job as it is published to run the same attempt once more, due at a time."""
+        return replace(self, next_retry_at=at, fence=self.fence + 1)
+
+    def waiting(self, at: datetime) -> Job:
+        """Return the job as this very delivery of it is put off until a time."""
         return replace(self, next_retry_at=at)
 
     def replayed(self) -> Job:
         """Return the job as a replay starts it: no attempt used, history kept, one more replay."""
-        return replace(self, attempt=1, next_retry_at=None, expires=None, replay_count=self.replay_count + 1)
+        return replace(
+            self,
+            attempt=1,
+            next_retry_at=None,
+            expires=None,
+            replay_count=self.replay_count + 1,
+            fence=self.fence + 1,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +177,10 @@ def _state(job: Job, errors: tuple[ErrorEntry, ...]) -> dict[str, Any]:
         state["created_at"] = format_time(job.created_at)
     if job.replay_count:
         state["replay_count"] = job.replay_count
+    if job.fence != job.attempt - 1:
+        state["fence"] = job.fence
+    if job.chain:
+        state["chain"] = job.chain
     return state
 
 
@@ -209,7 +235,7 @@ def decode(state: object, job: Job) -> Job:
     Raises InvalidState for a damaged header or an unknown version.
     """
     fields = _read(state)
-    in_step = fields.get("attempt", job.attempt) == job.attempt
+    steps = job.attempt - _typed(fields, "attempt", int, job.attempt)
     retry = _typed(fields, "retry", dict, None)
     return Job(
         job.id,
@@ -219,11 +245,19 @@ def decode(state: object, job: Job) -> Job:
         {**job.retry, **(retry or {})} if job.retry else retry,
         tuple(_entries(fields)),
         _typed(fields, "errors_dropped", int, 0),
-        _time(fields, "next_retry_at") if in_step else None,
+        _time(fields, "next_retry_at") if steps == 0 else None,
         _time(fields, "created_at") or job.created_at,
         _typed(fields, "replay_count", int, 0),
         job.expires,
+        _fence(fields, job.attempt - steps, steps),
+        _typed(fields, "chain", str, ""),
     )
+
+
+def _fence(fields: Mapping[str, Any], attempt: int, steps: int) -> int:
+    """Return the fence; one that nobody has had yet when others have moved the native counter since."""
+    fence: int = _typed(fields, "fence", int, attempt - 1)
+    return fence if steps == 0 else fence + max(steps, 1)
 
 
 def _read(state: object) -> dict[str, Any]:

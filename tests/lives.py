@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ojs_bridge import Bridge, Letter
-from ojs_bridge.bridge import Run
 from ojs_bridge.decision import DeadLetter, Decision, RetryAt
 from ojs_bridge.job import Header, Job, decode
+from ojs_bridge.runs import Run
+from ojs_bridge.store import Parked
 
 FRAMEWORK = "outbox"
 #: Kept when exhausted.
@@ -20,6 +22,7 @@ class Outbox:
     """A publisher: what it is given waits here; `raises` stands for a broker that is out of reach."""
 
     published: list[tuple[Letter, Header]] = field(default_factory=list)
+    retried: list[tuple[Parked, dict[str, Any]]] = field(default_factory=list)
     raises: BaseException | None = None
 
     def republish(self, letter: Letter, header: Header) -> None:
@@ -27,6 +30,12 @@ class Outbox:
         if self.raises:
             raise self.raises
         self.published.append((letter, header))
+
+    def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
+        """Take a parked retry's message."""
+        if self.raises:
+            raise self.raises
+        self.retried.append((parked, dict(state)))
 
 
 def bridge_with_outbox(store: str, **options: Any) -> tuple[Bridge, Outbox]:
@@ -38,7 +47,7 @@ def bridge_with_outbox(store: str, **options: Any) -> tuple[Bridge, Outbox]:
 
 def delivered(job_id: str, attempt: int = 1, state: str | None = None) -> tuple[Job, Job]:
     """The job that a message stands for, and what the framework alone says of it."""
-    bare = Job(job_id, "billing.charge", "default", attempt)
+    bare = Job(job_id, "billing.charge", "default", attempt, fence=attempt - 1)
     return bare if state is None else decode(state, bare), bare
 
 
@@ -60,7 +69,7 @@ def live_and_die(bridge: Bridge, job_id: str, message: str = "down", *, state: s
     while True:
         job, run, decision = attempt(bridge, job, ConnectionError(f"{message} {job.attempt}"))
         if isinstance(decision, DeadLetter):
-            bridge.bury(job, decision, run.policy, FRAMEWORK, {"args": [job_id]})
+            bridge.bury(run, job, decision, FRAMEWORK, {"args": [job_id]})
         if isinstance(decision, RetryAt):
             last = bridge.header(job).text
         bridge.settled(run, decision)

@@ -13,11 +13,11 @@ import pytest
 import sqlalchemy as sa
 
 from ojs_bridge import Bridge, ConfigurationError, Discard, Intervals, InvalidRetryPolicy, StoreError
-from ojs_bridge.bridge import Postpone, Refuse, Run
 from ojs_bridge.decision import Complete, DeadLetter
 from ojs_bridge.errors import InvalidState
 from ojs_bridge.failures import Failure
 from ojs_bridge.job import ErrorEntry, Job, PlacedEntry, decode
+from ojs_bridge.runs import Postpone, Refuse, Run
 from ojs_bridge.store import Store
 from tests.lives import FRAMEWORK, KEEP, attempt, bridge_with_outbox, live_and_die
 
@@ -222,7 +222,8 @@ def test_without_a_store_nothing_is_buried() -> None:
     """The adapter has the broker's own dead queue."""
     bridge = Bridge()
     with pytest.raises(StoreError):
-        bridge.bury(JOB, DeadLetter("handler", Failure("a.b"), "why"), bridge.task().policy, "x", {})
+        decision = DeadLetter("handler", Failure("a.b"), "why")
+        bridge.bury(Refuse(JOB, decision), JOB, decision, "x", {})
 
 
 # A message with this many errors of this size: some are dropped, some carried in part, some whole.
@@ -308,7 +309,7 @@ def test_a_job_that_is_buried_twice_keeps_its_history(url: str, message: str) ->
     before = bridge.dead_letters.get("j-1").errors
     job, run, decision = attempt(bridge, decode(last, replace(JOB, attempt=15)), OSError("again"))
     assert isinstance(decision, DeadLetter)
-    bridge.bury(job, decision, run.policy, FRAMEWORK, {})
+    bridge.bury(run, job, decision, FRAMEWORK, {})
     after = bridge.dead_letters.get("j-1").errors
     assert after[:-1] == before[:-1]
     assert (len(after), after[-1]["message"]) == (15, "again")
@@ -324,7 +325,7 @@ def test_a_job_that_starts_afresh_keeps_its_history(url: str) -> None:
         job, run, _ = attempt(bridge, job, OSError(f"second {n}"))
         job = decode(bridge.header(job).text, replace(JOB, attempt=job.attempt))
     last = DeadLetter("handler", Failure("a.b"), "why")
-    bridge.bury(bridge.after(job, last), last, run.policy, FRAMEWORK, {})
+    bridge.bury(run, bridge.after(job, last), last, FRAMEWORK, {})
     messages = [entry["message"] for entry in bridge.dead_letters.get("j-1").errors]
     assert messages == [*(f"first {n}" for n in range(1, 13)), *(f"second {n}" for n in range(1, 13)), ""]
 
@@ -381,7 +382,7 @@ def test_a_hostile_history_stops_nothing(url: str, state: dict[str, Any]) -> Non
     job = decode(bridge.header(job).text, replace(JOB, attempt=2))
     job, run, _ = attempt(bridge, job, OSError("down"))
     decision = DeadLetter("handler", Failure("a.b"), "why")
-    bridge.bury(job, decision, run.policy, FRAMEWORK, {})
+    bridge.bury(run, job, decision, FRAMEWORK, {})
     errors: tuple[ErrorEntry, ...] = bridge.dead_letters.get("j-1").errors
     assert len(errors) >= min(len(state["errors"]) + 2, 11)
     bridge.dead_letters.retry("j-1")

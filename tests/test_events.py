@@ -17,12 +17,12 @@ import pytest
 
 from ojs_bridge import Bridge, Discard, Event, Fail, Response, Retry, RetryPolicy, Snooze
 from ojs_bridge import DeadLetter as DeadLetterResponse
-from ojs_bridge.bridge import Run
 from ojs_bridge.decision import Complete, DeadLetter, decide
 from ojs_bridge.decision import Discard as Discarded
 from ojs_bridge.events import Dispatcher, log, of, started
 from ojs_bridge.failures import ErrorMap, Failure, outcome_of
 from ojs_bridge.job import Job, decode
+from ojs_bridge.runs import Run
 from tests.lives import FRAMEWORK
 from tests.servers import eventually
 
@@ -452,7 +452,7 @@ def test_the_events_of_a_job_in_order(tmp_path: Path) -> None:
         after = bridge.after(run.job, decision)
         state = bridge.header(after).text
         if isinstance(decision, DeadLetter):
-            bridge.bury(after, decision, run.policy, FRAMEWORK, {})
+            bridge.bury(run, after, decision, FRAMEWORK, {})
         bridge.settled(run, decision)
     assert bridge.flush()
     again = ["job.started", "job.failed", "job.retrying"]

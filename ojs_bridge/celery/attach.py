@@ -13,13 +13,15 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task, current_app, signals
 from celery.exceptions import SoftTimeLimitExceeded
 
-from ..bridge import Bridge, TaskPolicy
+from ..bridge import Bridge
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..failures import Mapped
 from ..job import Header, Job
 from ..patterns import Policies
 from ..policy import PartialPolicy
-from ..store import Letter
+from ..publishing import Unreachable
+from ..runs import TaskPolicy
+from ..store import Letter, Parked
 from . import wire
 
 logger = logging.getLogger("ojs_bridge")
@@ -99,7 +101,7 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
 
 @dataclass(frozen=True)
 class CeleryPublisher:
-    """Publishes dead letters through the app they came from."""
+    """Publishes dead letters and parked retries through the app they came from."""
 
     _app: Celery
 
@@ -110,7 +112,20 @@ class CeleryPublisher:
         expires = wire.expiry(self._app, kept.headers)
         if expires and expires <= attach(self._app).now():
             changes["expires"] = None
-        wire.publish(self._app, kept, changes)
+        self._publish(kept, changes)
+
+    def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
+        """Publish a parked retry's message, due now."""
+        changes = {"eta": None, wire.HEADER: json.dumps(state)}
+        self._publish(wire.from_json(parked.message), changes, parked.message.get("route"))
+
+    def _publish(
+        self, kept: wire.Wire, changes: Mapping[str, Any], route: Mapping[str, Any] | None = None
+    ) -> None:
+        try:
+            wire.publish(self._app, kept, changes, options=route)
+        except wire.out_of_reach(self._app) as error:
+            raise Unreachable(repr(error)) from error
 
 
 def _read_retry_option(app: Celery) -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
-from kombu.exceptions import OperationalError
 
-from ..bridge import Bridge, Postpone, Refuse, Run
+from ..bridge import Bridge
 from ..decision import DeadLetter, Decision, RetryAt, Snooze
 from ..errors import InvalidState, Response
 from ..failures import Failure, Outcome, outcome_of
 from ..job import Job, decode
-from ..policy import RetryPolicy
+from ..runs import Drop, Lost, Postpone, Refuse, Run
 from ..store import StoreError
 from . import wire as wires
 from .attach import FRAMEWORK, attach, task_policy
@@ -43,6 +42,10 @@ class RefusedJob(Exception):
     """The message's retry state or policy cannot be read, so its task was not run."""
 
 
+class LostAttempt(Exception):
+    """The worker that ran this attempt is gone, so that its task is not run, and the attempt has failed."""
+
+
 class Execution:
     """One run of a task under the bridge: it translates and executes, it never decides."""
 
@@ -60,12 +63,13 @@ class Execution:
 
     def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the user's code and carry out what is decided; raises what tells Celery of it."""
-        if self.bridge.listened_to or not self._is_plain():
+        if self.bridge.store or self.bridge.listened_to or not self._is_plain():
             self._begin()
         # Otherwise there is nothing to read and nobody to tell: the job is begun when it fails.
         try:
             result = body(*args, **kwargs)
-        except (Ignore, Reject):
+        except (Ignore, Reject) as exc:
+            self._end_natively(exc)
             raise
         except BaseException as exc:  # noqa: BLE001 - what is not the task's own is raised again below
             # Without this frame, which raising it again would show a second time.
@@ -77,10 +81,21 @@ class Execution:
                 return result
             raised = self.wish.signal
         if not is_the_tasks_own(raised, self.task, self.request):
+            if self._begun is not None:
+                self.bridge.give_back(self._begun)
             raise raised
         with undisturbed():
             signal = self._settle(raised)
         raise signal
+
+    def _end_natively(self, signal: Ignore | Reject) -> None:
+        """End the run's reservation as Celery will end the message."""
+        if self._begun is None:
+            return
+        if isinstance(signal, Reject) and signal.requeue:
+            self.bridge.give_back(self._begun)
+        else:
+            self.bridge.let_end(self._begun)
 
     def _settle(self, raised: BaseException) -> Exception:
         wish = self.wish
@@ -117,18 +132,37 @@ class Execution:
     def _begin(self) -> Run:
         """Ask the bridge whether the delivered job runs, and raise what Celery is told when it does not."""
         bare = self._bare_job()
-        begun = self.bridge.begin(self._job(bare), bare, self.policy)
-        if isinstance(begun, Postpone):
-            raise self._postpone(begun)
-        if isinstance(begun, Refuse):
-            raise self.conclude(begun, begun.decision, RefusedJob(begun.decision.reason))
-        self._begun = begun
-        return begun
+        try:
+            begun = self.bridge.begin(
+                self._job(bare),
+                bare,
+                self.policy,
+                publication=wires.publication(self.request),
+                can_wait=self._returnable,
+                reserve=not self.request.is_eager,
+            )
+        except StoreError as error:
+            raise self._give_back(error) from None
+        match begun:
+            case Run():
+                self._begun = begun
+                return begun
+            case Lost():
+                decision = self.bridge.judge(begun.run, begun.failure)
+                raise self.conclude(begun.run, decision, LostAttempt(begun.failure.message))
+            case Postpone():
+                raise self._postpone(begun)
+            case Refuse():
+                raise self.conclude(begun, begun.decision, RefusedJob(begun.decision.reason))
+            case Drop():
+                raise Ignore(begun.reason)
 
-    def resume(self) -> Run | Refuse:
+    def resume(self) -> Run | Drop | Refuse:
         """Return the run that another process began and did not end."""
         bare = self._bare_job()
-        return self.bridge.admit(self._job(bare), bare, self.policy)
+        return self.bridge.resume(
+            self._job(bare), bare, self.policy, publication=wires.publication(self.request)
+        )
 
     def conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         """Carry a decision out and return the exception that tells Celery of it.
@@ -149,7 +183,8 @@ class Execution:
     def _execute(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         match decision:
             case RetryAt() | Snooze():
-                signal: Exception = self._send_on(self.bridge.after(begun.job, decision), decision, shown)
+                job = self.bridge.after(begun.job, decision)
+                signal: Exception = self._send_on(begun, job, decision, shown)
                 return signal
             case DeadLetter():
                 self._bury(begun, decision)
@@ -176,12 +211,10 @@ class Execution:
         requeued: Exception = Reject(error, requeue=True)
         return requeued
 
-    def _out_of_reach(self) -> tuple[type[BaseException], ...]:
-        connection = self.task.app.producer_pool.connections.connection
-        recoverable: tuple[type[BaseException], ...] = connection.recoverable_connection_errors
-        return (OperationalError, StoreError, ConnectionError, *recoverable)
+    def _out_of_reach(self) -> tuple[type[Exception], ...]:
+        return (StoreError, *wires.out_of_reach(self.task.app))
 
-    def _send_on(self, job: Job, decision: RetryAt | Snooze, shown: Exception) -> Retry:
+    def _send_on(self, begun: Run | Refuse, job: Job, decision: RetryAt | Snooze, shown: Exception) -> Retry:
         reason = self.wish.cause if self.wish and shown is self.wish.error else shown
         signal = Retry(exc=reason, when=decision.delay, is_eager=self.request.is_eager)
         # As Task.retry raises it: while what the task raised is handled, and shown with its traceback.
@@ -193,30 +226,56 @@ class Execution:
         else:
             changes = {"retries": job.attempt - 1, HEADER: self.bridge.header(job).text}
             store_retry(self.task, self.request, signal)
-            self._publish(decision.at, changes)
+            self._hand_on(begun, job, decision.at, decision.reason, changes)
         return signal
 
-    def _publish(self, at: datetime, changes: Mapping[str, Any]) -> None:
+    def _hand_on(
+        self, begun: Run | Refuse | Postpone, job: Job, at: datetime, reason: str, changes: Mapping[str, Any]
+    ) -> None:
+        """Park a job or publish it, whichever its time asks for, and the other one where that fails."""
+        wire, options = self._asked_for()
+        headers = {**(options.get("headers") or {}), **changes}
+        app, out_of_reach = self.task.app, self._out_of_reach()
+
+        def park() -> None:
+            message = wires.parked(wire, headers, options)
+            self.bridge.park(begun, job, at, reason, FRAMEWORK, message)
+
+        def publish() -> None:
+            self.bridge.insist(
+                lambda: wires.publish(app, wire, headers, due=at, options=options), out_of_reach
+            )
+
+        first, second = (park, publish) if self.bridge.parks(at) else (publish, park)
+        try:
+            first()
+        except out_of_reach as error:
+            if self.bridge.store is None:
+                raise
+            logger.warning("job %s: %r; it is kept the other way", job.id, error)
+            second()
+
+    def _asked_for(self) -> tuple[Wire, Mapping[str, Any]]:
+        """Return the message and the publishing options, with what `self.retry(...)` changed of them."""
         wire, wish = self.wire, self.wish
         if wish and (wish.args is not None or wish.kwargs is not None):
             request = self.request
             args = request.args if wish.args is None else wish.args
             kwargs = request.kwargs if wish.kwargs is None else wish.kwargs
             wire = wires.with_arguments(wire, args, kwargs)
-        options = wish.options if wish else {}
-        headers = {**(options.get("headers") or {}), **changes, "eta": at.isoformat()}
-        wires.publish(self.task.app, wire, headers, due=at, options=options)
+        return wire, wish.options if wish else {}
 
     def _postpone(self, begun: Postpone) -> Exception:
         ignored: Exception = Ignore()
         try:
-            self._publish(begun.at, {})
+            changes = {HEADER: self.bridge.header(begun.job).text}
+            self._hand_on(begun, begun.job, begun.at, "came before its time", changes)
         except Exception as error:
             if self._returnable:
                 return self._give_back(error)
             logger.exception("job %s cannot be put off", begun.job.id)
-            decision = self.bridge.impossible(begun.job, None, error)
-            return self._keep(self.resume(), decision, RefusedJob(decision.reason))
+            refused = Refuse(begun.job, self.bridge.impossible(begun.job, None, error))
+            return self._keep(refused, refused.decision, RefusedJob(refused.decision.reason))
         return ignored
 
     def _eager_signature(self, job: Job, headers: dict[str, Any]) -> Any:
@@ -232,10 +291,9 @@ class Execution:
 
     def _bury(self, begun: Run | Refuse, decision: DeadLetter) -> None:
         job = self.bridge.after(begun.job, decision)
-        policy = begun.policy if isinstance(begun, Run) else RetryPolicy()
         if self.bridge.store is not None:
             try:
-                self.bridge.bury(job, decision, policy, FRAMEWORK, wires.to_json(self.wire))
+                self.bridge.bury(begun, job, decision, FRAMEWORK, wires.to_json(self.wire))
             except Exception:
                 logger.exception("job %s: kept in the broker's dead queue, not in the store", job.id)
             else:
@@ -256,6 +314,7 @@ class Execution:
             type=self.task.name,
             queue=self.wire.queue,
             attempt=1 + (self.request.retries or 0),
+            fence=self.request.retries or 0,
             expires=wires.expiry(self.task.app, self.wire.headers),
         )
 

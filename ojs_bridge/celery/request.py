@@ -12,7 +12,7 @@ from celery.exceptions import Reject, Retry
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
-from ..bridge import Refuse
+from ..runs import Drop, Refuse
 from .execution import Execution
 from .wire import KEY, carried
 
@@ -59,6 +59,12 @@ class OJSRequest(Request):  # type: ignore[misc]
         # This is the worker's main process, which must not wait.
         execution = Execution(self.task, self._context, pause=0)
         begun = execution.resume()
+        if isinstance(begun, Drop):
+            # The child died after it had ended the job, and before it could say so.
+            logger.info("job %s: %s", self.id, begun.reason)
+            task_ready(self)
+            self.acknowledge()
+            return True
         decision = begun.decision if isinstance(begun, Refuse) else execution.bridge.judge(begun, exc)
         signal = execution.conclude(begun, decision, exc)
         if isinstance(signal, Reject):

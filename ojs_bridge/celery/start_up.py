@@ -13,11 +13,22 @@ from .request import OJSRequest
 
 
 class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Checks an app's bridge when its worker starts; what cannot work stops the worker."""
+    """Checks an app's bridge when its worker starts, which what cannot work stops; runs its threads."""
+
+    # After the pool, whose processes are better forked before there are threads.
+    requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
         check(worker.app)
+
+    def start(self, worker: Any) -> None:
+        """Begin to publish parked retries."""
+        attach(worker.app).start()
+
+    def stop(self, worker: Any) -> None:
+        """End the bridge's threads."""
+        attach(worker.app).stop()
 
 
 def check(app: Celery) -> None:

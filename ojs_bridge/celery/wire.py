@@ -6,9 +6,10 @@ import base64
 import functools
 import json
 import re
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
 from celery import Celery
@@ -16,6 +17,7 @@ from celery.app.amqp import task_message
 from celery.utils.saferepr import saferepr
 from celery.utils.time import maybe_make_aware
 from kombu.entity import Exchange, Queue, binding
+from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
@@ -45,6 +47,9 @@ BROKER_HEADERS = frozenset(
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
 #: The routing key prefix of RabbitMQ's native delayed delivery: 28 bits of delay.
 _DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
+#: Kombu's own, in seconds, and the longest a message waits in a worker.
+_VISIBILITY_TIMEOUT = 3600
+_LONGEST_HOP = timedelta(minutes=10)
 #: The exchanges from which RabbitMQ delivers what it has delayed.
 _DELAYED = "celery_delayed_"
 
@@ -90,6 +95,14 @@ def delivered(app: Celery, parts: Carried, properties: Mapping[str, Any], info: 
         routing_key=routing_key,
         queue=_queue_of(app, exchange, routing_key),
     )
+
+
+def publication(request: Any) -> str:
+    """Return what tells one message of a job's first run from another; "" where RabbitMQ cannot tell."""
+    tag = (request.properties or {}).get("delivery_tag")
+    if isinstance(tag, str):
+        return tag
+    return "" if (request.delivery_info or {}).get("redelivered") else str(uuid.uuid4())
 
 
 def _queue_of(app: Celery, exchange: str, routing_key: str) -> str:
@@ -175,6 +188,8 @@ def publish(
     headers, compression = _own_headers(wire)
     properties = {"priority": None, **wire.properties}
     delivery_mode = properties.pop("delivery_mode", None)
+    if due is not None:
+        headers["eta"] = min(due, datetime.now(timezone.utc) + _hop(app)).isoformat()
     message = task_message({**headers, **changes}, properties, wire.body, None)
     with confirmed.producer(app) as producer:
         app.amqp.send_task_message(
@@ -189,18 +204,29 @@ def publish(
         )
 
 
+def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
+    """Return what publishing raises while the broker cannot be reached."""
+    connection = app.producer_pool.connections.connection
+    recoverable: tuple[type[Exception], ...] = connection.recoverable_connection_errors
+    return (OperationalError, ConnectionError, *recoverable)
+
+
 def _own_headers(wire: Wire) -> tuple[dict[str, Any], str | None]:
     headers = {name: value for name, value in wire.headers.items() if name not in BROKER_HEADERS}
     return headers, headers.pop("compression", None)
 
 
 def _route(app: Celery, wire: Wire, options: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = {k: v for k, v in options.items() if k in ("queue", "exchange", "routing_key", "priority")}
+    chosen = _chosen(options)
     if {"queue", "exchange", "routing_key"} & set(chosen):
         return chosen
     if wire.exchange:
         return {**_exchange(app, wire), "routing_key": wire.routing_key, **chosen}
     return {"queue": wire.queue or app.amqp.default_queue.name, **chosen}
+
+
+def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if k in ("queue", "exchange", "routing_key", "priority")}
 
 
 def _exchange(app: Celery, wire: Wire) -> dict[str, Any]:
@@ -228,6 +254,17 @@ def _delayed(app: Celery, wire: Wire, route: dict[str, Any], due: datetime | Non
     rest = {name: value for name, value in route.items() if name not in ("queue", "declare")}
     exchange = Exchange("celery_delayed_27", type="topic")
     return {**rest, "exchange": exchange, "routing_key": calculate_routing_key(seconds, key)}
+
+
+def _hop(app: Celery) -> timedelta:
+    """Return for how long at most a message waits in a worker; one that comes early is sent on again.
+
+    Redis delivers a second time what is not acknowledged within the visibility timeout, and RabbitMQ closes
+    the channel of a consumer that waits for half an hour.
+    """
+    options = app.conf.broker_transport_options or {}
+    seconds = options.get("visibility_timeout", _VISIBILITY_TIMEOUT)
+    return min(timedelta(seconds=seconds) / 3, _LONGEST_HOP)
 
 
 def _uses_native_delay(app: Celery) -> bool:
@@ -259,6 +296,13 @@ def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
             delivery_mode=2,
             **{k: v for k, v in wire.properties.items() if k != "delivery_mode"},
         )
+
+
+def parked(wire: Wire, changes: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as the store keeps it until it is published, with where `options` send it."""
+    route = {name: getattr(value, "name", value) for name, value in _chosen(options).items()}
+    headers = {**wire.headers, **changes, "eta": None}
+    return {**to_json(replace(wire, headers=headers)), "route": route}
 
 
 def to_json(wire: Wire) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from typing import Any
 from dramatiq import Actor, Message
 from dramatiq.middleware.middleware import MiddlewareError
 
-from ..bridge import Bridge, TaskPolicy
+from ..bridge import Bridge
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..patterns import Policies
 from ..policy import PartialPolicy
+from ..runs import TaskPolicy
 from .options import native_partial
 from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, names_exceptions
 

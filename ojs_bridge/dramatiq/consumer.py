@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import ConnectionClosed
 
 from .encoding import encodable
+from .outages import redis_outages
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -38,7 +40,9 @@ class Settlement(enum.Enum):
     DEAD = enum.auto()
     """Keep it, with its final state, in the broker's own dead queue."""
     HOLD = enum.auto()
-    """Give it back to its queue: what was decided could not be carried out."""
+    """Give it back to its queue after a while: what was decided could not be carried out."""
+    GIVE_BACK = enum.auto()
+    """Give it back to its queue: this worker shuts down."""
     NATIVE = enum.auto()
     """As Dramatiq itself would."""
 
@@ -46,6 +50,13 @@ class Settlement(enum.Enum):
 def mark(message: MessageProxy, settlement: Settlement) -> None:
     """Say how a message is to be settled, whatever Dramatiq thinks of it."""
     message.__dict__[_MARK] = settlement
+
+
+def publication(message: MessageProxy) -> str:
+    """Return what tells one message of a job's first run from another; "" where RabbitMQ cannot tell."""
+    if getattr(message, "redelivered", False):
+        return ""
+    return str(message.options.get("redis_message_id") or uuid.uuid4())
 
 
 class SettlingConsumer(Consumer):
@@ -80,7 +91,10 @@ class SettlingConsumer(Consumer):
                 case Settlement.HOLD:
                     time.sleep(HOLD_SECONDS)
                     _give_back(self._inner, message)
-        except _outages() as error:
+                case Settlement.GIVE_BACK:
+                    _give_back(self._inner, message)
+        except redis_outages() as error:
+            # After any other error Dramatiq leaves the message in a live worker's set, where nobody finds it.
             raise ConnectionClosed(error) from None
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
@@ -111,7 +125,7 @@ def wrap(broker: Any) -> None:
         if _is(broker, "redis", "RedisBroker"):
             try:
                 _release_delayed(broker, args[0] if args else kwargs["queue_name"])
-            except _outages() as error:
+            except redis_outages() as error:
                 raise ConnectionClosed(error) from None
         return SettlingConsumer(consume(*args, **kwargs), broker)
 
@@ -136,18 +150,6 @@ def have_queue(broker: Any, queue_name: str) -> None:
 def _is(broker: Broker, module: str, name: str) -> bool:
     cls = getattr(sys.modules.get(f"dramatiq.brokers.{module}"), name, None)
     return cls is not None and isinstance(broker, cls)
-
-
-def _outages() -> tuple[type[Exception], ...]:
-    """Return what a Redis outage raises; Dramatiq tries again after its own ConnectionClosed only.
-
-    After any other it leaves the message in a live worker's set, where nobody finds it until a restart.
-    """
-    if "dramatiq.brokers.redis" not in sys.modules:
-        return ()
-    from redis import exceptions as e
-
-    return (e.ConnectionError, e.TimeoutError, e.OutOfMemoryError, e.ReadOnlyError)
 
 
 def _release_delayed(broker: Any, queue_name: str) -> None:

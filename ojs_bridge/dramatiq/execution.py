@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -11,17 +12,28 @@ from dramatiq import Message
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware.middleware import MiddlewareError
 
-from ..bridge import Bridge, Postpone, Refuse, Run, TaskPolicy
-from ..decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze
+from ..bridge import Bridge
+from ..decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
 from ..errors import InvalidState
 from ..job import Header, Job
-from ..policy import RetryPolicy
-from .consumer import Settlement, have_queue, mark
+from ..runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from ..store import StoreError
+from .consumer import Settlement, have_queue, mark, publication
 from .encoding import encodable
 from .options import UNBOUNDED
+from .outages import outages
 from .producer import carry_wishes
 from .replay import FRAMEWORK, original
-from .translate import RETRY_WHEN_SAID_NO, bare_job, job_of, max_age, names_exceptions, next_options, outcome
+from .translate import (
+    RETRY_WHEN_SAID_NO,
+    bare_job,
+    failed_options,
+    job_of,
+    max_age,
+    names_exceptions,
+    next_options,
+    outcome,
+)
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -38,8 +50,8 @@ class Execution:
         self._broker = broker
         self._message = message
 
-    def begin(self, task: TaskPolicy) -> Run | Postpone | Refuse:
-        """Ask the bridge whether the job runs."""
+    def begin(self, task: TaskPolicy) -> Begun:
+        """Ask the bridge whether the job runs; raises StoreError when only its store could say."""
         message = self._message
         bare = bare_job(message, max_age(self._broker, message))
         try:
@@ -47,40 +59,43 @@ class Execution:
             if not names_exceptions(message.options.get("throws")):
                 logger.warning("job %s: its throws option names no exception classes", bare.id)
                 del message.options["throws"]
-            return self._bridge.begin(job_of(message, bare), bare, task)
+            return self._bridge.begin(job_of(message, bare), bare, task, publication=publication(message))
+        except StoreError:
+            raise
         except Exception as error:
             # Dramatiq would log it, run the actor and know nothing of its outcome.
             logger.exception("job %s: could not be begun", bare.id)
             return self._bridge.refuse(bare, InvalidState(f"the job could not be begun: {error!r}"))
 
-    def conclude(self, begun: Run | Postpone | Refuse, exception: BaseException | None) -> None:
+    def conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
         """Have the outcome judged and the decision carried out."""
-        if isinstance(begun, Postpone):
-            self.postpone(begun)
-            return
         decision = self._judge(begun, exception)
+        run = begun.run if isinstance(begun, Lost) else begun
         try:
-            self._execute(begun, decision)
+            self._execute(run, decision)
         except InvalidState as error:
-            decision = self._bridge.impossible(begun.job, decision, error)
-            self._execute(begun, decision)
-        self._bridge.settled(begun, decision)
+            decision = self._bridge.impossible(run.job, decision, error)
+            self._execute(run, decision)
+        self._bridge.settled(run, decision)
 
-    def postpone(self, begun: Postpone) -> None:
-        """Send a delivery that came before its time on to that time."""
-        copy = self._message.copy()
+    def put_aside(self, begun: Postpone | Drop) -> str:
+        """Send a delivery that came before its time on to that time, or drop a late copy; return why."""
         # Results would store None over the real result of a message that is skipped.
         self._message.options["store_results"] = False
+        if isinstance(begun, Drop):
+            mark(self._message, Settlement.DROP)
+            return begun.reason
         try:
-            self._publish(copy, begun.at)
+            self._send_on(begun, begun.job, begun.at, "came before its time", {})
         except Exception:
             logger.exception("job %s: came before its time and goes back to its queue", begun.job.id)
-        else:
-            mark(self._message, Settlement.DROP)
+        return f"not due before {begun.at.isoformat()}"
 
-    def _judge(self, begun: Run | Refuse, exception: BaseException | None) -> Decision:
+    def _judge(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Decision:
         if isinstance(begun, Refuse):
             return begun.decision
+        if isinstance(begun, Lost):
+            return self._bridge.judge(begun.run, begun.failure)
         if exception is None:
             return self._bridge.judge(begun, None)
         options = self._broker.get_actor(self._message.actor_name).options
@@ -90,42 +105,72 @@ class Execution:
         match decision:
             case Complete():
                 mark(self._message, Settlement.NATIVE)
+            case GiveBack():
+                mark(self._message, Settlement.GIVE_BACK)
             case RetryAt() | Snooze():
-                self._send_on(self._bridge.after(begun.job, decision), decision)
+                job = self._bridge.after(begun.job, decision)
+                failure = decision.failure if isinstance(decision, RetryAt) else None
+                self._send_on(begun, job, decision.at, decision.reason, failed_options(failure))
             case Discard():
                 self._finish(begun, decision, self._bridge.after(begun.job, decision), Settlement.DROP)
             case DeadLetter():
                 ended = self._bridge.after(begun.job, decision)
                 self._finish(begun, decision, ended, self._bury(begun, decision, ended))
 
-    def _send_on(self, job: Job, decision: RetryAt | Snooze) -> None:
-        failure = decision.failure if isinstance(decision, RetryAt) else None
-        options = next_options(job, self._bridge.header(job), failure)
-        self._publish(self._message.copy(options=options), decision.at)
+    def _send_on(
+        self, begun: Run | Refuse | Postpone, job: Job, at: datetime, reason: str, more: dict[str, Any]
+    ) -> None:
+        """Park a job or publish it, whichever its time asks for, and the other one where that fails."""
+        options = {**next_options(job, self._bridge.header(job)), **more}
+        message = self._message.copy(options=options)
+
+        def park() -> None:
+            self._bridge.park(begun, job, at, reason, FRAMEWORK, original(message))
+
+        def publish() -> None:
+            self._publish(message, at)
+
+        steps = [park, publish] if self._bridge.parks(at) else [publish, park]
+        self._either(job, *(steps if self._bridge.store else [publish]))
         self._message.options.update(options)
         mark(self._message, Settlement.DROP)
 
+    def _either(self, job: Job, first: Callable[[], None], second: Callable[[], None] | None = None) -> None:
+        try:
+            first()
+        except (NotSent, StoreError) as error:
+            if second is None:
+                raise
+            logger.warning("job %s: %s; it is kept the other way", job.id, error)
+            second()
+
     def _publish(self, message: Message[Any], at: datetime) -> None:
         """Publish a message for a time, never before it; raises NotSent when the broker cannot take it."""
-        seconds = (at - self._bridge.now()).total_seconds()
-        # One more, because the broker's own clock reading loses the fraction of its millisecond.
-        delay = max(math.ceil(seconds * 1000), 0) + 1
-        have_queue(self._broker, message.queue_name)
         try:
-            self._broker.enqueue(message, delay=delay)
+            self._enqueue(message, at)
         except MiddlewareError:
             raise
         except Exception as error:
             plain = encodable(message)
             if plain is message:
                 raise NotSent(f"the broker took no retry: {error!r}") from error
-            self._broker.enqueue(plain, delay=delay)
+            self._enqueue(plain, at)
+
+    def _enqueue(self, message: Message[Any], at: datetime) -> None:
+        def enqueue() -> None:
+            seconds = (at - self._bridge.now()).total_seconds()
+            have_queue(self._broker, message.queue_name)
+            # One more, because the broker's own clock reading loses the fraction of its millisecond.
+            self._broker.enqueue(message, delay=max(math.ceil(seconds * 1000), 0) + 1)
+
+        self._bridge.insist(enqueue, outages())
 
     def _finish(
         self, begun: Run | Refuse, decision: Discard | DeadLetter, ended: Job, settlement: Settlement
     ) -> None:
         """Mark the message failed, so that results, pipelines and other middleware see the end they know."""
-        self._message.options.update(next_options(ended, self._last_header(ended), decision.failure))
+        header = self._last_header(ended)
+        self._message.options.update(next_options(ended, header) | failed_options(decision.failure))
         self._message.options["retries"] = ended.attempt
         self._message.fail()
         mark(self._message, settlement)
@@ -141,9 +186,8 @@ class Execution:
     def _bury(self, begun: Run | Refuse, decision: DeadLetter, ended: Job) -> Settlement:
         if self._bridge.store is None:
             return Settlement.DEAD
-        policy = begun.policy if isinstance(begun, Run) else RetryPolicy()
         try:
-            self._bridge.bury(ended, decision, policy, FRAMEWORK, original(self._message))
+            self._bridge.bury(begun, ended, decision, FRAMEWORK, original(self._message))
         except Exception:
             logger.exception("job %s: kept in the broker's dead queue, not in the store", begun.job.id)
             return Settlement.DEAD

@@ -12,15 +12,17 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Middleware, Retries, SkipMessage
 from dramatiq.worker import _ConsumerThread as ConsumerThread
 
-from ..bridge import Bridge, Postpone, Refuse
+from ..bridge import Bridge
 from ..policy import PartialPolicy
+from ..runs import Drop, Lost, Postpone, Refuse
+from ..store import StoreError
 from .actors import ERRORS_OPTION, Actors, BootError
 from .consumer import Settlement, mark, wrap
 from .execution import Execution, NotSent
 from .interrupts import Interrupts
 from .producer import add_headers, carry_wishes, is_plain
 from .replay import FRAMEWORK, DramatiqPublisher
-from .translate import RETRY_OPTION, Refused
+from .translate import RETRY_OPTION, LostAttempt, Refused
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -76,10 +78,11 @@ class OJSRetries(Retries):
         wrap(broker)
         self._interrupts = Interrupts(broker)
         self.bridge.try_store("the broker's own dead queues (.XQ), which forget them in time")
+        self.bridge.start()
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
-        """Let the listeners hear the last events."""
-        self.bridge.flush()
+        """End the bridge's threads, and let the listeners hear the last events."""
+        self.bridge.stop()
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
@@ -91,24 +94,29 @@ class OJSRetries(Retries):
 
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Begin the job: it runs, waits for its time, or is refused."""
-        envelope = message._message
+        envelope, state = message._message, message.__dict__
         task = self._actors.policy(envelope.actor_name)
         if task is None or message.failed:
             return
         # Whatever ends this delivery before something durable follows it gives the job back.
         mark(message, Settlement.HOLD)
-        if not self.bridge.listened_to and is_plain(envelope.options):
+        if self.bridge.store is None and not self.bridge.listened_to and is_plain(envelope.options):
             # Nothing to read and nobody to tell: the job is begun when it turns out to have failed.
             return
         execution = Execution(self.bridge, broker, message)
-        begun = execution.begin(task)
-        if isinstance(begun, Postpone):
-            execution.postpone(begun)
-            setattr(message, _RUN, None)
-            raise SkipMessage(f"not due before {begun.at.isoformat()}")
-        setattr(message, _RUN, begun)
+        state[_RUN] = None
+        try:
+            begun = execution.begin(task)
+        except StoreError as error:
+            message.options["store_results"] = False
+            raise SkipMessage(f"waits for the store: {error}") from None
+        if isinstance(begun, (Postpone, Drop)):
+            raise SkipMessage(execution.put_aside(begun))
+        state[_RUN] = begun
         if isinstance(begun, Refuse):
             raise Refused(begun.decision.reason)
+        if isinstance(begun, Lost):
+            raise LostAttempt(begun.failure.message)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Leave a message that another middleware skipped to Dramatiq."""
@@ -144,8 +152,11 @@ class OJSRetries(Retries):
             if begun is _UNBEGUN:
                 mark(message, Settlement.HOLD)
                 begun = execution.begin(task)
+                if isinstance(begun, (Postpone, Drop)):
+                    execution.put_aside(begun)
+                    return
             execution.conclude(begun, exception)
-        except NotSent as error:
+        except (NotSent, StoreError) as error:
             logger.error("job %s: %s; it goes back to its queue", message.message_id, error)
         except Exception:
             logger.exception("job %s: kept in the broker's dead queue", message.message_id)

@@ -12,10 +12,12 @@ import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
 from ..job import Header
-from ..store import Letter
-from .consumer import confirm
+from ..publishing import Unreachable
+from ..store import Letter, Parked
+from .consumer import confirm, have_queue
 from .encoding import encodable
-from .translate import replayed_options
+from .outages import outages
+from .translate import parked_options, replayed_options
 
 FRAMEWORK = "dramatiq"
 
@@ -38,18 +40,31 @@ def decoded(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class DramatiqPublisher:
-    """Publishes dead letters on the broker they came from."""
+    """Publishes dead letters and parked retries on the broker they came from. Raises Unreachable."""
 
     _broker: Broker
 
     def republish(self, letter: Letter, header: Header) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""
         message = decoded(letter.message)
-        fresh = dataclasses.replace(
-            message,
-            options=replayed_options(message.options, header),
-            message_timestamp=int(time.time() * 1000),
+        self._enqueue(
+            dataclasses.replace(
+                message,
+                options=replayed_options(message.options, header),
+                message_timestamp=int(time.time() * 1000),
+            )
         )
+
+    def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
+        """Enqueue a parked retry's message, due now."""
+        message = decoded(parked.message)
+        self._enqueue(dataclasses.replace(message, options=parked_options(message.options, state)))
+
+    def _enqueue(self, message: dramatiq.Message[Any]) -> None:
         confirm(self._broker)
-        self._broker.declare_queue(fresh.queue_name)
-        self._broker.enqueue(fresh)
+        self._broker.declare_queue(message.queue_name)
+        have_queue(self._broker, message.queue_name)
+        try:
+            self._broker.enqueue(message)
+        except outages() as error:
+            raise Unreachable(repr(error)) from error

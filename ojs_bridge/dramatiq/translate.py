@@ -16,7 +16,7 @@ from dramatiq.middleware import AgeLimit, Interrupt, Shutdown, TimeLimitExceeded
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..errors import InvalidRetryPolicy, InvalidState
-from ..failures import ErrorMap, Failure, Mapped, Outcome, outcome_of
+from ..failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
 from ..job import Header, Job, decode
 from .options import native_partial
 
@@ -38,6 +38,10 @@ class Refused(MiddlewareError):
     """The message's retry state or policy cannot be read, so its actor was not run."""
 
 
+class LostAttempt(MiddlewareError):
+    """The worker that ran this attempt is gone, so that its actor is not run, and the attempt has failed."""
+
+
 class InvalidOptions(InvalidRetryPolicy, MiddlewareError):
     """InvalidRetryPolicy in the one shape that Dramatiq lets out of its middleware hooks."""
 
@@ -47,13 +51,15 @@ def bare_job(message: MessageProxy | dramatiq.Message[Any], age: float | None = 
 
     `age` is the milliseconds after which AgeLimit drops it.
     """
-    retries = message.options.get("retries")
+    said = message.options.get("retries")
+    retries = said if isinstance(said, int) and said > 0 else 0
     created_at = _time(message.message_timestamp)
     return Job(
         id=message.message_id,
         type=message.actor_name,
         queue=message.queue_name,
-        attempt=1 + (retries if isinstance(retries, int) and retries > 0 else 0),
+        attempt=1 + retries,
+        fence=retries,
         retry=_wish(message.options) or None,
         created_at=created_at,
         expires=_time(message.message_timestamp + age) if age and created_at else None,
@@ -99,6 +105,8 @@ def outcome(
     if isinstance(exc.__cause__, Interrupt):
         # An async actor that does not end in time surfaces as a RuntimeError from its interrupt.
         exc = exc.__cause__
+    if isinstance(exc, Shutdown):
+        return Interrupted()
     found = outcome_of(exc, errors)
     if not isinstance(found, Failure):
         return found
@@ -144,15 +152,19 @@ def _wanted(retry_when: Callable[[int, BaseException], bool], retries: int, exc:
         return True
 
 
-def next_options(job: Job, header: Header | None, failure: Failure | None) -> dict[str, Any]:
-    """Return the options of the message that carries a job on; native ones stay in step."""
+def next_options(job: Job, header: Header | None) -> dict[str, Any]:
+    """Return the options of the message that carries a job on; the native counter stays in step."""
     options: dict[str, Any] = {"retries": job.attempt - 1}
     if header is not None:
         options[HEADER] = header.state
-    if failure is not None:
-        options["requeue_timestamp"] = int(time.time() * 1000)
-        options["traceback"] = traceback_text(failure)
     return options
+
+
+def failed_options(failure: Failure | None) -> dict[str, Any]:
+    """Return the options by which Dramatiq's users and dashboards know a job that has failed."""
+    if failure is None:
+        return {}
+    return {"requeue_timestamp": int(time.time() * 1000), "traceback": traceback_text(failure)}
 
 
 def traceback_text(failure: Failure) -> str:
@@ -165,3 +177,9 @@ def replayed_options(options: Mapping[str, Any], header: Header) -> dict[str, An
     """Return the options of a dead letter's message as its replay starts them."""
     spent = ("retries", "traceback", "requeue_timestamp", "eta", "redis_message_id", RETRY_OPTION)
     return {**{k: v for k, v in options.items() if k not in spent}, HEADER: header.state}
+
+
+def parked_options(options: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a parked retry's message as it is published."""
+    own = ("eta", "redis_message_id")
+    return {**{k: v for k, v in options.items() if k not in own}, HEADER: dict(state)}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ojs_bridge.backoff import Intervals
-from ojs_bridge.decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze, decide
-from ojs_bridge.failures import Failure, Outcome, Snoozed
+from ojs_bridge.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
+from ojs_bridge.failures import VISIBILITY_TIMEOUT, Failure, Interrupted, Outcome, Snoozed
 from ojs_bridge.job import Job
 from ojs_bridge.policy import LARGEST, RetryPolicy
 
@@ -422,3 +422,21 @@ def test_a_snooze_past_its_expiry_is_no_way_to_vanish(on_exhaustion: Any, ending
     assert decision.reason == (
         "attempt 1 of 3: the handler asked for a pause of 10.000 s, and the job expires before it ends"
     )
+
+
+@pytest.mark.requirement("RET-12")
+@pytest.mark.parametrize(("attempt", "expected"), [(1, RetryAt), (2, RetryAt), (3, Discard)])
+def test_a_lost_attempt_is_one_that_no_pattern_ends(attempt: int, expected: type) -> None:
+    """Spec section 9.2: patterns do not apply to a stall; the count does."""
+    policy = RetryPolicy.merge({"max_attempts": 3, "non_retryable_errors": [VISIBILITY_TIMEOUT]})
+    decision = decide(
+        policy, job(attempt), Failure(VISIBILITY_TIMEOUT, "gone"), now=NOW, rng=random.Random(1)
+    )
+    assert isinstance(decision, expected)
+
+
+@pytest.mark.parametrize("attempt", [1, 3, 99])
+def test_an_interrupted_attempt_is_given_back(attempt: int) -> None:
+    """A graceful shutdown is no failure, also of the last attempt."""
+    decision = decide(RetryPolicy(), job(attempt), Interrupted(), now=NOW, rng=random.Random(1))
+    assert decision == GiveBack()

@@ -413,3 +413,49 @@ def test_rounding_up_is_never_early_and_survives_the_wire(at: datetime) -> None:
     rounded = ceil_to_millisecond(at)
     assert timedelta(0) <= rounded - at < timedelta(milliseconds=1)
     assert parse_time(format_time(rounded)) == rounded
+
+
+@pytest.mark.parametrize(
+    ("state", "native", "fence"),
+    [
+        (None, 1, 0),
+        ({"v": 1}, 3, 2),
+        ({"v": 1, "attempt": 3}, 3, 2),
+        ({"v": 1, "attempt": 3, "fence": 7}, 3, 7),
+        ({"v": 1, "attempt": 3, "fence": 7}, 5, 9),
+        ({"v": 1, "attempt": 3}, 4, 3),
+        ({"v": 1, "attempt": 3, "fence": 7}, 1, 8),
+        ({"v": 1, "attempt": 3}, 1, 3),
+    ],
+    ids=["plain", "policy only", "implied", "said", "moved on", "implied, moved on", "requeued", "both"],
+)
+def test_a_fence_is_never_one_that_was_used(state: dict[str, Any] | None, native: int, fence: int) -> None:
+    """It grows with each message of a job, also where others, who know nothing of it, have sent one."""
+    bare = replace(BARE, attempt=native, fence=native - 1)
+    assert (bare if state is None else decode(state, bare)).fence == fence
+
+
+def test_a_fence_grows_with_everything_that_is_sent_on() -> None:
+    """A retry, a snooze, an end and a replay; not a delivery that is put off."""
+    retried = BARE.failed(FAILURE, at=NOW, next_at=NOW)
+    assert (retried.fence, retried.attempt) == (1, 2)
+    snoozed = retried.snoozed(NOW)
+    assert (snoozed.fence, snoozed.attempt) == (2, 2)
+    waiting = snoozed.waiting(NOW)
+    assert (waiting.fence, waiting.next_retry_at) == (2, NOW)
+    ended = waiting.failed(FAILURE, at=NOW)
+    assert (ended.fence, ended.attempt) == (3, 2)
+    assert ended.replayed().fence == 4
+
+
+@pytest.mark.parametrize("job", [replace(BARE, fence=4), replace(BARE, chain="abc"), BARE.snoozed(NOW)])
+def test_fence_and_chain_travel(job: Job) -> None:
+    """A header that says nothing of them means the usual ones."""
+    assert (round_trip(job).fence, round_trip(job).key) == (job.fence, job.key)
+    assert "fence" not in encode(BARE.failed(FAILURE, at=NOW, next_at=NOW)).state
+
+
+def test_jobs_of_one_id_are_told_apart() -> None:
+    """A chain of its own makes a key of its own."""
+    assert BARE.key == "j-1"
+    assert replace(BARE, chain="x").key == "j-1#x"

@@ -1,0 +1,79 @@
+"""The operator's view of parked retries: list, get, run now, cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from .dead_letters import MAX_PAGE
+from .errors import ConfigurationError
+from .store import Parked, ParkedFilter, ParkedPage, Store
+
+
+class RetryNotFound(KeyError):
+    """There is no parked retry of this id, or it is being published at this moment."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class ParkedRetries:
+    """Parked retries of one bridge. Every method raises ConfigurationError when the bridge has no store."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        *,
+        clock: Callable[[], datetime],
+        cancelled: Callable[[Parked], None],
+    ) -> None:
+        self._maybe_store = store
+        self._clock = clock
+        self._cancelled = cancelled
+
+    def list(
+        self,
+        *,
+        queue: str | None = None,
+        type: str | None = None,  # noqa: A002 - the spec's word
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> ParkedPage:
+        """Return a page, the next one due first; `type` takes `prefix.*`.
+
+        Raises ValueError for a limit outside 1 to 1000 and for a cursor that no page gave out.
+        """
+        if not (isinstance(limit, int) and 1 <= limit <= MAX_PAGE):
+            raise ValueError(f"limit: {limit!r} must be between 1 and {MAX_PAGE}")
+        return self._store.list_parked(ParkedFilter(queue, type), limit=limit, cursor=cursor)
+
+    def get(self, job_id: str) -> Parked:
+        """Return a job's parked retry; raises RetryNotFound."""
+        parked = self._store.get_parked(job_id)
+        if parked is None:
+            raise RetryNotFound(f"there is no parked retry of job {job_id!r}")
+        return parked
+
+    def run(self, job_id: str) -> None:
+        """Have a job's parked retry published now; raises RetryNotFound."""
+        if not self._store.reschedule(self.get(job_id), self._clock()):
+            raise RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
+
+    def cancel(self, job_id: str) -> None:
+        """Delete a job's parked retry: it never runs again; raises RetryNotFound."""
+        parked = self.get(job_id)
+        if not self._store.cancel_parked(parked):
+            raise RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
+        self._cancelled(parked)
+
+    def count(self) -> int:
+        """Count the parked retries."""
+        return self._store.count_parked()
+
+    @property
+    def _store(self) -> Store:
+        if self._maybe_store is None:
+            raise ConfigurationError(
+                "parked retries need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
+            )
+        return self._maybe_store

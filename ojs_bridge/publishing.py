@@ -1,0 +1,23 @@
+"""What an adapter offers to those who put messages back on their queues."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from .job import Header
+from .store import Letter, Parked
+
+
+class Unreachable(Exception):
+    """The broker did not take a message, and may take it later."""
+
+
+class Publisher(Protocol):
+    """Publishes messages of one framework. Raises Unreachable; any other error means: never."""
+
+    def republish(self, letter: Letter, header: Header) -> None:
+        """Publish a dead letter's original message with its retry state replaced by `header`."""
+
+    def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
+        """Publish a parked retry's message, due now, with `state` as its retry state."""

@@ -1,0 +1,108 @@
+"""Publishing parked retries when they are due: a thread in every worker, and no leader."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from .job import format_time
+from .publishing import Publisher, Unreachable
+from .storage_retry import POLLING, StorageRetry
+from .store import Parked, Store, StoreError
+
+logger = logging.getLogger("ojs_bridge")
+
+#: How often a scheduler looks for what is due, in seconds.
+POLL_SECONDS = 1.0
+#: How many retries it publishes under one claim, and how long the claim lasts.
+BATCH = 200
+CLAIM = timedelta(seconds=60)
+#: How often old reservations are swept away, in seconds, and how many at a time.
+SWEEP_SECONDS = 60.0
+SWEEP = 5000
+
+
+@dataclass
+class Scheduler:
+    """Publishes what is due through the publishers of this process.
+
+    `give_up` is called with a retry whose message nobody can publish, and must keep it some other way.
+    """
+
+    store: Store
+    publishers: Mapping[str, Publisher]
+    clock: Callable[[], datetime]
+    give_up: Callable[[Parked, Exception], None]
+    polling: StorageRetry = POLLING
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread, once; it ends with `stop`."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ojs-scheduler", daemon=True)
+            self._thread.start()
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """Let the thread finish what it publishes, so many seconds at most."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def publish_due(self) -> int:
+        """Publish one batch of what is due and return how many were; raises StoreError and Unreachable."""
+        now = self.clock()
+        due = self.store.claim_due(now=now, until=now + CLAIM, limit=BATCH)
+        published: list[Parked] = []
+        try:
+            for parked in due.retries:
+                self._publish(parked)
+                published.append(parked)
+        finally:
+            if published:
+                self._insist(lambda: self.store.unpark(published, due.claim))
+            rest = due.retries[len(published) :]
+            if rest:
+                self.store.unclaim(rest, due.claim)
+        return len(published)
+
+    def _publish(self, parked: Parked) -> None:
+        publisher = self.publishers.get(parked.framework)
+        if publisher is None:
+            raise Unreachable(f"this process publishes nothing for {parked.framework}")
+        # Somebody may have asked for it sooner than the message itself says.
+        state = {**parked.state, "next_retry_at": format_time(parked.next_retry_at)}
+        try:
+            publisher.publish(parked, state)
+        except Unreachable:
+            raise
+        except Exception as error:
+            logger.exception("job %s: its parked retry cannot be published", parked.id)
+            self.give_up(parked, error)
+
+    def _run(self) -> None:
+        slept = SWEEP_SECONDS
+        while not self._stop.is_set():
+            try:
+                busy = self._insist(self.publish_due) == BATCH
+            except Exception as error:  # noqa: BLE001 - whatever it is, it comes again in a second
+                logger.warning("parked retries wait: %r", error)
+                busy = False
+            if slept >= SWEEP_SECONDS:
+                slept = 0.0
+                self._sweep()
+            if not busy:
+                slept += POLL_SECONDS
+                self._stop.wait(POLL_SECONDS)
+
+    def _insist(self, operation: Callable[[], int]) -> int:
+        return self.polling.run(operation, (StoreError, Unreachable), wait=self._stop.wait)
+
+    def _sweep(self) -> None:
+        with suppress(StoreError):
+            while not self._stop.is_set() and self.store.forget_before(self.clock(), limit=SWEEP) == SWEEP:
+                pass
