@@ -80,31 +80,36 @@ class RedisServer:
                 self._free.pop().disconnect()
 
     def _answer(self, command: bytes) -> Any:
+        try:
+            return self._try(command)
+        except redis.ResponseError as error:
+            if not (isinstance(error, redis.exceptions.MovedError) or str(error).startswith("MOVED ")):
+                raise
+            self._follow(error)
+            return self._try(command)
+
+    def _try(self, command: bytes) -> Any:
         self._forget_those_of_the_parent()
         try:
             used = self._free.pop()
         except IndexError:
-            return self._first_answer(command)
+            return self._exchange(self._connection(), command)
         try:
             return self._exchange(used, command)
         except (redis.ConnectionError, redis.ReadOnlyError):
             # It may have been closed while it was idle, and so may have been the others.
             self.close()
-            return self._first_answer(command)
-        except redis.exceptions.MovedError as moved:
-            return self._follow(moved, command)
-
-    def _first_answer(self, command: bytes) -> Any:
-        try:
             return self._exchange(self._connection(), command)
-        except redis.exceptions.MovedError as moved:
-            return self._follow(moved, command)
 
-    def _follow(self, moved: Any, command: bytes) -> Any:
-        """All keys of a namespace live in one slot, so what has moved is everything."""
-        self._address = {**self._address, "port": moved.port} | ({"host": moved.host} if moved.host else {})
+    def _follow(self, moved: redis.ResponseError) -> None:
+        """Go where the keys are: those of a namespace live in one slot, so all of them have moved."""
+        host, _, port = str(moved).rpartition(" ")[2].rpartition(":")
+        self._address = {
+            **self._address,
+            "host": host or self._address.get("host", "localhost"),
+            "port": port,
+        }
         self.close()
-        return self._exchange(self._connection(), command)
 
     def _exchange(self, connection: _Connection, command: bytes) -> Any:
         try:
