@@ -322,6 +322,32 @@ def test_only_reservations_have_an_end(client: redis.Redis, own: Store) -> None:
     eventually(lambda: not client.exists(prefix + "k-6"), what="the end of a settled reservation")
 
 
+def test_a_retry_parked_again_for_the_same_moment_is_in_every_index(own: Store) -> None:
+    """Under another queue its place in time is the same, and must not go with the earlier one."""
+    own.park(parked(queue="first"))
+    own.park(parked(queue="second"))
+    for where in (ParkedFilter(), ParkedFilter(queue="second")):
+        assert own.list_parked(where, limit=5, cursor=None).retries == (parked(queue="second"),)
+    assert own.list_parked(ParkedFilter(queue="first"), limit=5, cursor=None).retries == ()
+    assert claim_due(own).retries == (parked(queue="second"),)
+
+
+def test_whose_claim_is_over_may_still_publish(own: Store) -> None:
+    """Nobody moves or cancels the retry under its hands, until somebody else has claimed it."""
+    own.park(parked("j-1"))
+    own.park(parked("j-2", next_retry_at=NOW + timedelta(seconds=1)))
+    first = own.claim_due(now=LATER, until=LATER, limit=2)
+    assert len(first.retries) == 2
+    second = own.claim_due(now=LATER, until=LATER + timedelta(minutes=1), limit=1)
+    assert second.retries == (parked("j-1"),)
+    for retry in first.retries:
+        assert not own.cancel_parked(retry)
+        assert not own.reschedule(retry, LATER)
+    assert own.unpark(first.retries, first.claim) == 1
+    assert own.unpark(second.retries, second.claim) == 1
+    assert own.count_parked() == 0
+
+
 def test_a_deleted_letter_and_a_published_retry_leave_nothing(client: redis.Redis, own: Store) -> None:
     """In no index."""
     own.bury(letter(), Settle(TURN, None, KEEP))
@@ -475,7 +501,7 @@ def test_connections_are_as_many_as_callers(client: redis.Redis, own: Store) -> 
     assert grants == [Grant.TAKEN] * 2_000
     assert len(client.client_list()) <= 17
     own.close()
-    assert len(client.client_list()) == 1
+    eventually(lambda: len(client.client_list()) == 1, what="the end of the connections")
 
 
 def test_a_forked_child_uses_no_connection_of_its_parent(client: redis.Redis, own: Store) -> None:

@@ -36,17 +36,18 @@ local function unclaimed(key)
   redis.call('HDEL', KEYS[9], key)
 end
 
-local function write(key, fence, parked_at, entry, job)
+local function erase_place(entry)
+  redis.call('ZREM', KEYS[6], place_of(entry))
+  leave(KEYS[2], KEYS[3], KEYS[4], entry)
+end
+
+local function write(key, fence, parked_at, entry, job, earlier)
   redis.call('HSET', KEYS[5], key, cmsgpack.pack(fence, parked_at, entry, job))
+  if earlier then erase_place(earlier) end
   redis.call('ZADD', KEYS[6], 0, place_of(entry))
   redis.call('ZADD', KEYS[7], 0, job .. '\\0' .. key)
   enter(KEYS[2], KEYS[3], KEYS[4], entry)
   unclaimed(key)
-end
-
-local function erase_place(entry)
-  redis.call('ZREM', KEYS[6], place_of(entry))
-  leave(KEYS[2], KEYS[3], KEYS[4], entry)
 end
 
 local function erase(key, entry, job)
@@ -69,9 +70,8 @@ local key = ARGV[1]
 local fence, _, entry, job = state_of(key)
 if not fence or fence <= tonumber(ARGV[3]) then
   redis.call('HSET', KEYS[1], key, ARGV[2])
-  write(key, tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6])
-  if entry and entry ~= ARGV[5] then erase_place(entry) end
-  if job and job ~= ARGV[6] then redis.call('ZREM', KEYS[7], job .. '\\0' .. key) end
+  if job then redis.call('ZREM', KEYS[7], job .. '\\0' .. key) end
+  write(key, tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], entry)
 end
 if KEYS[10] then settle(KEYS[10], ARGV[7], ARGV[8], ARGV[9]) end
 return 0
@@ -135,7 +135,9 @@ return 0
 _SAME = """
 local key = ARGV[1]
 local fence, parked_at, entry, job = state_of(key)
-if fence ~= tonumber(ARGV[2]) or parked_at ~= ARGV[3] or redis.call('ZSCORE', KEYS[8], key) then return 0 end
+if fence ~= tonumber(ARGV[2]) or parked_at ~= ARGV[3] then return 0 end
+-- Who was too slow for its claim may still publish.
+if redis.call('HEXISTS', KEYS[9], key) == 1 then return 0 end
 """
 
 #: ARGV: key, fence, when it was parked, entry. It writes the same again.
@@ -143,8 +145,7 @@ _RESCHEDULE = Script(
     _PARKED
     + _SAME
     + """
-write(key, fence, parked_at, ARGV[4], job)
-if entry ~= ARGV[4] then erase_place(entry) end
+write(key, fence, parked_at, ARGV[4], job, entry)
 return 1
 """
 )
