@@ -24,6 +24,7 @@ class Outbox:
     published: list[tuple[Letter, Header]] = field(default_factory=list)
     retried: list[tuple[Parked, dict[str, Any]]] = field(default_factory=list)
     raises: BaseException | None = None
+    refused: int = 0
 
     def republish(self, letter: Letter, header: Header) -> None:
         """Take a dead letter's message."""
@@ -34,6 +35,7 @@ class Outbox:
     def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
         """Take a parked retry's message."""
         if self.raises:
+            self.refused += 1
             raise self.raises
         self.retried.append((parked, dict(state)))
 

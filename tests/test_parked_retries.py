@@ -1,0 +1,221 @@
+"""Retries that wait in the store: parked, listed, published when due, by whoever comes first."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ojs_bridge import Bridge, ConfigurationError, Event, RetryNotFound, StorageRetry
+from ojs_bridge.decision import RetryAt
+from ojs_bridge.job import Job, parse_time
+from ojs_bridge.publishing import Unreachable
+from ojs_bridge.runs import Drop, Run
+from ojs_bridge.store import Parked
+from tests.lives import FRAMEWORK, Outbox
+from tests.servers.process import eventually
+
+QUICK = StorageRetry(2, "PT0.01S")
+POLICY = {"max_attempts": 3, "initial_interval": "PT2H", "backoff_strategy": "none", "jitter": False,
+          "max_interval": "PT3H"}  # fmt: skip
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ojs.db"
+    found: str = request.getfixturevalue("valkey_url")
+    return found
+
+
+class Worker:
+    """A bridge whose publisher keeps what it is given."""
+
+    def __init__(self, url: str) -> None:
+        self.heard: list[Event] = []
+        self.bridge = Bridge(url, POLICY, listeners=[self.heard.append], polling_retry=QUICK)
+        self.outbox = self.bridge.publishers[FRAMEWORK] = Outbox()
+
+    def park(self, job_id: str, type_: str = "billing.charge", queue: str = "default") -> Parked:
+        """Have a job fail, which is then due in two hours."""
+        job = Job(job_id, type_, queue)
+        begun = self.bridge.begin(job, job, self.bridge.task())
+        assert isinstance(begun, Run)
+        decision = self.bridge.judge(begun, ConnectionError("down"))
+        assert isinstance(decision, RetryAt)
+        assert self.bridge.parks(decision.at)
+        after = self.bridge.after(begun.job, decision)
+        self.bridge.park(begun, after, decision.at, decision.reason, FRAMEWORK, {"args": [job_id]})
+        self.bridge.settled(begun, decision)
+        return self.bridge.retries.get(job_id)
+
+    @property
+    def published(self) -> list[str]:
+        """The jobs whose messages were published."""
+        return [parked.id for parked, _ in self.outbox.retried]
+
+
+@pytest.fixture
+def worker(url: str) -> Iterator[Worker]:
+    """A worker."""
+    worker = Worker(url)
+    yield worker
+    worker.bridge.stop()
+
+
+def test_a_parked_retry_says_what_it_is(worker: Worker) -> None:
+    """When it is due, why, and as which attempt."""
+    before = worker.bridge.now()
+    parked = worker.park("j-1")
+    assert (parked.id, parked.type, parked.queue, parked.framework) == (
+        "j-1", "billing.charge", "default", FRAMEWORK)  # fmt: skip
+    assert (parked.attempt, parked.max_attempts, parked.fence) == (2, 3, 1)
+    assert timedelta(hours=2) <= parked.next_retry_at - before < timedelta(hours=2, minutes=1)
+    assert "retry 1 in 7200.000 s" in parked.reason
+    assert parse_time(parked.state["next_retry_at"]) == parked.next_retry_at
+    assert [error["attempt"] for error in parked.state["errors"]] == [1]
+    assert parked.message == {"args": ["j-1"]}
+
+
+def test_parking_settles_the_attempt(worker: Worker) -> None:
+    """In one step: its message is a late copy from then on."""
+    worker.park("j-1")
+    job = Job("j-1", "billing.charge", "default")
+    assert isinstance(worker.bridge.begin(job, job, worker.bridge.task()), Drop)
+
+
+def test_they_are_listed_in_pages(worker: Worker) -> None:
+    """The next one due first; by queue and type."""
+    for n, (type_, queue) in enumerate([("a.x", "one"), ("a.y", "two"), ("b", "one")]):
+        worker.park(f"j-{n}", type_, queue)
+    retries = worker.bridge.retries
+    assert retries.count() == 3
+    first = retries.list(limit=2)
+    rest = retries.list(limit=2, cursor=first.next_cursor)
+    assert [p.id for p in (*first.retries, *rest.retries)] == ["j-0", "j-1", "j-2"]
+    assert rest.next_cursor is None
+    assert [p.id for p in retries.list(type="a.*").retries] == ["j-0", "j-1"]
+    assert [p.id for p in retries.list(queue="one").retries] == ["j-0", "j-2"]
+    for limit in (0, 1001, "1"):
+        with pytest.raises(ValueError, match="limit"):
+            retries.list(limit=limit)  # type: ignore[arg-type]
+
+
+def test_what_is_not_due_stays(worker: Worker) -> None:
+    """The scheduler leaves it alone."""
+    worker.park("j-1")
+    worker.bridge.start()
+    worker.bridge.stop()
+    assert worker.published == []
+    assert worker.bridge.retries.count() == 1
+
+
+def test_one_that_is_run_now_is_published_once(worker: Worker) -> None:
+    """With a state that does not send it back to its first time."""
+    worker.park("j-1")
+    worker.park("j-2")
+    worker.bridge.start()
+    worker.bridge.retries.run("j-1")
+    eventually(lambda: worker.published, what="the retry was published")
+    (parked, state), *more = worker.outbox.retried
+    assert (parked.id, more) == ("j-1", [])
+    assert parse_time(state["next_retry_at"]) <= worker.bridge.now()
+    assert (state["attempt"], len(state["errors"])) == (2, 1)
+    eventually(lambda: worker.bridge.retries.count() == 1, what="it left the store")
+    with pytest.raises(RetryNotFound, match="no parked retry of job 'j-1'"):
+        worker.bridge.retries.run("j-1")
+
+
+def test_one_that_is_cancelled_never_runs(worker: Worker) -> None:
+    """And somebody hears of it."""
+    worker.park("j-1")
+    worker.bridge.retries.cancel("j-1")
+    assert worker.bridge.retries.count() == 0
+    for action in (worker.bridge.retries.get, worker.bridge.retries.run, worker.bridge.retries.cancel):
+        with pytest.raises(RetryNotFound):
+            action("j-1")
+    worker.bridge.flush()
+    assert [event.type for event in worker.heard][-1] == "job.cancelled"
+
+
+def test_while_the_broker_is_gone_they_wait(worker: Worker) -> None:
+    """And are published when it is back."""
+    worker.park("j-1")
+    worker.outbox.raises = Unreachable("the broker is gone")
+    worker.bridge.retries.run("j-1")
+    worker.bridge.start()
+    eventually(lambda: worker.outbox.refused >= 2, what="it was tried")
+    assert worker.bridge.retries.get("j-1").attempt == 2
+    worker.outbox.raises = None
+    eventually(lambda: worker.published == ["j-1"], what="the retry was published")
+
+
+def test_one_that_nobody_can_publish_becomes_a_dead_letter(worker: Worker) -> None:
+    """It would be tried for ever; the others go on."""
+    worker.park("j-1")
+    worker.outbox.raises = ValueError("this message has no queue")
+    worker.bridge.retries.run("j-1")
+    worker.bridge.start()
+    eventually(lambda: worker.bridge.retries.count() == 0, what="it left the parked ones")
+    letter = worker.bridge.dead_letters.get("j-1")
+    assert "this message has no queue" in letter.reason
+    assert letter.message == {"args": ["j-1"]}
+    assert [error["attempt"] for error in letter.errors] == [1, 2]
+
+
+def test_a_framework_that_this_process_does_not_serve_waits_for_another(url: str, worker: Worker) -> None:
+    """Celery's workers leave Dramatiq's retries to Dramatiq's."""
+    worker.park("j-1")
+    worker.bridge.retries.run("j-1")
+    stranger = Bridge(url, polling_retry=QUICK)
+    stranger.start()
+    worker.bridge.start()
+    eventually(lambda: worker.published == ["j-1"], what="its own worker published it")
+    stranger.stop()
+
+
+def test_four_schedulers_publish_each_once(url: str) -> None:
+    """However many are due."""
+    workers = [Worker(url) for _ in range(4)]
+    store = workers[0].bridge.store
+    assert store is not None
+    template = workers[0].park("j")
+    for n in range(1500):
+        due = replace(template, id=f"j-{n}", key=f"j-{n}", next_retry_at=template.parked_at)
+        store.park(due)
+    gate = threading.Barrier(4)
+
+    def start(worker: Worker) -> None:
+        gate.wait()
+        worker.bridge.start()
+
+    threads = [threading.Thread(target=start, args=(worker,)) for worker in workers]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: workers[0].bridge.retries.count() == 1, seconds=30, what="all were published")
+    for worker in workers:
+        worker.bridge.stop()
+    published = Counter(job for worker in workers for job in worker.published)
+    assert len(published) == 1500
+    assert set(published.values()) == {1}
+
+
+def test_without_a_store_nothing_is_parked() -> None:
+    """And who asks for it is told why."""
+    bridge = Bridge()
+    assert not bridge.parks(bridge.now() + timedelta(days=1))
+    with pytest.raises(ConfigurationError, match="parked retries need a store"):
+        bridge.retries.list()
+
+
+def test_what_is_due_soon_is_the_brokers() -> None:
+    """As long as `park_after` says."""
+    bridge = Bridge("sqlite:///unused.db", park_after="PT5M")
+    assert not bridge.parks(bridge.now() + timedelta(minutes=4))
+    assert bridge.parks(bridge.now() + timedelta(minutes=6))

@@ -1,0 +1,281 @@
+"""Attempts that are reserved: lost ones count, live ones are left alone, late copies are dropped."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError
+from ojs_bridge.decision import Complete, Discard, RetryAt
+from ojs_bridge.failures import VISIBILITY_TIMEOUT, Failure
+from ojs_bridge.job import Job, decode
+from ojs_bridge.runs import Begun, Drop, Lost, Postpone, Run
+from tests.lives import FRAMEWORK, Outbox
+from tests.servers.process import eventually
+
+JOB = Job("j-1", "billing.charge", "default")
+POLICY = {"max_attempts": 3, "initial_interval": "PT0.2S", "backoff_strategy": "none", "jitter": False}
+SHORT = timedelta(seconds=0.6)
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty store."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/ojs.db"
+    found: str = request.getfixturevalue("valkey_url")
+    return found
+
+
+@pytest.fixture
+def bridges(url: str) -> Iterator[list[Bridge]]:
+    """Bridges of one fleet; what one worker leaves behind, another finds."""
+    made = [Bridge(url, POLICY, reservation=SHORT) for _ in range(2)]
+    for bridge in made:
+        bridge.publishers[FRAMEWORK] = Outbox()
+    yield made
+    for bridge in made:
+        bridge.stop()
+
+
+def begin(bridge: Bridge, job: Job, publication: str = "") -> Begun:
+    """Deliver a job."""
+    return bridge.begin(job, job, bridge.task(), publication=publication)
+
+
+def run(bridge: Bridge, job: Job, publication: str = "") -> Run:
+    """Deliver a job that is to run."""
+    begun = begin(bridge, job, publication)
+    assert isinstance(begun, Run), begun
+    return begun
+
+
+def fail(bridge: Bridge, begun: Run) -> Job:
+    """End a run with a retry, and return the job as its next message says."""
+    decision = bridge.judge(begun, ConnectionError("down"))
+    assert isinstance(decision, RetryAt)
+    job = bridge.after(begun.job, decision)
+    bridge.settled(begun, decision)
+    bare = Job(job.id, job.type, job.queue, job.attempt, fence=job.attempt - 1)
+    return replace(decode(bridge.header(job).state, bare), next_retry_at=None)
+
+
+def abandon(url: str, job: Job = JOB) -> None:
+    """Take a job's turn in a process of its own, and be killed."""
+    process = multiprocessing.get_context("fork").Process(target=_die_holding, args=(url, job))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def _die_holding(url: str, job: Job) -> None:
+    run(Bridge(url, POLICY, reservation=SHORT), job)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_lost_attempt_is_a_failed_one(url: str, bridges: list[Bridge]) -> None:
+    """While its reservation lasts nobody knows; then it is judged, once, and its backoff is kept."""
+    abandon(url)
+    first, second = bridges
+    waiting = begin(first, JOB)
+    assert isinstance(waiting, Postpone)
+    assert waiting.at - first.now() <= SHORT
+    eventually(lambda: first.now() > waiting.at, what="the reservation ran out")
+    lost = begin(first, JOB)
+    assert isinstance(lost, Lost)
+    assert lost.failure.type == VISIBILITY_TIMEOUT
+    decision = first.judge(lost.run, lost.failure)
+    assert isinstance(decision, RetryAt)
+    assert decision.delay == pytest.approx(0.2)
+    next_job = first.after(lost.run.job, decision)
+    assert (next_job.attempt, next_job.errors[-1]["type"]) == (2, VISIBILITY_TIMEOUT)
+    assert isinstance(begin(second, JOB), Postpone), "whoever judges it holds it"
+    first.settled(lost.run, decision)
+    assert isinstance(begin(second, JOB), Drop)
+
+
+@pytest.mark.requirement("RET-12")
+def test_the_last_lost_attempt_is_the_end(url: str, bridges: list[Bridge]) -> None:
+    """As any other failure at max_attempts."""
+    bridge = bridges[0]
+    last = replace(JOB, attempt=3, fence=2)
+    abandon(url, last)
+    found: list[Begun] = []
+
+    def lost() -> bool:
+        found.append(begin(bridge, last))
+        return isinstance(found[-1], Lost)
+
+    eventually(lost, what="the attempt was found lost")
+    assert isinstance(found[-1], Lost)
+    decision = bridge.judge(found[-1].run, found[-1].failure)
+    assert isinstance(decision, Discard)
+    assert decision.cause == "exhausted"
+
+
+@pytest.mark.requirement("RET-12")
+def test_judging_a_lost_attempt_can_be_lost_too(url: str, bridges: list[Bridge]) -> None:
+    """It stays one lost attempt until what follows it is safe."""
+    abandon(url)
+    eventually(lambda: isinstance(begin(bridges[0], JOB), Lost), what="the attempt was found lost")
+    turn = next(iter(bridges[0]._reservations._live))  # type: ignore[union-attr]
+    bridges[0]._reservations.let_go(turn)  # type: ignore[union-attr]
+    found: list[Begun] = []
+
+    def found_again() -> bool:
+        found.append(begin(bridges[1], JOB))
+        return isinstance(found[-1], Lost)
+
+    eventually(found_again, what="the attempt was found lost again")
+    assert all(isinstance(begun, (Postpone, Lost)) for begun in found)
+
+
+@pytest.mark.requirement("RET-13")
+def test_a_heartbeat_extends_the_reservation(bridges: list[Bridge]) -> None:
+    """A run far longer than its reservation stays one run, and its duplicates wait."""
+    first, second = bridges
+    begun = run(first, JOB)
+    ends = time.monotonic() + 3 * SHORT.total_seconds()
+    while time.monotonic() < ends:
+        duplicate = begin(second, JOB)
+        assert isinstance(duplicate, Postpone)
+        assert duplicate.job.next_retry_at == duplicate.at
+        time.sleep(0.05)
+    first.settled(begun, Complete())
+    late = begin(second, JOB)
+    assert isinstance(late, Drop)
+    assert "late copy" in late.reason
+
+
+@pytest.mark.requirement("RET-13")
+def test_a_settled_job_does_not_run_again(bridges: list[Bridge]) -> None:
+    """Nor does any earlier message of it, whoever delivers it."""
+    first, second = bridges
+    retry = fail(first, run(first, JOB))
+    assert isinstance(begin(second, JOB), Drop)
+    again = fail(second, run(second, retry))
+    assert isinstance(begin(first, retry), Drop)
+    assert isinstance(begin(first, JOB), Drop)
+    assert (again.attempt, again.fence) == (3, 2)
+    first.settled(run(first, again), Complete())
+    assert [type(begin(second, job)) for job in (JOB, retry, again)] == [Drop] * 3
+
+
+def test_a_retry_may_begin_before_its_predecessor_is_settled(bridges: list[Bridge]) -> None:
+    """It is published first, and then settles its turn: too late, and that harms nobody."""
+    first, second = bridges
+    begun = run(first, JOB)
+    decision = first.judge(begun, ConnectionError("down"))
+    retry = replace(first.after(begun.job, decision), next_retry_at=None)
+    run(second, retry)
+    first.settled(begun, decision)
+    assert isinstance(begin(first, retry), Postpone)
+
+
+def test_a_job_that_is_given_back_has_used_nothing(bridges: list[Bridge]) -> None:
+    """The next delivery runs the same attempt at once."""
+    first, second = bridges
+    first.give_back(run(first, JOB))
+    begun = run(second, JOB)
+    assert begun.job.attempt == 1
+    retry = fail(second, begun)
+    second.give_back(run(second, retry))
+    assert run(first, retry).job.attempt == 2
+    assert isinstance(begin(second, JOB), Drop)
+
+
+def test_a_snooze_runs_the_same_attempt_again(bridges: list[Bridge]) -> None:
+    """Its fence tells it from a copy of the snoozed one."""
+    first, second = bridges
+    begun = run(first, JOB)
+    first.settled(begun, Complete())
+    snoozed = replace(begun.job.snoozed(first.now()), next_retry_at=None)
+    assert run(second, snoozed).job.attempt == 1
+
+
+def test_a_replay_is_no_late_copy(bridges: list[Bridge]) -> None:
+    """Though its attempts begin afresh."""
+    first, _ = bridges
+    begun = run(first, JOB)
+    decision = Discard("handler", Failure("a.b"), "why")
+    ended = first.after(begun.job, decision)
+    first.settled(begun, decision)
+    assert isinstance(begin(first, JOB), Drop)
+    assert run(first, ended.replayed()).job.attempt == 1
+
+
+def test_a_job_that_a_user_sends_twice_runs_twice(bridges: list[Bridge]) -> None:
+    """Under one id, as far as the broker tells one message from another; its retries stay apart."""
+    first, second = bridges
+    one = run(first, JOB, "message-1")
+    two = run(second, JOB, "message-2")
+    assert (one.job.key, two.job.key) == ("j-1", "j-1#message-2")
+    assert isinstance(begin(first, JOB, "message-1"), Postpone)
+    assert isinstance(begin(first, JOB, "message-2"), Postpone)
+    retry_one, retry_two = fail(first, one), fail(second, two)
+    assert (run(first, retry_one).job.key, run(second, retry_two).job.key) == ("j-1", "j-1#message-2")
+    assert isinstance(begin(first, JOB, "message-2"), Drop)
+
+
+def test_who_buried_a_job_has_settled_it(bridges: list[Bridge]) -> None:
+    """In one step; and an abandoned run is settled by who knows that its process is dead."""
+    first, second = bridges
+    begun = run(first, JOB)
+    resumed = second.resume(JOB, JOB, second.task())
+    assert isinstance(resumed, Run)
+    assert resumed.abandoned
+    decision = second.judge(resumed, Failure("worker_death", "killed"))
+    second.settled(resumed, decision)
+    assert isinstance(begin(first, JOB), Drop)
+    assert isinstance(second.resume(JOB, JOB, second.task()), Drop)
+    first.settled(begun, Complete())
+    assert isinstance(begin(first, JOB), Drop)
+
+
+@pytest.mark.parametrize(
+    ("fail_open", "can_wait", "runs"), [(False, True, False), (True, True, True), (False, False, True)]
+)
+def test_while_the_store_is_gone_jobs_wait(fail_open: bool, can_wait: bool, runs: bool) -> None:
+    """Unless told otherwise, or where they would be lost."""
+    bridge = Bridge(
+        "sqlite:////nowhere/at/all.db", fail_open=fail_open, storage_retry=StorageRetry.disabled()
+    )
+    if runs:
+        begun = bridge.begin(JOB, JOB, bridge.task(), can_wait=can_wait)
+        assert isinstance(begun, Run)
+        assert begun.turn is None
+        bridge.settled(begun, Complete())
+    else:
+        with pytest.raises(StoreError):
+            bridge.begin(JOB, JOB, bridge.task(), can_wait=can_wait)
+
+
+def test_a_job_that_runs_in_its_caller_is_not_reserved(bridges: list[Bridge]) -> None:
+    """Nobody else can have it."""
+    for bridge in bridges:
+        assert isinstance(bridge.begin(JOB, JOB, bridge.task(), reserve=False), Run)
+
+
+def test_without_a_store_nothing_is_reserved() -> None:
+    """And nothing of it is paid."""
+    bridge = Bridge()
+    assert run(bridge, JOB).turn is None
+    assert run(bridge, JOB).turn is None
+
+
+@pytest.mark.parametrize("name", ["reservation", "park_after"])
+@pytest.mark.parametrize("value", ["soon", "PT0S", 60, timedelta(-1), None])
+def test_bad_lengths_name_the_field(name: str, value: Any) -> None:
+    """Where the bridge is made."""
+    with pytest.raises(ConfigurationError, match=name):
+        Bridge(**{name: value})
