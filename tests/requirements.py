@@ -19,7 +19,6 @@ class Requirement:
     id: str
     text: str
     section: str
-    later: bool = False
 
 
 REQUIREMENTS = (
@@ -108,13 +107,13 @@ def _ids(tree: ast.AST) -> Iterator[str]:
 def page() -> str:
     """Return the page as it should be."""
     found = proofs()
-    rows = (f"| {r.id} | {r.text} | {r.section} | {_tests(r, found.get(r.id, {}))} |" for r in REQUIREMENTS)
+    rows = (f"| {r.id} | {r.text} | {r.section} | {_tests(found.get(r.id, {}))} |" for r in REQUIREMENTS)
     return INTRODUCTION + "\n".join(rows) + "\n"
 
 
-def _tests(requirement: Requirement, tests: dict[Path, list[str]]) -> str:
+def _tests(tests: dict[Path, list[str]]) -> str:
     if not tests:
-        return "next release" if requirement.later else "none yet"
+        return "none yet"
     return "<br>".join(
         f"[{path.relative_to('tests')}](../{path}): {', '.join(f'`{name}`' for name in names)}"
         for path, names in tests.items()
