@@ -140,12 +140,13 @@ if fence ~= tonumber(ARGV[2]) or parked_at ~= ARGV[3] then return 0 end
 if redis.call('HEXISTS', KEYS[9], key) == 1 then return 0 end
 """
 
-#: ARGV: key, fence, when it was parked, entry. It writes the same again.
+#: ARGV: key, fence, when it was parked, when it is due. It writes the same again.
 _RESCHEDULE = Script(
     _PARKED
     + _SAME
     + """
-write(key, fence, parked_at, ARGV[4], job, entry)
+local kind = split(entry)
+write(key, fence, parked_at, kind .. '\\0' .. ARGV[4] .. ':' .. key, job, entry)
 return 1
 """
 )
@@ -182,7 +183,7 @@ class RedisParked:
         """Write a parked retry and settle the turn it follows, in one step."""
         key, fence, parked_at = _identity(parked)
         keys = [*self._parked_keys]
-        entry = _entry(parked, parked.next_retry_at)
+        entry = entry_of((parked.queue, parked.type), parked.next_retry_at, index_id(parked.key))
         words = [key, parked_to_json(parked), fence, parked_at, entry, index_id(parked.id)]
         if settle:
             keys.append(self._redis.turn(settle.turn))
@@ -217,7 +218,7 @@ class RedisParked:
 
     def reschedule(self, parked: Parked, at: datetime) -> bool:
         """Make a retry due at another time; False when it is claimed, was replaced or is gone."""
-        words = (*_identity(parked), _entry(parked, at))
+        words = (*_identity(parked), moment(at))
         return bool(self._redis.run(_RESCHEDULE, self._parked_keys, words))
 
     def cancel_parked(self, parked: Parked) -> bool:
@@ -235,7 +236,3 @@ def _identity(parked: Parked) -> tuple[Word, Word, Word]:
 
 def _retries(rows: Rows) -> tuple[Parked, ...]:
     return tuple(parked_from_json(record.decode(), due_ms=to_ms(time_of(place))) for place, record in rows)
-
-
-def _entry(parked: Parked, at: datetime) -> str:
-    return entry_of((parked.queue, parked.type), at, index_id(parked.key))
