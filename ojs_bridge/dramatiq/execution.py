@@ -21,7 +21,7 @@ from ..store import StoreError
 from .consumer import Settlement, have_queue, mark, publication
 from .encoding import encodable
 from .options import UNBOUNDED
-from .outages import outages
+from .outages import outages, told
 from .producer import carry_wishes
 from .replay import FRAMEWORK, original
 from .translate import (
@@ -80,15 +80,16 @@ class Execution:
 
     def put_aside(self, begun: Postpone | Drop) -> str:
         """Send a delivery that came before its time on to that time, or drop a late copy; return why."""
-        # Results would store None over the real result of a message that is skipped.
-        self._message.options["store_results"] = False
-        if isinstance(begun, Drop):
-            mark(self._message, Settlement.DROP)
-            return begun.reason
         try:
+            if isinstance(begun, Drop):
+                mark(self._message, Settlement.DROP)
+                return begun.reason
             self._send_on(begun, begun.job, begun.at, "came before its time", {})
         except Exception:
             logger.exception("job %s: came before its time and goes back to its queue", begun.job.id)
+        finally:
+            # Results would store None over the real result of a message that is skipped.
+            self._message.options["store_results"] = False
         return f"not due before {begun.at.isoformat()}"
 
     def _judge(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Decision:
@@ -153,7 +154,7 @@ class Execution:
         except Exception as error:
             plain = encodable(message)
             if plain is message:
-                raise NotSent(f"the broker took no retry: {error!r}") from error
+                raise NotSent(f"the broker took no retry: {told(error)}") from error
             self._enqueue(plain, at)
 
     def _enqueue(self, message: Message[Any], at: datetime) -> None:

@@ -12,6 +12,11 @@ def outages() -> tuple[type[Exception], ...]:
     return (ConnectionClosed, ConnectionFailed, OSError, *redis_outages(), *_rabbitmq_outages())
 
 
+def told(error: Exception) -> str:
+    """Return what an error says, with its class; the newest redis-py's own `repr` holds neither."""
+    return f"{type(error).__name__}: {error}"
+
+
 def redis_outages() -> tuple[type[Exception], ...]:
     """Return what a Redis outage raises, also where Dramatiq does not know it as one."""
     if "dramatiq.brokers.redis" not in sys.modules:

@@ -16,7 +16,7 @@ from ..publishing import Unreachable
 from ..store import Letter, Parked
 from .consumer import confirm, have_queue
 from .encoding import encodable
-from .outages import outages
+from .outages import outages, told
 from .translate import parked_options, replayed_options
 
 FRAMEWORK = "dramatiq"
@@ -67,4 +67,4 @@ class DramatiqPublisher:
         try:
             self._broker.enqueue(message)
         except outages() as error:
-            raise Unreachable(repr(error)) from error
+            raise Unreachable(told(error)) from error

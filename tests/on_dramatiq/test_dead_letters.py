@@ -12,7 +12,15 @@ import pytest
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 
-from ojs_bridge import Bridge, ConfigurationError, DeadLetter, LetterNotFound, StoreError
+from ojs_bridge import (
+    Bridge,
+    ConfigurationError,
+    DeadLetter,
+    LetterNotFound,
+    StorageRetry,
+    StoreError,
+    open_store,
+)
 from ojs_bridge.dramatiq import install
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import QUICK, Fleet, broker_of
@@ -35,12 +43,27 @@ class FailingStore:
         return unreachable
 
 
+class Graveless:
+    """A store that takes everything but dead letters."""
+
+    def __init__(self, url: str) -> None:
+        self.store = open_store(url)
+
+    def bury(self, *args: Any) -> None:
+        """Fail."""
+        raise StoreError("no room")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
 @pytest.mark.requirement("RET-14", "RET-17")
-@pytest.mark.parametrize("store", [None, FailingStore()], ids=["no store", "failing store"])
+@pytest.mark.parametrize("kind", ["no store", "failing store"])
 def test_without_a_store_the_dead_queue_holds_the_final_state(
-    broker: dramatiq.Broker, unique: str, store: Any, caplog: pytest.LogCaptureFixture
+    broker: dramatiq.Broker, unique: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    fleet = Fleet(broker, unique, store=store)
+    store = None if kind == "no store" else Graveless(f"sqlite:///{tmp_path}/ojs.db")
+    fleet = Fleet(broker, unique, store=store, storage_retry=StorageRetry.disabled())
     kept = fleet.send(fleet.actor(fails, ojs_retry=KEEP))
     dropped = fleet.send(fleet.actor(fails, ojs_retry={"max_attempts": 2}))
     with fleet.working(threads=2):
@@ -59,8 +82,11 @@ def test_without_a_store_the_dead_queue_holds_the_final_state(
     assert ("no store: dead letters go" in caplog.text) is (store is None)
 
 
-def test_a_store_that_fails_never_repeats_an_attempt(broker: dramatiq.Broker, unique: str) -> None:
-    fleet = Fleet(broker, unique, store=FailingStore())
+def test_a_store_that_fails_never_repeats_an_attempt_of_a_bridge_that_fails_open(
+    broker: dramatiq.Broker, unique: str
+) -> None:
+    disabled = StorageRetry.disabled()
+    fleet = Fleet(broker, unique, store=FailingStore(), fail_open=True, storage_retry=disabled)
     policy = {**KEEP, "max_attempts": 13, "initial_interval": "PT0.001S", "max_interval": "PT0.001S"}
     job = fleet.send(fleet.actor(fails, ojs_retry=policy))
     with fleet.working(threads=2):
@@ -110,7 +136,7 @@ def test_a_letter_whose_publication_fails_stays(
         fleet.end(job)
     operator = Bridge(f"sqlite:///{tmp_path}/ojs.db")
     install(RedisBroker(url="redis://127.0.0.1:1/0", namespace=unique), operator)
-    with pytest.raises(Exception, match="connect"):
+    with pytest.raises(Exception, match="onnect"):
         operator.dead_letters.retry(job.id)
     assert operator.dead_letters.get(job.id).replay_count == 0
 

@@ -426,7 +426,7 @@ def test_a_time_limit_that_strikes_as_the_actor_ends_loses_nothing(limited: Flee
 
 
 @pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
-def test_a_shutdown_notification_is_of_the_reserved_type_and_the_job_goes_on(
+def test_a_shutdown_notification_gives_the_attempt_back_and_the_job_goes_on(
     broker: dramatiq.Broker, unique: str
 ) -> None:
     fleet = Fleet(broker, unique)
@@ -435,8 +435,8 @@ def test_a_shutdown_notification_is_of_the_reserved_type_and_the_job_goes_on(
         eventually(lambda: job.runs)
     with fleet.working(threads=1):
         assert fleet.end(job).type == "job.completed"
-    assert types_of(fleet, job) == ["shutdown"]
-    assert len(job.runs) == 2
+    assert types_of(fleet, job) == []
+    assert (len(job.runs), job.runs[1].options.get("retries", 0)) == (2, 0)
 
 
 def test_a_retry_past_the_age_limit_is_exhausted(stubbed: Callable[..., Fleet]) -> None:

@@ -22,7 +22,7 @@ from dramatiq.middleware.middleware import MiddlewareError
 from redis.backoff import NoBackoff
 from redis.retry import Retry as RedisRetry
 
-from ojs_bridge import Bridge, DeadLetter, Event
+from ojs_bridge import Bridge, DeadLetter, Event, StorageRetry
 from ojs_bridge.dramatiq import consumer
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard
 from tests.servers import RabbitMQ, Valkey, eventually
@@ -194,7 +194,7 @@ class Refusing(StubBroker):
 @pytest.mark.parametrize("early", [False, True], ids=["a retry", "a postponed job"])
 def test_a_job_is_given_back_until_its_retry_is_taken(unique: str, early: bool) -> None:
     broker = Refusing()
-    fleet = Fleet(broker, unique)
+    fleet = Fleet(broker, unique, storage_retry=StorageRetry.disabled())
     broker.refusals = 3
     later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
     state = {"ojs": {"v": 1, "attempt": 1, "next_retry_at": later}} if early else {}
@@ -212,11 +212,11 @@ class BrokenBridge(Bridge):
 
     broken = ""
 
-    def begin(self, *args: Any) -> Any:
+    def begin(self, *args: Any, **options: Any) -> Any:
         """Fail, perhaps."""
         if self.broken == "begin":
             raise RuntimeError("a bug")
-        return super().begin(*args)
+        return super().begin(*args, **options)
 
     def judge(self, *args: Any) -> Any:
         """Fail, perhaps."""
