@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
+import time
 from typing import Any, Literal
 from weakref import WeakSet
 
 import sqlalchemy as sa
+
+BUSY_SECONDS = 30
 
 #: Held while a connection is in use. A child that is forked meanwhile would inherit SQLite's note that the
 #: file is locked, and wait for ever for a thread that it does not have.
@@ -22,12 +26,26 @@ def share(engine: sa.Engine, *, synchronous: Literal["FULL", "NORMAL"]) -> None:
     """
 
     def share_file(connection: Any, _record: object) -> None:
-        connection.execute("PRAGMA busy_timeout=30000")
-        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
+        _write_ahead(connection)
         connection.execute(f"PRAGMA synchronous={synchronous}")
 
     sa.event.listen(engine, "connect", share_file)
     _engines.add(engine)
+
+
+def _write_ahead(connection: Any) -> None:
+    """Switch to a write-ahead log; SQLite itself does not wait for another process that does so now."""
+    give_up_at = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > give_up_at:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _before_fork() -> None:
