@@ -53,14 +53,14 @@ class Scheduler:
         if self._thread is not None:
             self._thread.join(seconds)
 
-    def publish_due(self) -> int:
+    def publish_due(self, framework: str, publisher: Publisher) -> int:
         """Publish one batch of what is due and return how many were; raises StoreError and Unreachable."""
         now = self.clock()
-        due = self.store.claim_due(now=now, until=now + CLAIM, limit=BATCH)
+        due = self.store.claim_due(framework, now=now, until=now + CLAIM, limit=BATCH)
         published: list[Parked] = []
         try:
             for parked in due.retries:
-                self._publish(parked)
+                self._publish(parked, publisher)
                 published.append(parked)
         finally:
             if published:
@@ -70,10 +70,7 @@ class Scheduler:
                 self.store.unclaim(rest, due.claim)
         return len(published)
 
-    def _publish(self, parked: Parked) -> None:
-        publisher = self.publishers.get(parked.framework)
-        if publisher is None:
-            raise Unreachable(f"this process publishes nothing for {parked.framework}")
+    def _publish(self, parked: Parked, publisher: Publisher) -> None:
         # Somebody may have asked for it sooner than the message itself says.
         state = {**parked.state, "next_retry_at": format_time(parked.next_retry_at)}
         try:
@@ -87,17 +84,21 @@ class Scheduler:
     def _run(self) -> None:
         slept = SWEEP_SECONDS
         while not self._stop.is_set():
-            try:
-                busy = self._insist(self.publish_due) == BATCH
-            except Exception as error:  # noqa: BLE001 - whatever it is, it comes again in a second
-                logger.warning("parked retries wait: %r", error)
-                busy = False
+            more = [self._publish_all(*served) for served in tuple(self.publishers.items())]
             if slept >= SWEEP_SECONDS:
                 slept = 0.0
                 self._sweep()
-            if not busy:
+            if not any(more):
                 slept += POLL_SECONDS
                 self._stop.wait(POLL_SECONDS)
+
+    def _publish_all(self, framework: str, publisher: Publisher) -> bool:
+        """Publish a framework's batch; return whether there may be more."""
+        try:
+            return self._insist(lambda: self.publish_due(framework, publisher)) == BATCH
+        except Exception as error:  # noqa: BLE001 - whatever it is, it comes again in a second
+            logger.warning("parked retries of %s wait: %r", framework, error)
+            return False
 
     def _insist(self, operation: Callable[[], int]) -> int:
         return self.polling.run(operation, (StoreError, Unreachable), wait=self._stop.wait)

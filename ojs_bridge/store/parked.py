@@ -65,8 +65,11 @@ class Parking(Protocol):
         It replaces one of the same key, claimed or not, unless that one has a higher fence.
         """
 
-    def claim_due(self, *, now: datetime, until: datetime, limit: int) -> Due:
-        """Claim due retries, the longest due first, atomically: nobody else gets them before `until`."""
+    def claim_due(self, framework: str, *, now: datetime, until: datetime, limit: int) -> Due:
+        """Claim a framework's due retries, the longest due first, atomically.
+
+        Nobody else gets them before `until`.
+        """
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
         """Delete retries that were published under a claim that is still theirs; return how many."""

@@ -78,7 +78,7 @@ def parked(job_id: str = "j-1", **fields: Any) -> Parked:
 
 def claim_due(store: Store) -> Due:
     """Claim a parked retry that is due."""
-    return store.claim_due(now=NOW, until=LATER, limit=1)
+    return store.claim_due("celery", now=NOW, until=LATER, limit=1)
 
 
 def use_everything(store: Store) -> None:
@@ -228,7 +228,7 @@ def test_whatever_answer_is_lost_the_step_is_done_once(forgetful: tuple[Forgetfu
     lossy(lambda: store.park(parked(), Settle(TURN, "w-1", KEEP)))
     assert store.count_parked() == 1
     assert lossy(lambda: claim_due(store)).retries == ()
-    due = store.claim_due(now=LATER, until=LATER + timedelta(minutes=1), limit=5)
+    due = store.claim_due("celery", now=LATER, until=LATER + timedelta(minutes=1), limit=5)
     assert due.retries == (parked(),)
 
 
@@ -336,9 +336,9 @@ def test_whose_claim_is_over_may_still_publish(own: Store) -> None:
     """Nobody moves or cancels the retry under its hands, until somebody else has claimed it."""
     own.park(parked("j-1"))
     own.park(parked("j-2", next_retry_at=NOW + timedelta(seconds=1)))
-    first = own.claim_due(now=LATER, until=LATER, limit=2)
+    first = own.claim_due("celery", now=LATER, until=LATER, limit=2)
     assert len(first.retries) == 2
-    second = own.claim_due(now=LATER, until=LATER + timedelta(minutes=1), limit=1)
+    second = own.claim_due("celery", now=LATER, until=LATER + timedelta(minutes=1), limit=1)
     assert second.retries == (parked("j-1"),)
     for retry in first.retries:
         assert not own.cancel_parked(retry)

@@ -16,8 +16,9 @@ from .reservations import SETTLE, settle_words
 from .server import Script, Word
 
 #: KEYS: records, by_time, by_kind, kinds, states, ready, jobs, claims, tokens. A state: fence, when it was
-#: parked, its index entry, its job. `ready` holds the places of those that nobody has claimed; `claims` ends
-#: by key; `tokens` who claimed a key last. What is written anew has no claim.
+#: parked, its index entry, its job, its framework. `ready` holds the places of those that nobody has claimed,
+#: after their frameworks; `claims` ends by key; `tokens` who claimed a key last. What is written anew has no
+#: claim.
 _PARKED = (
     INDEX
     + """
@@ -36,22 +37,25 @@ local function unclaimed(key)
   redis.call('HDEL', KEYS[9], key)
 end
 
-local function erase_place(entry)
-  redis.call('ZREM', KEYS[6], place_of(entry))
+local function ready_of(entry, framework)
+  return framework .. '\\0' .. place_of(entry)
+end
+
+local function erase_place(entry, framework)
+  redis.call('ZREM', KEYS[6], ready_of(entry, framework))
   leave(KEYS[2], KEYS[3], KEYS[4], entry)
 end
 
-local function write(key, fence, parked_at, entry, job, earlier)
-  redis.call('HSET', KEYS[5], key, cmsgpack.pack(fence, parked_at, entry, job))
-  if earlier then erase_place(earlier) end
-  redis.call('ZADD', KEYS[6], 0, place_of(entry))
+local function write(key, fence, parked_at, entry, job, framework)
+  redis.call('HSET', KEYS[5], key, cmsgpack.pack(fence, parked_at, entry, job, framework))
+  redis.call('ZADD', KEYS[6], 0, ready_of(entry, framework))
   redis.call('ZADD', KEYS[7], 0, job .. '\\0' .. key)
   enter(KEYS[2], KEYS[3], KEYS[4], entry)
   unclaimed(key)
 end
 
-local function erase(key, entry, job)
-  erase_place(entry)
+local function erase(key, entry, job, framework)
+  erase_place(entry, framework)
   redis.call('HDEL', KEYS[1], key)
   redis.call('HDEL', KEYS[5], key)
   redis.call('ZREM', KEYS[7], job .. '\\0' .. key)
@@ -60,40 +64,46 @@ end
 """
 )
 
-#: And a turn. ARGV: key, record, fence, when it was parked, entry, job, and how to settle. Parking again
-#: writes the same again, and ends a claim of the moment between: the fence stops what was published twice.
+#: And a turn. ARGV: key, record, fence, when it was parked, entry, job, framework, and how to settle.
+#: Parking again writes the same again, and ends a claim of the moment between: the fence stops what was
+#: published twice.
 _PARK = Script(
     _PARKED
     + SETTLE
     + """
 local key = ARGV[1]
-local fence, _, entry, job = state_of(key)
+local fence, _, entry, job, framework = state_of(key)
 if not fence or fence <= tonumber(ARGV[3]) then
   redis.call('HSET', KEYS[1], key, ARGV[2])
-  if job then redis.call('ZREM', KEYS[7], job .. '\\0' .. key) end
-  write(key, tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], entry)
+  if job then
+    redis.call('ZREM', KEYS[7], job .. '\\0' .. key)
+    erase_place(entry, framework)
+  end
+  write(key, tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7])
 end
-if KEYS[10] then settle(KEYS[10], ARGV[7], ARGV[8], ARGV[9]) end
+if KEYS[10] then settle(KEYS[10], ARGV[8], ARGV[9], ARGV[10]) end
 return 0
 """
 )
 
-#: ARGV: now, until, token, limit, the end of the places that are due. Repeated, it claims others; the first
-#: ones, whose names were lost with the connection, are due again at `until`.
+#: ARGV: now, until, token, limit, framework, the end of the places that are due. Repeated, it claims others;
+#: the first ones, whose names were lost with the connection, are due again at `until`.
 _CLAIM_DUE = Script(
     _PARKED
     + """
 for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[8], '-inf', ARGV[1], 'LIMIT', 0, 1000)) do
-  local _, _, entry = state_of(key)
-  redis.call('ZADD', KEYS[6], 0, place_of(entry))
+  local _, _, entry, _, framework = state_of(key)
+  redis.call('ZADD', KEYS[6], 0, ready_of(entry, framework))
   redis.call('ZREM', KEYS[8], key)
 end
 local answer = {}
-for _, place in ipairs(redis.call('ZRANGEBYLEX', KEYS[6], '-', ARGV[5], 'LIMIT', 0, ARGV[4])) do
+local first, last = '[' .. ARGV[5] .. '\\0', '(' .. ARGV[5] .. '\\0' .. ARGV[6]
+for _, ready in ipairs(redis.call('ZRANGEBYLEX', KEYS[6], first, last, 'LIMIT', 0, ARGV[4])) do
+  local place = string.sub(ready, #ARGV[5] + 2)
   local key = string.sub(place, 17)
   redis.call('ZADD', KEYS[8], ARGV[2], key)
   redis.call('HSET', KEYS[9], key, ARGV[3])
-  redis.call('ZREM', KEYS[6], place)
+  redis.call('ZREM', KEYS[6], ready)
   answer[#answer + 1] = place
   answer[#answer + 1] = redis.call('HGET', KEYS[1], key)
 end
@@ -108,8 +118,8 @@ _UNPARK = Script(
 local gone = 0
 for n = 2, #ARGV do
   if redis.call('HGET', KEYS[9], ARGV[n]) == ARGV[1] then
-    local _, _, entry, job = state_of(ARGV[n])
-    erase(ARGV[n], entry, job)
+    local _, _, entry, job, framework = state_of(ARGV[n])
+    erase(ARGV[n], entry, job, framework)
     gone = gone + 1
   end
 end
@@ -123,8 +133,8 @@ _UNCLAIM = Script(
     + """
 for n = 2, #ARGV do
   if redis.call('HGET', KEYS[9], ARGV[n]) == ARGV[1] then
-    local _, _, entry = state_of(ARGV[n])
-    redis.call('ZADD', KEYS[6], 0, place_of(entry))
+    local _, _, entry, _, framework = state_of(ARGV[n])
+    redis.call('ZADD', KEYS[6], 0, ready_of(entry, framework))
     unclaimed(ARGV[n])
   end
 end
@@ -134,7 +144,7 @@ return 0
 
 _SAME = """
 local key = ARGV[1]
-local fence, parked_at, entry, job = state_of(key)
+local fence, parked_at, entry, job, framework = state_of(key)
 if fence ~= tonumber(ARGV[2]) or parked_at ~= ARGV[3] then return 0 end
 -- Who was too slow for its claim may still publish.
 if redis.call('HEXISTS', KEYS[9], key) == 1 then return 0 end
@@ -146,13 +156,14 @@ _RESCHEDULE = Script(
     + _SAME
     + """
 local kind = split(entry)
-write(key, fence, parked_at, kind .. '\\0' .. ARGV[4] .. ':' .. key, job, entry)
+erase_place(entry, framework)
+write(key, fence, parked_at, kind .. '\\0' .. ARGV[4] .. ':' .. key, job, framework)
 return 1
 """
 )
 
 #: ARGV: key, fence, when it was parked. What is gone stays gone.
-_CANCEL = Script(_PARKED + _SAME + "erase(key, entry, job) return 1")
+_CANCEL = Script(_PARKED + _SAME + "erase(key, entry, job, framework) return 1")
 
 #: ARGV: job. It reads.
 _GET = Script(
@@ -184,16 +195,16 @@ class RedisParked:
         key, fence, parked_at = _identity(parked)
         keys = [*self._parked_keys]
         entry = entry_of((parked.queue, parked.type), parked.next_retry_at, index_id(parked.key))
-        words = [key, parked_to_json(parked), fence, parked_at, entry, index_id(parked.id)]
+        words = [key, parked_to_json(parked), fence, parked_at, entry, index_id(parked.id), parked.framework]
         if settle:
             keys.append(self._redis.turn(settle.turn))
             words += settle_words(settle)
         self._redis.run(_PARK, keys, words)
 
-    def claim_due(self, *, now: datetime, until: datetime, limit: int) -> Due:
-        """Claim due retries, the longest due first, atomically."""
+    def claim_due(self, framework: str, *, now: datetime, until: datetime, limit: int) -> Due:
+        """Claim a framework's due retries, the longest due first, atomically."""
         token = secrets.token_hex(8)
-        words = (to_ms(now), to_ms(until), token, limit, f"({moment(now)};")
+        words = (to_ms(now), to_ms(until), token, limit, framework, f"{moment(now)};")
         return Due(token, _retries(rows_of(self._redis.run(_CLAIM_DUE, self._parked_keys, words))))
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:

@@ -40,6 +40,7 @@ class ParkedRetries(Database):
             "key": index_id(parked.key),
             "job_id": index_id(parked.id),
             "fence": parked.fence,
+            "framework": index_text(parked.framework),
             "type": index_text(parked.type),
             "queue": index_text(parked.queue),
             "due_ms": to_ms(parked.next_retry_at),
@@ -52,31 +53,19 @@ class ParkedRetries(Database):
             if settle is not None:
                 mark_settled(connection, self._namespace, settle)
 
-    def claim_due(self, *, now: datetime, until: datetime, limit: int) -> Due:
-        """Claim due retries, the longest due first, atomically, those that others are claiming left out."""
+    def claim_due(self, framework: str, *, now: datetime, until: datetime, limit: int) -> Due:
+        """Claim a framework's due retries, the longest due first, atomically, without those being claimed."""
         claim, now_ms = uuid4().hex, to_ms(now)
         mine = _c.namespace == self._namespace
-        free = sa.and_(mine, _c.due_ms <= now_ms, _c.claimed_until_ms <= now_ms)
+        due = sa.and_(mine, _c.framework == index_text(framework), _c.due_ms <= now_ms)
+        free = sa.and_(due, _c.claimed_until_ms <= now_ms)
         query = sa.select(_c.key).where(free).order_by(_c.due_ms, _c.key).limit(limit)
         with self._statement() as connection:
             keys = sa.select(picked(connection, query).c.key)
             statement = sa.update(table).where(mine, _c.key.in_(keys))
             statement = statement.values(claim=claim, claimed_until_ms=to_ms(until))
-            rows = self._claimed(connection, statement, claim, now_ms)
+            rows = _claimed(connection, statement, sa.and_(due, _c.claim == claim))
         return Due(claim, tuple(_parked(row) for row in rows))
-
-    def _claimed(
-        self, connection: Connection, statement: sa.Update, claim: str, now_ms: int
-    ) -> Sequence[Any]:
-        if connection.dialect.name == "postgresql":
-            rows = connection.execute(statement.returning(*_SHOWN)).all()
-            return sorted(rows, key=lambda row: (row.due_ms, row.key))
-        # The limit keeps the search from going on behind the last of them.
-        count = connection.execute(statement).rowcount
-        query = sa.select(*_SHOWN).where(
-            _c.namespace == self._namespace, _c.due_ms <= now_ms, _c.claim == claim
-        )
-        return connection.execute(query.order_by(_c.due_ms, _c.key).limit(count)).all()
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
         """Delete retries that were published under a claim that is still theirs; return how many."""
@@ -145,6 +134,16 @@ class ParkedRetries(Database):
         yield _c.namespace == self._namespace
         yield from equals(_c.queue, where.queue)
         yield from matches(_c.type, where.type)
+
+
+def _claimed(connection: Connection, statement: sa.Update, ours: sa.ColumnElement[bool]) -> Sequence[Any]:
+    if connection.dialect.name == "postgresql":
+        rows = connection.execute(statement.returning(*_SHOWN)).all()
+        return sorted(rows, key=lambda row: (row.due_ms, row.key))
+    # The limit keeps the search from going on behind the last of them.
+    count = connection.execute(statement).rowcount
+    query = sa.select(*_SHOWN).where(ours).order_by(_c.due_ms, _c.key)
+    return connection.execute(query.limit(count)).all()
 
 
 def _parked(row: Any) -> Parked:

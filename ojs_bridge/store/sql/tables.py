@@ -51,6 +51,7 @@ parked = sa.Table(
     sa.Column("key", ID, primary_key=True),
     sa.Column("job_id", ID, nullable=False),
     sa.Column("fence", sa.BigInteger, nullable=False),
+    sa.Column("framework", sa.String(255), nullable=False),
     sa.Column("type", sa.String(MAX_TEXT), nullable=False),
     sa.Column("queue", sa.String(MAX_TEXT), nullable=False),
     sa.Column("due_ms", sa.BigInteger, nullable=False),
@@ -59,7 +60,8 @@ parked = sa.Table(
     sa.Column("claim", sa.String(32), nullable=False),
     sa.Column("claimed_until_ms", sa.BigInteger, nullable=False),
     sa.Column("record", RECORD, nullable=False),
-    sa.Index("ojs_parked_due", "namespace", "due_ms", "key"),
+    sa.Index("ojs_parked_due", "namespace", "framework", "due_ms", "key"),
+    sa.Index("ojs_parked_listed", "namespace", "due_ms", "key"),
     sa.Index("ojs_parked_job", "namespace", "job_id"),
 )
 
