@@ -32,8 +32,8 @@ class Upsert:
     ) -> None:
         self._table, self._replaced, self._where = table, replaced, where
         self._in_one = {
-            "postgresql": self._on_conflict(postgresql_insert(table)),
-            "sqlite": self._on_conflict(sqlite_insert(table)),
+            name: self._on_conflict(insert(table)).execution_options(preserve_rowcount=True)
+            for name, insert in (("postgresql", postgresql_insert), ("sqlite", sqlite_insert))
         }
 
     def __call__(self, connection: Connection, row: Mapping[str, Any]) -> bool:
@@ -56,7 +56,8 @@ class Upsert:
         return replacing
 
     def _ignored(self, connection: Connection, row: Mapping[str, Any]) -> bool:
-        return connection.execute(sa.insert(self._table).prefix_with("IGNORE"), row).rowcount == 1
+        statement = sa.insert(self._table).prefix_with("IGNORE").execution_options(preserve_rowcount=True)
+        return connection.execute(statement, row).rowcount == 1
 
     def _updated(self, connection: Connection, row: Mapping[str, Any]) -> bool:
         if not self._replaced:
