@@ -384,6 +384,14 @@ class Bridge:
         with _harmless(run.job):
             self._end_turn(run, Complete())
 
+    def let_run_out(self, run: Run) -> None:
+        """Extend a run's turn no more, because nothing could be done with its outcome, and nobody knows it.
+
+        The delivery goes back to its queue, and the next one after the turn ran out is a lost attempt.
+        """
+        if self._reservations and run.turn:
+            self._reservations.let_go(run.turn)
+
     def acknowledged(self, run: Run) -> None:
         """Take note that the broker has deleted the message of a job that ended with this run."""
         if self._reservations and run.turn:
