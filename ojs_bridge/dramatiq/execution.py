@@ -80,17 +80,19 @@ class Execution:
 
     def put_aside(self, begun: Postpone | Drop) -> str:
         """Send a delivery that came before its time on to that time, or drop a late copy; return why."""
+        if isinstance(begun, Drop):
+            mark(self._message, Settlement.DROP)
+        else:
+            self._postpone(begun)
+        # Results would store None over the real result of a message that is skipped.
+        self._message.options["store_results"] = False
+        return begun.reason if isinstance(begun, Drop) else f"not due before {begun.at.isoformat()}"
+
+    def _postpone(self, begun: Postpone) -> None:
         try:
-            if isinstance(begun, Drop):
-                mark(self._message, Settlement.DROP)
-                return begun.reason
             self._send_on(begun, begun.job, begun.at, "came before its time", {})
         except Exception:
             logger.exception("job %s: came before its time and goes back to its queue", begun.job.id)
-        finally:
-            # Results would store None over the real result of a message that is skipped.
-            self._message.options["store_results"] = False
-        return f"not due before {begun.at.isoformat()}"
 
     def _judge(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Decision:
         if isinstance(begun, Refuse):

@@ -14,7 +14,7 @@ from dramatiq.worker import _ConsumerThread as ConsumerThread
 
 from ..bridge import Bridge
 from ..policy import PartialPolicy
-from ..runs import Drop, Lost, Postpone, Refuse
+from ..runs import Drop, Lost, Postpone, Refuse, Run
 from ..store import StoreError
 from .actors import ERRORS_OPTION, Actors, BootError
 from .consumer import Settlement, mark, wrap
@@ -158,12 +158,20 @@ class OJSRetries(Retries):
             execution.conclude(begun, exception)
         except (NotSent, StoreError) as error:
             logger.error("job %s: %s; it goes back to its queue", message.message_id, error)
+            self._let_run_out(begun)
         except Exception:
             logger.exception("job %s: kept in the broker's dead queue", message.message_id)
             message.fail()
             mark(message, Settlement.DEAD)
+            self._let_run_out(begun)
         except BaseException:
             logger.exception("job %s: interrupted, it goes back to its queue", message.message_id)
+            self._let_run_out(begun)
+
+    def _let_run_out(self, begun: Any) -> None:
+        run = begun.run if isinstance(begun, Lost) else begun
+        if isinstance(run, Run):
+            self.bridge.let_run_out(run)
 
     def _take_over(self, broker: Broker) -> None:
         """Take the stock `Retries`' place in the middleware, once; others say `before=Retries`."""

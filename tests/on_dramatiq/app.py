@@ -22,8 +22,20 @@ class OtherRetries(Retries):
     """Another middleware that retries."""
 
 
-broker = RabbitmqBroker(url=URL) if URL.startswith("amqp") else RedisBroker(url=URL, namespace=QUEUE)
-broker.add_middleware(OJSRetries(Bridge(retry={"initial_interval": "PT0.05S", "jitter": False})))
+def new_broker() -> dramatiq.Broker:
+    """Make the broker; Redis takes a worker for dead as soon as APP_HEARTBEAT milliseconds have passed."""
+    if URL.startswith("amqp"):
+        return RabbitmqBroker(url=URL)
+    heartbeat = int(os.environ.get("APP_HEARTBEAT", "60000"))
+    return RedisBroker(url=URL, namespace=QUEUE, heartbeat_timeout=heartbeat, maintenance_chance=1_000_000)
+
+
+broker = new_broker()
+bridge = Bridge(
+    retry={"initial_interval": "PT0.05S", "jitter": False},
+    reservation=os.environ.get("APP_RESERVATION", "PT1M"),
+)
+broker.add_middleware(OJSRetries(bridge))
 if FAULT == "two":
     broker.add_middleware(OtherRetries())
 dramatiq.set_broker(broker)

@@ -2,85 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import textwrap
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ojs_bridge import open_store
-from ojs_bridge.store import LetterFilter
+from tests.on_dramatiq.application import COMMANDS, Application
 from tests.on_dramatiq.conftest import url_of
 from tests.servers import eventually
 
-COMMANDS = Path(sys.executable).parent
 APP = "tests.on_dramatiq.app"
-
-
-class Application:
-    """The application of `app.py` on a broker, with its worker and producer processes."""
-
-    def __init__(self, url: str, queue: str, folder: Path) -> None:
-        self.runs = folder / "runs"
-        self.runs.touch()
-        self.store = open_store(f"sqlite:///{folder}/ojs.db")
-        self.log = folder / "log"
-        self.environment = {
-            **os.environ,
-            "APP_BROKER": url,
-            "APP_QUEUE": queue,
-            "APP_RUNS": str(self.runs),
-            "OJS_BRIDGE_STORE": f"sqlite:///{folder}/ojs.db",
-            "dramatiq_worker_timeout": "50",
-        }
-
-    @contextmanager
-    def working(self, *, command: str = "dramatiq", fault: str = "") -> Iterator[subprocess.Popen[bytes]]:
-        """Run the command until the block ends."""
-        words = [COMMANDS / command, APP, "--processes", "1", "--threads", "4"]
-        environment = {**self.environment, "APP_FAULT": fault}
-        with self.log.open("ab") as log:
-            process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
-        try:
-            yield process
-        except BaseException:
-            print(self.log.read_text())
-            raise
-        finally:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
-
-    def produce(self, code: str) -> None:
-        """Run a producer process."""
-        code = f"from {APP} import *\n{textwrap.dedent(code)}"
-        subprocess.run([sys.executable, "-c", code], env=self.environment, check=True, timeout=30)
-
-    def counts(self) -> Mapping[str, int]:
-        """How often each job has run."""
-        words = [line.split()[0] for line in self.runs.read_text().splitlines()]
-        return {word: words.count(word) for word in set(words)}
-
-    def dead(self) -> dict[str, str]:
-        """The dead letters' last error, by job type."""
-        page = self.store.list(LetterFilter(), limit=100, cursor=None)
-        return {letter.type: letter.error_type for letter in page.letters}
 
 
 @pytest.fixture
 def application(request: pytest.FixtureRequest, unique: str, tmp_path: Path) -> Application:
     """The application on the kind of broker that the test names."""
-    return Application(url_of(request, request.param), unique, tmp_path)
+    return Application(url_of(request, request.param), unique, tmp_path, APP)
 
 
 BOTH = pytest.mark.parametrize("application", ["redis", "rabbitmq"], indirect=True)
@@ -117,7 +54,7 @@ def test_a_third_process_replays(application: Application) -> None:
             bridge.dead_letters.retry(bridge.dead_letters.list().letters[0].id)
         """)
         eventually(lambda: application.counts() == {"hopeless": 6} and application.dead(), seconds=30)
-    (letter,) = application.store.list(LetterFilter(), limit=9, cursor=None).letters
+    (letter,) = application.letters()
     assert (letter.replay_count, len(letter.errors)) == (1, 6)
 
 

@@ -1,0 +1,116 @@
+"""A Dramatiq application in processes of its own: the real `dramatiq` command, and producers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ojs_bridge import Letter, open_store
+from ojs_bridge.store import LetterFilter
+
+COMMANDS = Path(sys.executable).parent
+
+
+class Application:
+    """The application of a module on a broker, with its worker and producer processes."""
+
+    def __init__(self, url: str, queue: str, folder: Path, module: str, **settings: str) -> None:
+        self.runs = folder / "runs"
+        self.runs.touch()
+        self.module = module
+        self.store_url = settings.pop("store", f"sqlite:///{folder}/ojs.db")
+        self.store = open_store(self.store_url, namespace=queue)
+        self.log = folder / "log"
+        self.environment = {
+            **os.environ,
+            "APP_BROKER": url,
+            "APP_QUEUE": queue,
+            "APP_RUNS": str(self.runs),
+            "OJS_BRIDGE_STORE": self.store_url,
+            "OJS_BRIDGE_NAMESPACE": queue,
+            "dramatiq_worker_timeout": "50",
+            **{f"APP_{name.upper()}": value for name, value in settings.items()},
+        }
+
+    def start(self, *, command: str = "dramatiq", fault: str = "") -> subprocess.Popen[bytes]:
+        """Start the command in a process group of its own."""
+        words = [COMMANDS / command, self.module, "--processes", "1", "--threads", "4"]
+        environment = {**self.environment, "APP_FAULT": fault}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+    @contextmanager
+    def working(self, *, command: str = "dramatiq", fault: str = "") -> Iterator[subprocess.Popen[bytes]]:
+        """Run the command until the block ends."""
+        process = self.start(command=command, fault=fault)
+        try:
+            yield process
+        except BaseException:
+            print(self.log.read_text())
+            raise
+        finally:
+            end(process)
+
+    @contextmanager
+    def supervised(self, *, fault: str = "") -> Iterator[None]:
+        """Run the command until the block ends, and again whenever it dies."""
+        over = threading.Event()
+
+        def supervise() -> None:
+            while not over.is_set():
+                process = self.start(fault=fault)
+                while process.poll() is None and not over.wait(0.05):
+                    pass
+                end(process)
+
+        thread = threading.Thread(target=supervise)
+        thread.start()
+        try:
+            yield
+        except BaseException:
+            print(self.log.read_text())
+            raise
+        finally:
+            over.set()
+            thread.join()
+
+    def produce(self, code: str) -> None:
+        """Run a producer process."""
+        code = f"from {self.module} import *\n{textwrap.dedent(code)}"
+        subprocess.run([sys.executable, "-c", code], env=self.environment, check=True, timeout=30)
+
+    def times(self, word: str) -> list[float]:
+        """When a job has run."""
+        lines = (line.split() for line in self.runs.read_text().splitlines())
+        return [float(at) for name, at in lines if name == word]
+
+    def counts(self) -> Mapping[str, int]:
+        """How often each job has run."""
+        words = [line.split()[0] for line in self.runs.read_text().splitlines()]
+        return {word: words.count(word) for word in set(words)}
+
+    def letters(self) -> tuple[Letter, ...]:
+        """The dead letters in the store."""
+        return self.store.list(LetterFilter(), limit=100, cursor=None).letters
+
+    def dead(self) -> dict[str, str]:
+        """The dead letters' last error, by job type."""
+        return {letter.type: letter.error_type for letter in self.letters()}
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Stop a worker in good order, and whatever is left of its group after that."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(20)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
