@@ -113,11 +113,13 @@ class Reservations(Database):
         query = sa.select(_c.key).where(mine, over).order_by(_c.keep_until_ms).limit(limit)
         with self._statement() as connection:
             keys = sa.select(picked(connection, query).c.key)
-            return connection.execute(sa.delete(reservations).where(mine, over, _c.key.in_(keys))).rowcount
+            return connection.execute(sa.delete(reservations).where(mine, _c.key.in_(keys))).rowcount
 
     def _any_of(self, turns: Sequence[Turn]) -> sa.ColumnElement[bool]:
         pairs = [(index_id(turn.key), turn.fence) for turn in turns]
-        return sa.and_(_c.namespace == self._namespace, sa.tuple_(_c.key, _c.fence).in_(pairs))
+        # The keys alone, too: that is what the databases look up in the index.
+        known = _c.key.in_([key for key, _fence in pairs])
+        return sa.and_(_c.namespace == self._namespace, known, sa.tuple_(_c.key, _c.fence).in_(pairs))
 
 
 def mark_settled(connection: Connection, namespace: str, settle: Settle) -> bool:

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 
 T = TypeVar("T")
 #: How many keys one statement names; SQLite may know no more than 999 parameters.
-BATCH = 400
+BATCH = 300
 
 
 class New(Protocol):

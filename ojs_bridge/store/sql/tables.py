@@ -44,14 +44,15 @@ errors = sa.Table(
     sa.Column("record", RECORD, nullable=False),
 )
 
+# What names few rows leads the indexes of these: a planner without statistics takes a namespace for such.
 parked = sa.Table(
     "ojs_parked",
     metadata,
-    sa.Column("namespace", sa.String(64), primary_key=True),
     sa.Column("key", ID, primary_key=True),
+    sa.Column("namespace", sa.String(64), primary_key=True),
     sa.Column("job_id", ID, nullable=False),
     sa.Column("fence", sa.BigInteger, nullable=False),
-    sa.Column("framework", sa.String(255), nullable=False),
+    sa.Column("framework", sa.String(MAX_TEXT), nullable=False),
     sa.Column("type", sa.String(MAX_TEXT), nullable=False),
     sa.Column("queue", sa.String(MAX_TEXT), nullable=False),
     sa.Column("due_ms", sa.BigInteger, nullable=False),
@@ -60,16 +61,16 @@ parked = sa.Table(
     sa.Column("claim", sa.String(32), nullable=False),
     sa.Column("claimed_until_ms", sa.BigInteger, nullable=False),
     sa.Column("record", RECORD, nullable=False),
-    sa.Index("ojs_parked_due", "namespace", "framework", "due_ms", "key"),
-    sa.Index("ojs_parked_listed", "namespace", "due_ms", "key"),
-    sa.Index("ojs_parked_job", "namespace", "job_id"),
+    sa.Index("ojs_parked_due", "framework", "namespace", "due_ms", "key"),
+    sa.Index("ojs_parked_listed", "due_ms", "namespace", "key"),
+    sa.Index("ojs_parked_job", "job_id", "namespace"),
 )
 
 reservations = sa.Table(
     "ojs_reservations",
     metadata,
-    sa.Column("namespace", sa.String(64), primary_key=True),
     sa.Column("key", ID, primary_key=True),
+    sa.Column("namespace", sa.String(64), primary_key=True),
     sa.Column("fence", sa.BigInteger, nullable=False),
     sa.Column("settled", sa.Boolean, nullable=False),
     #: Empty where it is not known.
@@ -78,5 +79,5 @@ reservations = sa.Table(
     sa.Column("holder", ID, nullable=False),
     sa.Column("until_ms", sa.BigInteger, nullable=False),
     sa.Column("keep_until_ms", sa.BigInteger, nullable=False),
-    sa.Index("ojs_reservations_kept", "namespace", "keep_until_ms"),
+    sa.Index("ojs_reservations_kept", "keep_until_ms", "namespace"),
 )
