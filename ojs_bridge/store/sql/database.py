@@ -27,8 +27,8 @@ class Database:
     def __init__(self, url: str, namespace: str) -> None:
         self._namespace = namespace
         self._shown = without_password(url)
-        self._durable = durable_engine(url)
-        self._quick = quick_engine(self._durable)
+        self._quick = quick_engine(url)
+        self._durable = durable_engine(self._quick)
         is_sqlite = self._durable.dialect.name == "sqlite"
         self._in_use: AbstractContextManager[Any] = sqlite.in_use if is_sqlite else nullcontext()
         self._pid = os.getpid()

@@ -17,8 +17,11 @@ CONNECT_SECONDS = 5
 REST_SECONDS = 1.0
 
 
-def durable_engine(url: str) -> sa.Engine:
-    """Make the engine of a store's transactions; raises ConfigurationError."""
+def quick_engine(url: str) -> sa.Engine:
+    """Make the engine of single statements, without the round trips of a transaction where they are any.
+
+    Raises ConfigurationError.
+    """
     shown = without_password(url)
     try:
         parsed = sa.make_url(url)
@@ -30,31 +33,35 @@ def durable_engine(url: str) -> sa.Engine:
             raise ConfigurationError(
                 f"store: {shown!r} would be gone with the process: name a file, as in sqlite:///ojs.db"
             )
-        sqlite.share(engine, synchronous="FULL")
+        sqlite.share(engine, synchronous="NORMAL")
     else:
         _ask_the_rested(engine)
     return engine
 
 
-def quick_engine(durable: sa.Engine) -> sa.Engine:
-    """Make the engine of single statements, without the round trips that make them a transaction."""
-    if durable.dialect.name == "postgresql":
-        return durable.execution_options(isolation_level="AUTOCOMMIT")
-    if durable.dialect.name == "sqlite":
-        quick = sa.create_engine(durable.url, hide_parameters=True)
-        sqlite.share(quick, synchronous="NORMAL")
-        return quick
-    return durable
+def durable_engine(quick: sa.Engine) -> sa.Engine:
+    """Make the engine of transactions, on the same connections except on SQLite."""
+    if quick.dialect.name == "postgresql":
+        return quick.execution_options(isolation_level="READ COMMITTED")
+    if quick.dialect.name == "sqlite":
+        durable = sa.create_engine(quick.url, hide_parameters=True)
+        sqlite.share(durable, synchronous="FULL")
+        return durable
+    return quick
 
 
 def _engine(url: sa.URL, shown: str) -> sa.Engine:
     try:
         # Parameters are the arguments of jobs, which belong in no log.
-        return sa.create_engine(url, hide_parameters=True, connect_args=_patience(url))
+        return sa.create_engine(url, hide_parameters=True, connect_args=_patience(url), **_isolation(url))
     except ImportError as error:
         raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {error}") from None
     except (ArgumentError, NoSuchModuleError, TypeError, ValueError) as error:
         raise ConfigurationError(f"store: {shown!r} is not a store that ojs-bridge knows: {error}") from None
+
+
+def _isolation(url: sa.URL) -> dict[str, Any]:
+    return {"isolation_level": "AUTOCOMMIT"} if url.get_backend_name() == "postgresql" else {}
 
 
 def _patience(url: sa.URL) -> dict[str, Any]:
