@@ -6,7 +6,7 @@ TEST_WORKERS ?= 3
 PARALLEL = --numprocesses=$(TEST_WORKERS) --dist=loadfile --no-loadscope-reorder
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench main floor servers clean
+.PHONY: help demo test lint types bench chaos main floor servers clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -30,6 +30,9 @@ types: .venv/.installed  ## check types
 
 bench: .venv/.installed servers  ## measure
 	.venv/bin/python -m benchmarks
+
+chaos: .venv/.installed servers  ## kill workers, brokers and stores under a load, with the bridge and without
+	.venv/bin/python -m tests.chaos
 
 floor: .venv-floor/.installed servers  ## run the adapters' tests at the oldest supported versions
 ifeq ($(FLOOR_TESTS),)

@@ -1,0 +1,65 @@
+"""Prints what chaos does to each framework, with the bridge and without: `python -m tests.chaos [jobs]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.chaos.fates import load
+from tests.chaos.frameworks import OnCelery, OnDramatiq
+from tests.chaos.report import Verdict, judge, table
+from tests.chaos.trial import Outage, Storm, Trial
+from tests.servers import RabbitMQ, Valkey
+
+STORM = Storm(
+    seconds=70,
+    kill_every=4,
+    outages=(
+        Outage(9, "store", 5, frozen=True),
+        Outage(21, "broker", 3),
+        Outage(36, "store", 6),
+        Outage(52, "broker", 1),
+    ),
+    patience=240,
+)
+FRAMEWORKS: dict[str, type[OnCelery] | type[OnDramatiq]] = {"celery": OnCelery, "dramatiq": OnDramatiq}
+BROKERS: dict[str, type[Valkey] | type[RabbitMQ]] = {"valkey": Valkey, "rabbitmq": RabbitMQ}
+SIDES = {"bridge": True, "native": False}
+
+
+def main() -> None:
+    """Run every trial that was asked for, print the table, and fail when the bridge broke a promise."""
+    asked = _arguments()
+    rows = []
+    for framework in asked.frameworks:
+        for broker in asked.brokers:
+            for side in asked.sides:
+                rows.append(_trial(framework, broker, asked, bridged=SIDES[side]))
+                print(" ".join(rows[-1].cells()), rows[-1].faults or "", file=sys.stderr, flush=True)
+    print("\n".join(table(rows)))
+    sys.exit(any(row.faults for row in rows if "bridge" in row.name))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("jobs", nargs="?", type=int, default=2000)
+    parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
+    parser.add_argument("--brokers", nargs="+", choices=BROKERS, default=list(BROKERS))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--folder", type=Path, help="keep ledgers and logs here")
+    return parser.parse_args()
+
+
+def _trial(framework: str, broker: str, asked: argparse.Namespace, *, bridged: bool) -> Verdict:
+    side = "with the bridge" if bridged else "alone"
+    name = f"{FRAMEWORKS[framework].name} on {BROKERS[broker].__name__}, {side}"
+    jobs = load(asked.jobs, seed=1)
+    with tempfile.TemporaryDirectory() as temporary, BROKERS[broker]() as queue, Valkey() as store:
+        folder = (asked.folder or Path(temporary)) / name.replace(" ", "-")
+        trial = Trial(FRAMEWORKS[framework](), queue, store if bridged else None, jobs, folder)
+        return judge(name, jobs, trial.run(STORM), bridged=bridged)
+
+
+main()

@@ -1,0 +1,34 @@
+"""The small form of the chaos suite; `make chaos` runs the full one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.fates import load
+from tests.chaos.frameworks import Framework
+from tests.chaos.report import judge
+from tests.chaos.trial import Outage, Storm, Trial
+from tests.servers import RabbitMQ, Valkey
+
+SMALL = Storm(
+    seconds=10,
+    kill_every=2.5,
+    outages=(Outage(2, "store", 3, frozen=True), Outage(6, "broker", 1)),
+    patience=100,
+)
+
+
+@pytest.fixture
+def survives(tmp_path: Path) -> Callable[[Framework, type[Valkey] | type[RabbitMQ]], None]:
+    """Have a small load live through a short storm, on servers of its own."""
+
+    def survive(framework: Framework, broker: type[Valkey] | type[RabbitMQ]) -> None:
+        jobs = load(60, seed=1)
+        with broker() as queue, Valkey() as store:
+            outcome = Trial(framework, queue, store, jobs, tmp_path).run(SMALL)
+        assert judge("", jobs, outcome, bridged=True).faults == {}, (tmp_path / "workers.log").read_text()
+
+    return survive

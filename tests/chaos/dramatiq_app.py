@@ -1,0 +1,57 @@
+"""The Dramatiq broker and actors of a chaos fleet, with the bridge or without."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import dramatiq
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import CurrentMessage
+
+from ojs_bridge.dramatiq import OJSRetries
+from tests.chaos.fates import FATES, FIRST_DELAY, LONGEST_DELAY, Fate, play
+from tests.chaos.ledger import Ledger
+from tests.chaos.settings import QUEUE, VARIABLE, Settings
+
+#: Milliseconds without a sign of life after which Redis takes a worker for dead, and looks at once.
+HEARTBEAT_TIMEOUT = 4_000
+ALWAYS = 1_000_000
+
+
+def make_broker(settings: Settings) -> dramatiq.Broker:
+    """Build the broker; with a store its actors are under the bridge, without they retry as Dramatiq does."""
+    broker: dramatiq.Broker
+    if settings.on_redis:
+        redis: Any = RedisBroker
+        broker = redis(url=settings.broker, heartbeat_timeout=HEARTBEAT_TIMEOUT, maintenance_chance=ALWAYS)
+    else:
+        broker = RabbitmqBroker(url=settings.broker, confirm_delivery=True)
+    broker.add_middleware(CurrentMessage())
+    ledger = Ledger(settings.ledger)
+    if settings.store is not None:
+        broker.add_middleware(OJSRetries(settings.bridge(ledger)))
+    for fate in FATES.values():
+        _declare(broker, fate, ledger, bridged=settings.store is not None)
+    return broker
+
+
+def _declare(broker: dramatiq.Broker, fate: Fate, ledger: Ledger, *, bridged: bool) -> None:
+    def run(job: str) -> None:
+        message = CurrentMessage.get_current_message()
+        assert message is not None
+        play(ledger, job, message.options.get("retries", 0) + 1, lambda _: (os.getpid(),))
+
+    native = {
+        "max_retries": fate.max_attempts - 1,
+        "min_backoff": int(FIRST_DELAY * 1000),
+        "max_backoff": int(LONGEST_DELAY * 1000),
+    }
+    options: dict[str, Any] = {"ojs_retry": fate.policy} if bridged else native
+    actor: Any = dramatiq.actor
+    actor(run, broker=broker, actor_name=fate.name, queue_name=QUEUE, **options)
+
+
+if VARIABLE in os.environ:
+    dramatiq.set_broker(make_broker(Settings.from_env()))

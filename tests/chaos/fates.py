@@ -1,0 +1,101 @@
+"""What jobs do, how many of each kind there are, and the policy they are retried under."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tests.chaos.ledger import Ledger
+
+#: Seconds: the first retry's delay, the longest one, and how long a slow job takes.
+FIRST_DELAY, LONGEST_DELAY = 0.3, 1.0
+RESERVATION, SLOW = 2.0, 3.0
+
+
+class Unlucky(Exception):
+    """What a job that is to fail raises."""
+
+
+@dataclass(frozen=True)
+class Fate:
+    """A kind of job: its share of the load in percent, and whether it is meant to end as a dead letter."""
+
+    name: str
+    percent: int
+    max_attempts: int
+    dies: bool = False
+
+    @property
+    def policy(self) -> dict[str, object]:
+        """The retry policy; without jitter, so that every delay is known."""
+        return {
+            "max_attempts": self.max_attempts,
+            "initial_interval": f"PT{FIRST_DELAY}S",
+            "max_interval": f"PT{LONGEST_DELAY}S",
+            "jitter": False,
+            "on_exhaustion": "dead_letter",
+        }
+
+
+#: The innocent have attempts to spare for what kills their workers.
+FATES = {
+    fate.name: fate
+    for fate in (
+        Fate("instant", 60, 12),
+        Fate("flaky", 20, 15),
+        Fate("slow", 5, 15),
+        Fate("doomed", 12, 3, dies=True),
+        Fate("poison", 3, 3, dies=True),
+    )
+}
+
+
+def load(jobs: int, seed: int) -> list[str]:
+    """Return so many job ids in random order; an id begins with its fate."""
+    ids = [
+        f"{fate.name}-{seed}-{n}"
+        for fate in FATES.values()
+        for n in range(max(jobs * fate.percent // 100, 1))
+    ]
+    random.Random(seed).shuffle(ids)
+    return ids
+
+
+def fate_of(job: str) -> Fate:
+    """Return a job's fate."""
+    return FATES[job.partition("-")[0]]
+
+
+def delay_before(attempt: int) -> float:
+    """Return the seconds that lie at least between the attempt before this one and this one."""
+    return min(FIRST_DELAY * 2.0 ** (attempt - 2), LONGEST_DELAY)
+
+
+def play(ledger: Ledger, job: str, attempt: int, processes: Callable[[int], Iterable[int]]) -> None:
+    """Do what a job's fate says, and note it; `processes` names whom the n-th poison kills."""
+    ledger.note("start", job, attempt)
+    number = int(job.rpartition("-")[2])
+    match fate_of(job).name:
+        case "instant":
+            time.sleep(0.1)
+        case "slow":
+            time.sleep(SLOW)
+        case "flaky" if attempt <= 1 + number % 3:
+            _fail(ledger, job, attempt)
+        case "doomed":
+            _fail(ledger, job, attempt)
+        case "poison":
+            time.sleep(0.1)
+            ledger.note("dying", job, attempt)
+            for process in processes(number):
+                os.kill(process, signal.SIGKILL)
+    ledger.note("done", job, attempt)
+
+
+def _fail(ledger: Ledger, job: str, attempt: int) -> None:
+    ledger.note("failed", job, attempt)
+    raise Unlucky(f"attempt {attempt}")

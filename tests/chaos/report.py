@@ -1,0 +1,107 @@
+"""What a trial amounts to: counted from the ledger, and from what broker and store hold at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tests.chaos.fates import delay_before, fate_of
+from tests.chaos.ledger import Line, Reader
+from tests.chaos.trial import Outcome
+
+#: How much the clock of a ledger may be read apart, in seconds: `next_retry_at` has milliseconds.
+READING = 0.001
+HEAD = (
+    *("fleet", "jobs", "ended once", "lost", "never ended", "ended twice", "over `max_attempts`"),
+    *("most starts over", "before their time", "effect repeated", "workers started", "seconds"),
+)
+
+
+@dataclass
+class Verdict:
+    """Jobs, by what became of them."""
+
+    name: str
+    jobs: int
+    starts: int
+    seconds: float
+    lost: list[str] = field(default_factory=list)
+    stuck: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    over: dict[str, int] = field(default_factory=dict)
+    early: list[str] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+
+    @property
+    def faults(self) -> dict[str, object]:
+        """What breaks a promise of the bridge."""
+        found = {name: getattr(self, name) for name in ("lost", "stuck", "twice", "wrong", "over", "early")}
+        return {name: jobs for name, jobs in found.items() if jobs}
+
+    def cells(self) -> list[str]:
+        """Return the row of the table."""
+        unended = len(set(self.lost) | set(self.stuck) | set(self.twice) | set(self.wrong))
+        numbers = (self.jobs, self.jobs - unended, len(self.lost), len(self.stuck), len(self.twice))
+        most = max(self.over.values(), default=0)
+        rest = (len(self.over), most, len(self.early), len(self.repeated), self.starts, round(self.seconds))
+        return [self.name, *(f"{number:,}" for number in (*numbers, *rest))]
+
+
+def judge(name: str, jobs: Sequence[str], outcome: Outcome, *, bridged: bool) -> Verdict:
+    """Count what became of each job."""
+    verdict = Verdict(name, len(jobs), outcome.starts, outcome.seconds)
+    for job in jobs:
+        _judge_end(verdict, job, outcome, bridged=bridged)
+        starts = outcome.ledger.lines(job, "start")
+        over = len(starts) - fate_of(job).max_attempts
+        if over > 0:
+            verdict.over[job] = over
+        if any(_is_early(outcome.ledger, job, start) for start in starts):
+            verdict.early.append(job)
+    return verdict
+
+
+def _judge_end(verdict: Verdict, job: str, outcome: Outcome, *, bridged: bool) -> None:
+    ledger, fate = outcome.ledger, fate_of(job)
+    done = ledger.lines(job, "done")
+    exhausted = [line for line in ledger.lines(job, "failed") if line.attempt >= fate.max_attempts]
+    told = ledger.lines(job, "job.completed", "job.discarded")
+    if len(done) > 1:
+        verdict.repeated.append(job)
+    ends = len(told) if bridged else len(done) + len(exhausted)
+    if job in outcome.alive:
+        verdict.stuck.append(job)
+    elif not (done or told or exhausted or job in outcome.dead):
+        verdict.lost.append(job)
+    elif ends > 1:
+        verdict.twice.append(job)
+    elif bridged and not _as_its_fate_says(job, outcome):
+        verdict.wrong.append(job)
+
+
+def _as_its_fate_says(job: str, outcome: Outcome) -> bool:
+    """Return whether a job ended as it was meant to, or dead after as many attempts as it may have."""
+    fate, ledger = fate_of(job), outcome.ledger
+    if job in outcome.dead:
+        attempts = [line.attempt for line in ledger.lines(job, "start", "job.discarded")]
+        return max(attempts, default=0) == fate.max_attempts
+    return not fate.dies and bool(ledger.lines(job, "done"))
+
+
+def _is_early(ledger: Reader, job: str, start: Line) -> bool:
+    """Return whether an attempt began before the delay after the last sign of the one before had passed."""
+    before = [
+        line
+        for line in ledger.lines(job, "start", "failed", "dying")
+        if line.attempt == start.attempt - 1 and line.at < start.at
+    ]
+    return bool(before) and start.at - before[-1].at < delay_before(start.attempt) - READING
+
+
+def table(verdicts: Iterable[Verdict]) -> Iterable[str]:
+    """Return the lines of a Markdown table."""
+    yield f"| {' | '.join(HEAD)} |"
+    yield f"|---|{'---:|' * (len(HEAD) - 1)}"
+    for verdict in verdicts:
+        yield f"| {' | '.join(verdict.cells())} |"

@@ -1,0 +1,47 @@
+"""What the processes of a fleet must agree on, carried by one environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from ojs_bridge import Bridge, Event
+from tests.chaos.fates import RESERVATION
+from tests.chaos.ledger import Ledger
+
+VARIABLE = "OJS_CHAOS"
+QUEUE = "chaos"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A fleet's broker, its store (None for a fleet without the bridge) and its ledger."""
+
+    broker: str
+    store: str | None
+    ledger: str
+
+    @property
+    def on_redis(self) -> bool:
+        """Whether the broker speaks Redis' protocol."""
+        return self.broker.startswith("redis")
+
+    def to_env(self) -> dict[str, str]:
+        """Return the variable that carries them."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_env(cls) -> Settings:
+        """Read them."""
+        return cls(**json.loads(os.environ[VARIABLE]))
+
+    def bridge(self, ledger: Ledger | None = None) -> Bridge:
+        """Make the bridge of the fleet; what it tells its listeners goes into the ledger."""
+
+        def note(event: Event) -> None:
+            attempt = event.data.get("attempt", event.data.get("total_attempts"))
+            if ledger is not None and attempt is not None:
+                ledger.note(event.type, event.subject, attempt)
+
+        return Bridge(self.store, listeners=[note] if ledger else [], reservation=f"PT{RESERVATION}S")

@@ -1,0 +1,169 @@
+"""One fleet under one load while its workers, its broker and its store are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ojs_bridge import open_store
+from ojs_bridge.store import LetterFilter
+from tests.chaos.fates import RESERVATION, fate_of
+from tests.chaos.frameworks import Framework
+from tests.chaos.ledger import Reader
+from tests.chaos.settings import Settings
+from tests.chaos.workers import Worker
+from tests.servers import RabbitMQ, Server, eventually
+
+WORKERS = 2
+#: Seconds without a line after which nothing comes any more: a lost attempt is found, and its retry comes.
+QUIET = RESERVATION + 4.0
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A server is killed, or frozen, and comes back with its data after some seconds."""
+
+    at: float
+    server: str
+    seconds: float
+    frozen: bool = False
+
+
+@dataclass(frozen=True)
+class Storm:
+    """How long workers are killed, how often, and which servers go away meanwhile; all in seconds."""
+
+    seconds: float
+    kill_every: float
+    outages: Sequence[Outage]
+    patience: float
+
+
+@dataclass
+class Outcome:
+    """What is known when a trial is over."""
+
+    ledger: Reader
+    alive: set[str]
+    dead: set[str]
+    kills: int
+    starts: int
+    seconds: float
+
+
+class Trial:
+    """A fleet, its load and its storm; without a store the fleet is the framework alone."""
+
+    def __init__(
+        self, framework: Framework, broker: Server, store: Server | None, jobs: Sequence[str], folder: Path
+    ) -> None:
+        self._framework, self._broker, self._store, self._jobs = framework, broker, store, jobs
+        lines = folder / "ledger"
+        lines.mkdir(parents=True)
+        self._settings = Settings(broker.url, store.url if store else None, str(lines))
+        self._ledger = Reader(lines)
+        self._log = folder / "workers.log"
+        self._rng = random.Random(len(jobs))
+        self._kills = 0
+        self._looked = 0.0
+
+    def run(self, storm: Storm) -> Outcome:
+        """Enqueue the load, then let workers and the storm at it until every job has ended, or patience."""
+        self._feed()
+        command, environment = self._framework.command(), self._settings.to_env()
+        self._workers = [Worker(command, environment, self._log) for _ in range(WORKERS)]
+        self._began = time.monotonic()
+        actions = self._actions(storm)
+        try:
+            eventually(lambda: self._tick(storm, actions), seconds=storm.patience)
+        except TimeoutError:
+            pass
+        finally:
+            for worker in self._workers:
+                worker.ask_to_stop()
+            for worker in self._workers:
+                worker.close()
+        return self._outcome()
+
+    def _feed(self) -> None:
+        self._framework.declare(self._settings)
+        if isinstance(self._broker, RabbitMQ):
+            for queue in self._framework.queues:
+                self._broker.await_declared(queue)
+        self._framework.enqueue(self._settings, self._jobs)
+
+    def _actions(self, storm: Storm) -> list[tuple[float, Callable[[], None]]]:
+        actions: list[tuple[float, Callable[[], None]]] = []
+        for outage in storm.outages:
+            server = self._broker if outage.server == "broker" else self._store
+            if server is not None:
+                away, back = (_freeze, _thaw) if outage.frozen else (Server.kill, Server.start)
+                actions.append((outage.at, lambda do=away, on=server: do(on)))  # type: ignore[misc]
+                actions.append((outage.at + outage.seconds, lambda do=back, on=server: do(on)))  # type: ignore[misc]
+        kills = int(storm.seconds / storm.kill_every)
+        actions += [((n + 1) * storm.kill_every, self._kill) for n in range(kills)]
+        return sorted(actions, key=lambda action: action[0], reverse=True)
+
+    def _kill(self) -> None:
+        self._kills += 1
+        self._workers[self._kills % WORKERS].kill(self._rng)
+
+    def _tick(self, storm: Storm, actions: list[tuple[float, Callable[[], None]]]) -> bool:
+        """Do what is due, and return whether all is over."""
+        now = time.monotonic() - self._began
+        while actions and actions[-1][0] <= now:
+            actions.pop()[1]()
+        for worker in self._workers:
+            worker.tend()
+        if actions or now - self._looked < 1:
+            return False
+        self._looked = now
+        self._ledger.refresh()
+        return time.time() - self._ledger.newest > QUIET and not self._pending()
+
+    def _pending(self) -> list[str]:
+        """Return the jobs that have not ended, and may: without the bridge, poison never does."""
+        dead = self._letters()
+        return [job for job in self._jobs if job not in dead and not self._has_ended(job)]
+
+    def _has_ended(self, job: str) -> bool:
+        fate = fate_of(job)
+        if self._ledger.lines(job, "done", "job.discarded"):
+            return True
+        if self._store is not None:
+            return False
+        return fate.name == "poison" or any(
+            line.attempt >= fate.max_attempts for line in self._ledger.lines(job, "failed")
+        )
+
+    def _letters(self) -> set[str]:
+        if self._settings.store is None:
+            return set()
+        store, found, cursor = open_store(self._settings.store), set(), None
+        while True:
+            page = store.list(LetterFilter(), limit=1000, cursor=cursor)
+            found |= {letter.id for letter in page.letters}
+            cursor = page.next_cursor
+            if cursor is None:
+                store.close()
+                return found
+
+    def _outcome(self) -> Outcome:
+        self._ledger.refresh()
+        seconds = time.monotonic() - self._began
+        alive, dead = self._framework.held(self._settings)
+        starts = sum(worker.starts for worker in self._workers)
+        return Outcome(self._ledger, alive, dead | self._letters(), self._kills, starts, seconds)
+
+
+def _freeze(server: Server) -> None:
+    os.kill(server.pid, signal.SIGSTOP)
+
+
+def _thaw(server: Server) -> None:
+    os.kill(server.pid, signal.SIGCONT)

@@ -1,0 +1,109 @@
+"""Worker processes that are killed, and a supervisor that starts them again."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tests.servers import eventually
+
+ROOT = Path(__file__).parents[2]
+#: Seconds that a main process may be without a child: Dramatiq's can wait for a dead one for ever.
+CHILDLESS = 10.0
+
+
+class Worker:
+    """One worker: a main process with its children, in a group of their own, started again when it ends."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self._command = command
+        self._environment = {**os.environ, **environment}
+        self._log = log
+        self._groups: list[int] = []
+        self._start()
+
+    def _start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log, start_new_session=True
+            )
+        self._groups.append(self._process.pid)
+        self._had_children = time.monotonic()
+
+    @property
+    def starts(self) -> int:
+        """How often the worker was started."""
+        return len(self._groups)
+
+    def tend(self) -> None:
+        """Start the worker again if it has ended, or waits for nothing."""
+        if _living_children(self._process.pid):
+            self._had_children = time.monotonic()
+        elif time.monotonic() - self._had_children > CHILDLESS:
+            _kill_group(self._process.pid)
+        if self._process.poll() is not None:
+            self._start()
+
+    def kill(self, rng: random.Random) -> None:
+        """Kill the whole worker, its main process alone, or one child."""
+        children = _living_children(self._process.pid)
+        match rng.choice(("worker", "main", "child")):
+            case "child" if children:
+                _kill(rng.choice(children))
+            case "main":
+                _kill(self._process.pid)
+            case _:
+                _kill_group(self._process.pid)
+
+    def ask_to_stop(self) -> None:
+        """Ask for a warm shutdown."""
+        if self._process.poll() is None:
+            self._process.terminate()
+
+    def close(self, seconds: float = 8) -> None:
+        """Wait for the end a while, then kill whatever is left of all the worker's lives."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        for group in self._groups:
+            _kill_group(group)
+        self._process.wait()
+        eventually(lambda: not any(map(_group_lives, self._groups)), what="the end of a worker")
+
+
+def _kill(process: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+def _kill_group(group: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _group_lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _living_children(process: int) -> list[int]:
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:
+        return []
+    return [int(child) for child in children if _lives(child)]
+
+
+def _lives(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
