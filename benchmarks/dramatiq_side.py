@@ -18,7 +18,7 @@ from ojs_bridge import Bridge
 from ojs_bridge.dramatiq import OJSRetries
 
 SIDE, KIND, URL = os.environ["BENCH_SIDE"], os.environ["BENCH_KIND"], os.environ.get("BENCH_URL")
-JOBS = int(os.environ["BENCH_JOBS"])
+JOBS, STORE = int(os.environ["BENCH_JOBS"]), os.environ.get("BENCH_STORE")
 RUNS = 4 if KIND == "fails" else 1
 THREADS = int(os.environ.get("BENCH_THREADS", "8"))
 
@@ -37,7 +37,7 @@ def _broker() -> dramatiq.Broker:
             "backoff_strategy": "none",
             "jitter": False,
         }
-        broker.add_middleware(OJSRetries(Bridge(retry=policy)))
+        broker.add_middleware(OJSRetries(Bridge(STORE if SIDE == "reserved" else None, policy)))
     return broker
 
 

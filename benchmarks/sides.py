@@ -1,6 +1,6 @@
 """One side of a comparison is a process of its own; sides run in turn.
 
-The ratio is that of the least CPU time a job each side needed: what else a machine does only ever adds to it.
+A ratio is that of the least time a job each side needed: what else a machine does only ever adds to it.
 """
 
 from __future__ import annotations
@@ -23,35 +23,56 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Native against bridged: medians of jobs a second; the ratio of CPU time, and its range pair by pair."""
+class Ratio:
+    """A ratio of times a job, and its range pair by pair."""
 
-    name: str
-    native: float
-    bridged: float
-    ratio: float
+    best: float
     lowest: float
     highest: float
-    goal: float
 
 
-def compare(name: str, module: str, options: dict[str, str], *, rounds: int, goal: float) -> Comparison:
+@dataclass(frozen=True)
+class Comparison:
+    """One side against another: medians of jobs a second; the ratios of their time and of their CPU time."""
+
+    name: str
+    without: float
+    with_it: float
+    wall: Ratio
+    cpu: Ratio
+    goal: float | None
+
+
+#: Without the bridge and with it; and with it, without a store and with one.
+BRIDGE = ("native", "bridged")
+STORE = ("bridged", "reserved")
+
+
+def compare(
+    name: str,
+    module: str,
+    options: dict[str, str],
+    *,
+    rounds: int,
+    goal: float | None,
+    sides: tuple[str, str] = BRIDGE,
+) -> Comparison:
     """Run both sides in turn; the first pair warms up and does not count."""
-    pairs = [
-        tuple(_run(module, {**options, "side": side}) for side in ("native", "bridged"))
-        for _ in range(rounds + 1)
-    ]
-    native, bridged = zip(*pairs[1:], strict=True)
-    ratios = [b.cpu / n.cpu for n, b in zip(native, bridged, strict=True)]
+    pairs = [tuple(_run(module, {**options, "side": side}) for side in sides) for _ in range(rounds + 1)]
+    first, second = zip(*pairs[1:], strict=True)
     return Comparison(
         name,
-        statistics.median(side.jobs / side.wall for side in native),
-        statistics.median(side.jobs / side.wall for side in bridged),
-        min(side.cpu for side in bridged) / min(side.cpu for side in native),
-        min(ratios),
-        max(ratios),
+        statistics.median(side.jobs / side.wall for side in first),
+        statistics.median(side.jobs / side.wall for side in second),
+        _ratio([side.wall for side in first], [side.wall for side in second]),
+        _ratio([side.cpu for side in first], [side.cpu for side in second]),
         goal,
     )
+
+
+def _ratio(first: list[float], second: list[float]) -> Ratio:
+    pairs = [b / a for a, b in zip(first, second, strict=True)]
+    return Ratio(min(second) / min(first), min(pairs), max(pairs))
 
 
 def _run(module: str, options: dict[str, str]) -> Result:
