@@ -65,6 +65,7 @@ def prepare(app: Celery) -> None:
     if not app.__dict__.get(_PREPARED):
         setattr(app, _PREPARED, True)
         app.steps["worker"].add("ojs_bridge.celery.start_up:StartUp")
+        app.steps["consumer"].add("ojs_bridge.celery.visibility:Visibility")
         _read_retry_option(app)
 
 

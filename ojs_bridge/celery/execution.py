@@ -126,6 +126,10 @@ class Execution:
                 self._wire = wires.delivered(self.task.app, self._parts, properties, info)
         return self._wire
 
+    @property
+    def _publication(self) -> str:
+        return "" if self._parts is None else self._parts[4]
+
     def _is_plain(self) -> bool:
         return HEADER not in self._headers
 
@@ -137,7 +141,7 @@ class Execution:
                 self._job(bare),
                 bare,
                 self.policy,
-                publication=wires.publication(self.request),
+                publication=self._publication,
                 can_wait=self._returnable,
                 reserve=not self.request.is_eager,
             )
@@ -160,9 +164,7 @@ class Execution:
     def resume(self) -> Run | Drop | Refuse:
         """Return the run that another process began and did not end."""
         bare = self._bare_job()
-        return self.bridge.resume(
-            self._job(bare), bare, self.policy, publication=wires.publication(self.request)
-        )
+        return self.bridge.resume(self._job(bare), bare, self.policy, publication=self._publication)
 
     def conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         """Carry a decision out and return the exception that tells Celery of it.
@@ -174,7 +176,7 @@ class Execution:
             signal = self._execute(begun, decision, shown)
         except Exception as error:
             if self._returnable and isinstance(error, self._out_of_reach()):
-                return self._give_back(error)
+                return self._leave(begun, error)
             logger.exception("job %s: what was decided cannot be carried out", begun.job.id)
             return self._keep(begun, self.bridge.impossible(begun.job, decision, error), shown)
         self.bridge.settled(begun, decision)
@@ -195,7 +197,7 @@ class Execution:
             self._bury(begun, decision)
         except Exception as error:  # noqa: BLE001 - the delivery itself is the last place for the job
             if self._returnable:
-                return self._give_back(error)
+                return self._leave(begun, error)
             logger.critical("job %s is lost, being acknowledged before it ran: %r", begun.job.id, error)
             return shown
         self.bridge.settled(begun, decision)
@@ -205,8 +207,14 @@ class Execution:
     def _returnable(self) -> bool:
         return bool(self.task.acks_late and not self.request.is_eager)
 
+    def _leave(self, begun: Run | Refuse, error: BaseException) -> Exception:
+        """Give a delivery back whose outcome has no place; with a reservation, its attempt is lost."""
+        if isinstance(begun, Run):
+            self.bridge.let_run_out(begun)
+        return self._give_back(error)
+
     def _give_back(self, error: BaseException) -> Exception:
-        logger.error("job %s goes back to its queue, its attempt unused: %r", self.request.id, error)
+        logger.error("job %s goes back to its queue: %r", self.request.id, error)
         time.sleep(self._pause)
         requeued: Exception = Reject(error, requeue=True)
         return requeued

@@ -54,8 +54,8 @@ _LONGEST_HOP = timedelta(minutes=10)
 _DELAYED = "celery_delayed_"
 
 
-#: Body, content type, content encoding and headers of a delivery, as a request takes them along.
-Carried: TypeAlias = tuple[bytes | str, str, str, Mapping[str, Any]]
+#: Body, content type, content encoding, headers and publication of a delivery, as a request takes them along.
+Carried: TypeAlias = tuple[bytes | str, str, str, Mapping[str, Any], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,13 @@ def carried(message: Any, body: Any, headers: Mapping[str, Any] | None, app: Cel
     if not isinstance(body, (bytes, str)):
         name = registry.type_to_name.get(content_type, app.conf.task_serializer)
         content_type, encoding, body = _dumps_if_possible(body, name)
-    return body, content_type, encoding, message.headers if headers is None else headers
+    headers = message.headers if headers is None else headers
+    return body, content_type, encoding, headers, _publication(message)
 
 
 def delivered(app: Celery, parts: Carried, properties: Mapping[str, Any], info: Mapping[str, Any]) -> Wire:
     """Return the wire form of a message that a worker received."""
-    body, content_type, encoding, headers = parts
+    body, content_type, encoding, headers, _ = parts
     exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
     return Wire(
         body=body,
@@ -97,12 +98,11 @@ def delivered(app: Celery, parts: Carried, properties: Mapping[str, Any], info: 
     )
 
 
-def publication(request: Any) -> str:
+def _publication(message: Any) -> str:
     """Return what tells one message of a job's first run from another; "" where RabbitMQ cannot tell."""
-    tag = (request.properties or {}).get("delivery_tag")
-    if isinstance(tag, str):
-        return tag
-    return "" if (request.delivery_info or {}).get("redelivered") else str(uuid.uuid4())
+    if isinstance(message.delivery_tag, str):
+        return message.delivery_tag
+    return "" if (message.delivery_info or {}).get("redelivered") else uuid.uuid4().hex
 
 
 def _queue_of(app: Celery, exchange: str, routing_key: str) -> str:

@@ -99,6 +99,18 @@ class Worker:
             self.process.kill()
             return self.process.wait()
 
+    def kill(self) -> None:
+        """Kill the worker and its pool with signal 9, as a machine that loses its power would."""
+        pool = [int(pid) for threads in self._threads() for pid in threads.read_text().split()]
+        self.process.kill()
+        for pid in pool:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def _threads(self) -> list[Path]:
+        return list(Path(f"/proc/{self.process.pid}/task").glob("*/children"))
+
 
 class Fleet:
     """An app, as this process sends with it; its workers are other processes."""
@@ -116,6 +128,11 @@ class Fleet:
         """Start a worker process."""
         self.worker = Worker(self.settings, self.folder, *options, **more)
         return self.worker
+
+    def replace(self, *options: str) -> Worker:
+        """Kill the worker, if it has not ended by itself, and start another one."""
+        self.worker.kill()
+        return self.start(*options)
 
     @property
     def node(self) -> str:

@@ -16,7 +16,7 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
 from kombu import Exchange, Queue
 
-from ojs_bridge import Bridge, DeadLetter, Discard, Event, Fail, Retry, Snooze
+from ojs_bridge import Bridge, DeadLetter, Discard, Event, Fail, Retry, Snooze, StorageRetry
 from ojs_bridge.celery import OJSTask, install, ojs_task
 
 VARIABLE = "OJS_TEST_SETTINGS"
@@ -64,6 +64,11 @@ class Settings:
     acks_late: bool = True
     quorum: bool = False
     limit: int | None = None
+    reservation: str = "PT1M"
+    park_after: str = "PT1M"
+    visibility: float | None = None
+    fail_open: bool = False
+    insist: int = 5
 
     def to_env(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -152,12 +157,18 @@ def make_app(settings: Settings, results: str = "") -> Celery:
         worker_prefetch_multiplier=4,
         task_queues=queues_of(settings),
     )
+    if settings.visibility:
+        app.conf.broker_transport_options = {"visibility_timeout": settings.visibility}
     noting = Noting(settings.backend)
     bridge = Bridge(
         store=settings.store,
         retry=QUICK,
         errors={TimeoutError: "external.timeout"},
         listeners=[broken_listener, noting.event],
+        reservation=settings.reservation,
+        park_after=settings.park_after,
+        fail_open=settings.fail_open,
+        storage_retry=StorageRetry(max_attempts=settings.insist),
     )
     install(app, bridge, policies={"native.*": {}, "native.two": {"max_attempts": 2}})
     define_tasks(app, noting, acks_late=settings.acks_late)

@@ -1,0 +1,88 @@
+"""A worker that dies has used an attempt: exactly `max_attempts` starts, at the policy's pace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from celery.result import AsyncResult
+
+from tests.on_celery.fleet import Fleet
+from tests.servers import RabbitMQ, Valkey, eventually
+
+#: A pause that no redelivery has by chance.
+POLICY = {"initial_interval": "PT1.5S", "backoff_strategy": "none", "max_attempts": 3}
+#: task and step -> the type of the error
+DEATHS = {
+    "SIGKILL": ("act", "sigkill()", "worker_death"),
+    "SIGKILL at once": ("act", "os.kill(os.getpid(), signal.SIGKILL)", None),
+    "MemoryError": ("act", "MemoryError()", "builtins.MemoryError"),
+    "hard time limit": ("hard", "time.sleep(60)", "timeout"),
+}
+Made = Callable[..., Fleet]
+
+
+@pytest.fixture(params=["valkey", "rabbitmq"])
+def made(separate: Made, request: pytest.FixtureRequest) -> Made:
+    """Makes fleets with short reservations on each broker."""
+    server: Valkey | RabbitMQ = request.getfixturevalue(request.param)
+
+    def make(**options: object) -> Fleet:
+        return separate(**{"broker": server.url, "reservation": "PT2S", "visibility": 3, **options})
+
+    return make
+
+
+def assert_three_starts(fleet: Fleet, job: AsyncResult, types: set[str], *, kept: bool) -> None:
+    assert fleet.end(job, seconds=90) == "FAILURE"
+    assert fleet.ending(job)["dead_lettered"] is kept
+    runs = fleet.runs(job)
+    assert [run.attempt for run in runs] == [1, 2, 3]
+    assert min(fleet.gaps(job)) >= 1.5
+    failed = [event["data"] for event in fleet.events(job) if event["type"] == "job.failed"]
+    assert [data["attempt"] for data in failed] == [1, 2, 3]
+    assert {data["error"]["type"] for data in failed} <= types
+    if kept:
+        errors = fleet.bridge.dead_letters.get(job.id).errors
+        assert [entry["attempt"] for entry in errors] == [1, 2, 3]
+        assert {entry["type"] for entry in errors} <= types
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_job_that_kills_its_process_runs_as_often_as_its_policy_says(made: Made) -> None:
+    fleet = made()
+    fleet.start("-c", "4")
+    sent = {}
+    for name, (task, step, _) in DEATHS.items():
+        for end in ("dead_letter", "discard"):
+            sent[name, end] = fleet.send(task, step, ojs_retry={**POLICY, "on_exhaustion": end})
+    for (name, end), job in sent.items():
+        expected = DEATHS[name][2]
+        types = {expected} if expected else {"worker_death", "visibility_timeout"}
+        assert_three_starts(fleet, job, types, kept=end == "dead_letter")
+    time.sleep(2.5)  # for what must not happen: a run after the reservation has run out
+    assert {len(fleet.runs(job)) for job in sent.values()} == {3}
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_job_that_dies_before_celery_knows_of_its_start_is_not_run_again_unseen(made: Made) -> None:
+    """Celery gives such a job to another process of its pool, with no mark on it (facts 3.2)."""
+    fleet = made()
+    fleet.start("-c", "4")
+    steps = "os.kill(os.getpid(), signal.SIGKILL)"
+    jobs = [fleet.send("act", steps, ojs_retry={**POLICY, "max_attempts": 1}) for _ in range(30)]
+    assert {fleet.end(job, seconds=90) for job in jobs} == {"FAILURE"}
+    time.sleep(2.5)  # for what must not happen: a run after the reservation has run out
+    assert {len(fleet.runs(job)) for job in jobs} == {1}
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_job_that_takes_its_whole_worker_along_runs_as_often_as_its_policy_says(made: Made) -> None:
+    fleet = made()
+    fleet.start("-c", "1").await_ready()
+    job = fleet.send("act_kept", "time.sleep(60)", ojs_retry=POLICY)
+    for n in (1, 2, 3):
+        eventually(lambda n=n: len(fleet.runs(job)) == n, seconds=60, what=f"run {n}")
+        fleet.replace("-c", "1")
+    assert_three_starts(fleet, job, {"visibility_timeout"}, kept=True)
