@@ -1,0 +1,350 @@
+"""Who runs which job, until when: the same in every store."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
+
+import pytest
+
+from ojs_bridge import open_store
+from ojs_bridge.store import Grant, Reservation, Settle, Store, Turn
+from tests.store.processes import in_processes
+from tests.store.test_store import AWKWARD, letter
+
+#: Not a fixed time: Redis forgets by its own clock.
+NOW = datetime.now(timezone.utc).replace(microsecond=345_000)
+TAKEN, HELD, LOST, SETTLED, RESENT = Grant
+FIRST, SECOND = "w-1", "w-2"
+
+Step: TypeAlias = Callable[[Store], Any]
+
+
+def after(seconds: float) -> datetime:
+    """A time so long after NOW."""
+    return NOW + timedelta(seconds=seconds)
+
+
+def reserve(
+    store: Store,
+    fence: int = 0,
+    *,
+    key: str = "j-1",
+    publication: str = "p-1",
+    holder: str = FIRST,
+    at: float = 0.0,
+) -> Reservation:
+    """Ask for a minute of a turn."""
+    return store.reserve(
+        Turn(key, fence), publication=publication, holder=holder, now=after(at), until=after(at + 60)
+    )
+
+
+def over(fence: int = 0, holder: str | None = FIRST, *, key: str = "j-1") -> Settle:
+    """That a turn is over, remembered for an hour."""
+    return Settle(Turn(key, fence), holder, after(3600))
+
+
+def ask(fence: int, **known: Any) -> Step:
+    """Return a step that asks for a turn."""
+    return lambda store: reserve(store, fence, **known).grant
+
+
+def settle(fence: int, holder: str | None = FIRST) -> Step:
+    """Return a step that settles a turn."""
+    return lambda store: store.settle(over(fence, holder))
+
+
+def give_back(fence: int, holder: str | None = FIRST) -> Step:
+    """Return a step that gives a turn back."""
+    return lambda store: store.give_back(over(fence, holder))
+
+
+#: What has happened, what is asked then, and the answer.
+GRANTS: dict[str, tuple[Sequence[Step], Step, Grant]] = {
+    "nobody had it": ([], ask(0), TAKEN),
+    "nobody had the runs before": ([], ask(7), TAKEN),
+    "another has it": ([ask(0)], ask(0, holder=SECOND), HELD),
+    "we have it ourselves": ([ask(0)], ask(0), HELD),
+    "until a moment from now": ([ask(0)], ask(0, at=59.999, holder=SECOND), HELD),
+    "until now": ([ask(0)], ask(0, at=60, holder=SECOND), LOST),
+    "we had it ourselves": ([ask(0)], ask(0, at=60), LOST),
+    "a later run was lost": ([ask(0), ask(3)], ask(3, at=60, holder=SECOND), LOST),
+    "what was lost is held": ([ask(0), ask(0, at=60, holder=SECOND)], ask(0, at=61), HELD),
+    "what was lost is lost": ([ask(0), ask(0, at=60, holder=SECOND)], ask(0, at=120), LOST),
+    "an earlier run is live": ([ask(0)], ask(1, holder=SECOND), TAKEN),
+    "an earlier run was lost": ([ask(0)], ask(1, at=90, holder=SECOND), TAKEN),
+    "an earlier run is settled": ([ask(0), settle(0)], ask(1), TAKEN),
+    "a later run is live": ([ask(2)], ask(1, holder=SECOND), SETTLED),
+    "a later run was there": ([ask(2)], ask(1, at=90, holder=SECOND), SETTLED),
+    "a later run is settled": ([ask(2), settle(2)], ask(1), SETTLED),
+    "it is settled": ([ask(1), settle(1)], ask(1), SETTLED),
+    "it is settled, its time over": ([ask(1), settle(1)], ask(1, at=90), SETTLED),
+    "it is settled, unseen": ([settle(1)], ask(1), SETTLED),
+    "it is settled for a dead one": ([ask(1), settle(1, None)], ask(1), SETTLED),
+    "it was given back": ([ask(2), give_back(2)], ask(2, holder=SECOND), TAKEN),
+    "the one after was given back": ([ask(2), give_back(2)], ask(1), SETTLED),
+    "the first was given back": ([ask(0), give_back(0)], ask(0, holder=SECOND), TAKEN),
+    "given back, whoever sent it": ([ask(0), give_back(0)], ask(0, publication="p-2"), TAKEN),
+    "sent again": ([ask(0)], ask(0, publication="p-2"), RESENT),
+    "sent again when it is over": ([ask(0)], ask(0, at=90, publication="p-2"), RESENT),
+    "sent again when it is settled": ([ask(0), settle(0)], ask(0, publication="p-2"), RESENT),
+    "sent again when it is retried": ([ask(0), ask(1)], ask(0, publication="p-2"), RESENT),
+    "the first one again": ([ask(0), ask(1, publication="p-9")], ask(0), SETTLED),
+    "a retry is another publication": ([ask(0)], ask(1, publication="p-2"), TAKEN),
+    "a retry's copy": ([ask(1)], ask(1, publication="p-2"), HELD),
+    "who sent it is not known": ([ask(0)], ask(0, publication=""), HELD),
+    "who sent the first is not known": ([ask(0, publication="")], ask(0, publication="p-2"), HELD),
+    "who sent what is settled is not known": ([settle(0)], ask(0, publication="p-2"), SETTLED),
+}
+
+
+@pytest.mark.requirement("RET-12")
+@pytest.mark.parametrize(("before", "asked", "grant"), GRANTS.values(), ids=GRANTS)
+def test_who_may_run_a_job(store: Store, before: Sequence[Step], asked: Step, grant: Grant) -> None:
+    """Line by line as the contract says."""
+    for step in before:
+        step(store)
+    assert asked(store) is grant
+
+
+#: What has happened, which turn is then settled, and whether it was the holder's to settle.
+SETTLEMENTS: dict[str, tuple[Sequence[Step], Step, bool]] = {
+    "ours": ([ask(1)], settle(1), True),
+    "again": ([ask(1), settle(1)], settle(1), True),
+    "without a record": ([], settle(1), True),
+    "another's": ([ask(1, holder=SECOND)], settle(1), False),
+    "taken over": ([ask(1), ask(1, at=60, holder=SECOND)], settle(1), False),
+    "an earlier one": ([ask(2)], settle(1), False),
+    "a later one": ([ask(1)], settle(2), False),
+    "a dead one's": ([ask(1, holder=SECOND)], settle(1, None), True),
+    "a dead one's, again": ([ask(1), settle(1, None)], settle(1, None), True),
+    "ours, settled for us": ([ask(1), settle(1, None)], settle(1), False),
+    "a dead one's that it has settled": ([ask(1), settle(1)], settle(1, None), False),
+}
+
+
+@pytest.mark.requirement("RET-12")
+@pytest.mark.parametrize(("before", "settling", "ours"), SETTLEMENTS.values(), ids=SETTLEMENTS)
+def test_who_settles_a_turn(store: Store, before: Sequence[Step], settling: Step, ours: bool) -> None:
+    """Who has it, and who speaks for a dead one; once."""
+    for step in before:
+        step(store)
+    assert settling(store) is ours
+
+
+RETURNS: dict[str, tuple[Sequence[Step], Step, bool]] = {
+    "ours": ([ask(1)], give_back(1), True),
+    "the first": ([ask(0)], give_back(0), True),
+    "again": ([ask(1), give_back(1)], give_back(1), False),
+    "the first again": ([ask(0), give_back(0)], give_back(0), False),
+    "without a record": ([], give_back(1), False),
+    "another's": ([ask(1, holder=SECOND)], give_back(1), False),
+    "a dead one's": ([ask(1, holder=SECOND)], give_back(1, None), True),
+    "an earlier one": ([ask(2)], give_back(1), False),
+    "a later one": ([ask(1)], give_back(2), False),
+    "settled": ([ask(1), settle(1)], give_back(1), False),
+    "settled, the first": ([ask(0), settle(0)], give_back(0), False),
+}
+
+
+@pytest.mark.parametrize(("before", "returning", "ours"), RETURNS.values(), ids=RETURNS)
+def test_who_gives_a_turn_back(store: Store, before: Sequence[Step], returning: Step, ours: bool) -> None:
+    """Who has it, as long as it is not settled."""
+    for step in before:
+        step(store)
+    assert returning(store) is ours
+
+
+def test_how_long_another_has_it(store: Store) -> None:
+    """To the millisecond; and only then is there a time."""
+    assert reserve(store) == Reservation(TAKEN)
+    assert reserve(store, at=5) == Reservation(HELD, after(60))
+    assert reserve(store, at=60) == Reservation(LOST)
+    assert reserve(store, at=70) == Reservation(HELD, after(120))
+    assert reserve(store, publication="p-2") == Reservation(RESENT)
+    store.settle(over())
+    assert reserve(store) == Reservation(SETTLED)
+
+
+@pytest.mark.requirement("RET-13")
+def test_a_heartbeat_extends_what_its_holder_holds(store: Store) -> None:
+    """And names what it does not: another's, a settled one, one of another run, one that nobody knows."""
+    for key in ("mine", "settled", "moved on"):
+        reserve(store, 1, key=key)
+    reserve(store, 1, key="another's", holder=SECOND)
+    store.settle(over(1, key="settled"))
+    reserve(store, 2, key="moved on")
+    lost = [Turn(key, 1) for key in ("another's", "settled", "moved on", "unknown")]
+    assert list(store.extend([Turn("mine", 1), *lost], holder=FIRST, until=after(300))) == lost
+    assert reserve(store, 1, key="mine", at=299) == Reservation(HELD, after(300))
+    assert reserve(store, 1, key="another's", at=1).until == after(60)
+    assert reserve(store, 2, key="moved on", at=1).until == after(60)
+
+
+@pytest.mark.requirement("RET-13")
+def test_who_was_taken_over_is_told_so(store: Store) -> None:
+    """By its next heartbeat, which takes nothing back."""
+    reserve(store)
+    assert reserve(store, at=60, holder=SECOND).grant is LOST
+    assert list(store.extend([Turn("j-1", 0)], holder=FIRST, until=after(300))) == [Turn("j-1", 0)]
+    assert reserve(store, at=61) == Reservation(HELD, after(120))
+
+
+@pytest.mark.requirement("RET-13")
+def test_a_heartbeat_of_a_thousand_turns(store: Store) -> None:
+    """And of none."""
+    turns = [Turn(f"j-{n}", n % 3) for n in range(1000)]
+    for turn in turns[::2]:
+        reserve(store, turn.fence, key=turn.key)
+    assert sorted(store.extend(turns, holder=FIRST, until=after(300)), key=turns.index) == turns[1::2]
+    assert list(store.extend([], holder=FIRST, until=after(300))) == []
+
+
+def test_forgetting_settled_turns(store: Store) -> None:
+    """Those of that very fence; what is still under way stays."""
+    for key in ("settled", "moved on"):
+        reserve(store, 1, key=key)
+        store.settle(over(1, key=key))
+    reserve(store, 2, key="moved on")
+    reserve(store, 1, key="live")
+    store.forget([Turn(key, 1) for key in ("settled", "moved on", "live", "unknown")])
+    store.forget([])
+    assert reserve(store, 1, key="settled").grant is TAKEN
+    assert reserve(store, 2, key="moved on").grant is HELD
+    assert reserve(store, 1, key="live").grant is HELD
+
+
+@pytest.mark.parametrize("text", AWKWARD, ids=lambda text: ascii(text)[:20])
+def test_no_name_is_too_awkward(store: Store, text: str) -> None:
+    """Of a key, a publication or a holder; nor is it taken for another."""
+    key, publication, holder = f"k {text}", f"p {text}", f"h {text}"
+    assert reserve(store, key=key, publication=publication, holder=holder).grant is TAKEN
+    assert reserve(store, key=f"{key}'").grant is TAKEN
+    assert reserve(store, key=key, publication=f"{publication}'").grant is RESENT
+    assert reserve(store, key=key, publication=publication).grant is HELD
+    assert list(store.extend([Turn(key, 0)], holder=f"{holder}'", until=after(90))) == [Turn(key, 0)]
+    assert list(store.extend([Turn(key, 0)], holder=holder, until=after(90))) == []
+    assert not store.settle(over(0, f"{holder}'", key=key))
+    assert store.settle(over(0, holder, key=key))
+
+
+def test_keys_differ_by_case(store: Store) -> None:
+    """Two jobs."""
+    assert [reserve(store, key=key).grant for key in ("job", "JOB", "Job")] == [TAKEN] * 3
+
+
+def test_namespaces_have_reservations_of_their_own(url: str) -> None:
+    """In one database."""
+    one, two = open_store(url, "one"), open_store(url, "two")
+    assert reserve(one).grant is TAKEN
+    assert list(two.extend([Turn("j-1", 0)], holder=FIRST, until=after(90))) == [Turn("j-1", 0)]
+    assert reserve(two).grant is TAKEN
+    one.settle(over())
+    assert reserve(two).grant is HELD
+
+
+def test_a_letter_and_its_turn_are_written_together(store: Store) -> None:
+    """A letter whose turn is another's is kept all the same: rather two than none."""
+    reserve(store, 1)
+    store.bury(letter(), over(1))
+    assert reserve(store, 1).grant is SETTLED
+    reserve(store, 1, key="j-2", holder=SECOND)
+    store.bury(letter("j-2"), over(1, key="j-2"))
+    assert store.get("j-2") == letter("j-2")
+    assert reserve(store, 1, key="j-2").grant is HELD
+
+
+KEYS = [f"j-{n}" for n in range(50)]
+
+
+def grants_of(url: str, at: float) -> list[Grant]:
+    """What a process is told of fifty turns that everybody wants."""
+    store = open_store(url)
+    return [reserve(store, key=key, holder=f"w-{os.getpid()}", at=at).grant for key in KEYS]
+
+
+@pytest.mark.requirement("RET-12")
+@pytest.mark.parametrize(("at", "won"), [(0, TAKEN), (60, LOST)], ids=["free", "expired"])
+def test_of_many_processes_one_has_a_turn(url: str, store: Store, at: float, won: Grant) -> None:
+    """All others are told that it is held."""
+    if won is LOST:
+        for key in KEYS:
+            reserve(store, key=key)
+    found = in_processes(4, grants_of, url, at)
+    assert [Counter(of_key) for of_key in zip(*found, strict=True)] == [{won: 1, HELD: 3}] * len(KEYS)
+
+
+@pytest.mark.requirement("RET-12")
+def test_of_many_threads_one_has_a_turn(store: Store) -> None:
+    """On one store."""
+    start = threading.Barrier(8)
+
+    def grants(n: int) -> list[Grant]:
+        start.wait(30)
+        return [reserve(store, key=key, holder=f"w-{n}").grant for key in KEYS[:20]]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(grants, range(8)))
+    assert [Counter(of_key) for of_key in zip(*found, strict=True)] == [{TAKEN: 1, HELD: 7}] * 20
+
+
+@pytest.mark.requirement("RET-12")
+def test_either_its_holder_settles_a_turn_or_another_takes_it_over(store: Store) -> None:
+    """Never both, though both try at the same moment; nor neither."""
+    start = threading.Barrier(2)
+    for key in KEYS:
+        reserve(store, key=key)
+
+    def settles() -> list[bool]:
+        start.wait(30)
+        return [store.settle(over(key=key)) for key in KEYS]
+
+    def takes_over() -> list[Grant]:
+        start.wait(30)
+        return [reserve(store, key=key, holder=SECOND, at=60).grant for key in KEYS]
+
+    with ThreadPoolExecutor(2) as pool:
+        settled, told = pool.submit(settles), pool.submit(takes_over)
+        assert [SETTLED if ours else LOST for ours in settled.result()] == told.result()
+
+
+def busy_until_killed(url: str, told: Connection) -> None:
+    """Reserve turns, and bury each job as its turn ends, until killed."""
+    store = open_store(url)
+    for n in itertools.count():
+        reserve(store, key=f"j-{n}")
+        told.send(n)
+        store.bury(letter(f"j-{n}"), over(key=f"j-{n}"))
+
+
+@pytest.mark.requirement("RET-12")
+def test_what_a_killed_worker_leaves_behind(url: str, store: Store) -> None:
+    """Each turn is either settled and its letter there, or lost; and the store is free at once."""
+    context = multiprocessing.get_context("fork")
+    for enough in (3, 10, 17):
+        receiver, sender = context.Pipe(duplex=False)
+        worker = context.Process(target=busy_until_killed, args=(url, sender))
+        worker.start()
+        while (last := receiver.recv()) < enough:
+            pass
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        worker.join(30)
+        while receiver.poll():
+            last = receiver.recv()
+        for key in (f"j-{n}" for n in range(last + 1)):
+            grant = reserve(store, key=key, holder=SECOND, at=60).grant
+            assert grant is (LOST if store.get(key) is None else SETTLED), key
+            store.forget([Turn(key, 0)])
+            claim = store.claim(key, now=NOW, seconds=9)
+            assert grant is LOST or (claim is not None and store.delete(key, claim))
+            store.give_back(over(0, SECOND, key=key))
