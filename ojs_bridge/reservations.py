@@ -78,16 +78,19 @@ class Reservations:
     def settle(self, turn: Turn, *, of_a_dead_holder: bool = False) -> bool:
         """Mark a turn as dealt with; False when somebody else has taken it for lost meanwhile."""
         settle = self.settling(turn, of_a_dead_holder=of_a_dead_holder)
-        settled = self._insist.run(lambda: self._store.settle(settle), (StoreError,))
-        self.let_go(turn)
-        return settled
+        try:
+            return self._insist.run(lambda: self._store.settle(settle), (StoreError,))
+        finally:
+            # Extended for ever, it would keep a redelivery waiting for as long as this process lives.
+            self.let_go(turn)
 
     def give_back(self, turn: Turn, *, of_a_dead_holder: bool = False) -> bool:
         """Give a turn back unused; False when it is not ours to give."""
         settle = self.settling(turn, of_a_dead_holder=of_a_dead_holder)
-        given = self._insist.run(lambda: self._store.give_back(settle), (StoreError,))
-        self.let_go(turn)
-        return given
+        try:
+            return self._insist.run(lambda: self._store.give_back(settle), (StoreError,))
+        finally:
+            self.let_go(turn)
 
     def holds(self, turn: Turn) -> bool:
         """Return whether this process holds a turn, unsettled."""
