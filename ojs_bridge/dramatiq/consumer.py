@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import logging
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -13,17 +12,17 @@ from typing import Any
 
 import dramatiq
 from dramatiq.broker import Broker, Consumer, MessageProxy
-from dramatiq.common import dq_name, xq_name
+from dramatiq.common import xq_name
 from dramatiq.errors import ConnectionClosed
 
 from .encoding import encodable
+from .on_redis import Hands, enrich, replace_on
 from .outages import redis_outages
 
 logger = logging.getLogger("ojs_bridge")
 
 _MARK = "_ojs_settlement"
 _FROM = "_ojs_consumer"
-_CONSUMED = "_ojs_consumed"
 
 #: Whether Dramatiq publishes to RabbitMQ with the `mandatory` flag.
 _MISSES_QUEUES = tuple(int(part) for part in dramatiq.__version__.split(".")[:2]) >= (2, 2)
@@ -62,9 +61,10 @@ def publication(message: MessageProxy) -> str:
 class SettlingConsumer(Consumer):
     """A consumer that settles marked messages as marked, and all others as the broker's own does."""
 
-    def __init__(self, inner: Consumer, broker: Broker) -> None:
+    def __init__(self, inner: Consumer, broker: Broker, hands: Hands) -> None:
         self._inner = inner
         self._broker = broker
+        self._hands = hands
 
     def ack(self, message: MessageProxy) -> None:
         """Acknowledge, or settle as marked."""
@@ -96,15 +96,22 @@ class SettlingConsumer(Consumer):
         except redis_outages() as error:
             # After any other error Dramatiq leaves the message in a live worker's set, where nobody finds it.
             raise ConnectionClosed(error) from None
+        self._hands.put(message)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         """Give prefetched messages back, as the broker's own consumer does."""
-        self._inner.requeue(messages)
+        given = list(messages)
+        self._inner.requeue(given)
+        for message in given:
+            self._hands.put(message)
 
     def __next__(self) -> MessageProxy | None:
         message = next(self._inner)
-        if message is not None and "_tag" in message.__dict__:
-            setattr(message, _FROM, self._inner)
+        if message is not None:
+            if "_tag" in message.__dict__:
+                setattr(message, _FROM, self._inner)
+            else:
+                self._hands.take(message)
         return message
 
     def close(self) -> None:
@@ -121,16 +128,20 @@ def wrap(broker: Any) -> None:
     if getattr(consume, "_ojs_wrapped", False):
         return
 
+    hands = Hands()
+
     def settling(*args: Any, **kwargs: Any) -> Consumer:
-        if _is(broker, "redis", "RedisBroker"):
+        if is_redis(broker):
             try:
-                _release_delayed(broker, args[0] if args else kwargs["queue_name"])
+                hands.release_strays(broker, args[0] if args else kwargs["queue_name"])
             except redis_outages() as error:
                 raise ConnectionClosed(error) from None
-        return SettlingConsumer(consume(*args, **kwargs), broker)
+        return SettlingConsumer(consume(*args, **kwargs), broker, hands)
 
     settling._ojs_wrapped = True  # type: ignore[attr-defined]
     broker.consume = settling
+    if is_redis(broker):
+        replace_on(broker, hands)
     confirm(broker)
 
 
@@ -147,26 +158,14 @@ def have_queue(broker: Any, queue_name: str) -> None:
         broker.queues_pending.add(queue_name)
 
 
+def is_redis(broker: Broker) -> bool:
+    """Return whether this is Dramatiq's RedisBroker."""
+    return _is(broker, "redis", "RedisBroker")
+
+
 def _is(broker: Broker, module: str, name: str) -> bool:
     cls = getattr(sys.modules.get(f"dramatiq.brokers.{module}"), name, None)
     return cls is not None and isinstance(broker, cls)
-
-
-def _release_delayed(broker: Any, queue_name: str) -> None:
-    """Give delayed messages back that this thread fetched before an outage made it forget them."""
-    thread = threading.current_thread()
-    if not getattr(thread, _CONSUMED, False):
-        setattr(thread, _CONSUMED, True)
-        return
-    if queue_name == dq_name(queue_name):
-        ids = list(broker.client.smembers(f"{broker.namespace}:__acks__.{broker.broker_id}.{queue_name}"))
-        for start in range(0, len(ids), 1000):
-            broker.do_requeue(queue_name, *ids[start : start + 1000])
-
-
-_ENRICH = (
-    "if redis.call('hexists', KEYS[1], ARGV[1]) == 1 then redis.call('hset', KEYS[1], ARGV[1], ARGV[2]) end"
-)
 
 
 def _bury(broker: Any, inner: Consumer, message: MessageProxy) -> None:
@@ -178,13 +177,8 @@ def _bury(broker: Any, inner: Consumer, message: MessageProxy) -> None:
         inner.ack(message)
         return
     inner.nack(message)
-    if _is(broker, "redis", "RedisBroker"):
-        try:
-            key = f"{broker.namespace}:{xq_name(message.queue_name)}.msgs"
-            final = encodable(message).encode()
-            broker.client.eval(_ENRICH, 1, key, message.options["redis_message_id"], final)
-        except Exception:
-            logger.exception("job %s: its dead letter lacks its final state", message.message_id)
+    if is_redis(broker):
+        enrich(broker, message)
 
 
 def _published_dead(broker: Any, message: MessageProxy) -> bool:

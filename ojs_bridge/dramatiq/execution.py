@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
@@ -18,8 +19,9 @@ from ..errors import InvalidState
 from ..job import Header, Job
 from ..runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
-from .consumer import Settlement, have_queue, mark, publication
+from .consumer import Settlement, have_queue, is_redis, mark, publication
 from .encoding import encodable
+from .on_redis import replacing
 from .options import UNBOUNDED
 from .outages import outages, told
 from .producer import carry_wishes
@@ -166,7 +168,10 @@ class Execution:
             # One more, because the broker's own clock reading loses the fraction of its millisecond.
             self._broker.enqueue(message, delay=max(math.ceil(seconds * 1000), 0) + 1)
 
-        self._bridge.insist(enqueue, outages())
+        # A store tells the copies of a job apart that a crash may leave; without one there must be none.
+        swaps = self._bridge.store is None and is_redis(self._broker)
+        with replacing(self._message) if swaps else nullcontext():
+            self._bridge.insist(enqueue, outages())
 
     def _finish(
         self, begun: Run | Refuse, decision: Discard | DeadLetter, ended: Job, settlement: Settlement

@@ -15,10 +15,14 @@ _SCRIPTS = "usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server"
 
 
 class RabbitMQ(Server):
-    """RabbitMQ that shares neither node, cookie, port mapper nor folder with the system's."""
+    """RabbitMQ that shares neither node, cookie, port mapper nor folder with the system's.
 
-    def __init__(self) -> None:
+    Options are the numbers of its Erlang application.
+    """
+
+    def __init__(self, **options: int) -> None:
         super().__init__()
+        self._options = options
         self._mapper_port = free_port()
         self._node_port = free_port()
         self._node = f"ojs{self.port}@localhost"
@@ -41,6 +45,8 @@ class RabbitMQ(Server):
     def _launch(self) -> None:
         script, mapper = _script(), _mapper()
         (self.folder / "rabbitmq.conf").write_text("disk_free_limit.absolute = 1MB\n")
+        options = ", ".join(f"{{{name}, {value}}}" for name, value in self._options.items())
+        (self.folder / "advanced.config").write_text(f"[{{rabbit, [{options}]}}].\n")
         (self.folder / "enabled_plugins").write_text("[].\n")
         environment = self._environment()
         # Ours and in the foreground, so that it ends with the server; Erlang's would stay as a daemon.
