@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
 from ojs_bridge import StoreError, open_store
+from ojs_bridge.store import Grant, Store, Turn
+from tests.servers import Postgres
 from tests.store.processes import in_processes
+from tests.store.test_parked import keys, parked
+from tests.store.test_reservations import NOW, after, over, reserve
 from tests.store.test_store import letter
 
 
@@ -50,3 +59,177 @@ def test_an_error_says_nothing_of_a_jobs_arguments(sql_url: str) -> None:
         store.bury(letter(message={"args": ["4111-1111"]}))
     assert "4111" not in str(error.value)
     assert "4111" not in str(error.value.__cause__)
+
+
+#: As the first release wrote them.
+VERSION_1 = """
+create table ojs_schema (version integer not null primary key);
+create table ojs_dead_letters (
+  namespace varchar(64) not null, id varchar(191) not null, type varchar(255) not null,
+  queue varchar(255) not null, error_type varchar(255) not null, discarded_ms bigint not null,
+  claimed_until_ms bigint not null, record text not null, primary key (namespace, id));
+create index ojs_dead_letters_newest on ojs_dead_letters (namespace, discarded_ms, id);
+create index ojs_dead_letters_type on ojs_dead_letters (namespace, type, discarded_ms);
+create index ojs_dead_letters_queue on ojs_dead_letters (namespace, queue, discarded_ms);
+create table ojs_error_history (
+  namespace varchar(64) not null, job_id varchar(191) not null, place bigint not null,
+  record text not null, primary key (namespace, job_id, place));
+insert into ojs_schema values (1);
+insert into ojs_dead_letters values
+  ('ojs', 'j-1', 'billing.charge', 'default', 'external.timeout', 1795255202345, 0, :record);
+insert into ojs_error_history values ('ojs', 'j-2', 0, '{"attempt": 1}')
+"""
+RECORD = {
+    "id": "j-1",
+    "type": "billing.charge",
+    "queue": "default",
+    "framework": "dramatiq",
+    "attempt": 3,
+    "max_attempts": 3,
+    "cause": "exhausted",
+    "reason": "no attempt is left",
+    "discarded_at": "2026-11-21T10:00:02.345Z",
+    "message": {"args": [7]},
+    "errors": [{"attempt": 3, "type": "external.timeout", "message": "slow", "details": {}}],
+    "retry": None,
+    "created_at": None,
+    "replay_count": 0,
+}
+
+
+@pytest.fixture
+def url_of_version_1(sql_url: str) -> str:
+    """The URL of a store that the first release has written to."""
+    with sa.create_engine(sql_url).begin() as connection:
+        for statement in VERSION_1.split(";\n"):
+            known = {"record": json.dumps(RECORD)} if ":record" in statement else {}
+            connection.execute(sa.text(statement.replace('"attempt": 1', '"attempt"\\: 1')), known)
+    return sql_url
+
+
+def test_a_store_of_version_1_is_raised(url_of_version_1: str) -> None:
+    """What it holds stays; what came later has room."""
+    store = open_store(url_of_version_1)
+    assert store.get("j-1") == letter()
+    assert store.kept_errors("j-2") == [(0, {"attempt": 1})]
+    store.park(parked())
+    assert reserve(store).grant is Grant.TAKEN
+    assert found_versions(url_of_version_1) == [2]
+
+
+def test_many_processes_raise_a_store_at_once(url_of_version_1: str) -> None:
+    """Each of them can use it."""
+    assert in_processes(4, first_turn, url_of_version_1) == [Grant.TAKEN] * 4
+    assert found_versions(url_of_version_1) == [2]
+
+
+def first_turn(url: str) -> Grant:
+    """Reserve a turn that nobody else wants, in a store that may be of an earlier version."""
+    return reserve(open_store(url), key=str(os.getpid())).grant
+
+
+def found_versions(url: str) -> list[int]:
+    """Read what a store says of its version."""
+    with sa.create_engine(url).connect() as connection:
+        return list(connection.execute(sa.text("select version from ojs_schema")).scalars())
+
+
+def test_a_newer_store_is_left_as_it_is(sql_url: str) -> None:
+    """Not a table is added."""
+    engine = sa.create_engine(sql_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("create table ojs_schema (version integer not null primary key)"))
+        connection.execute(sa.text("insert into ojs_schema values (3)"))
+    with pytest.raises(StoreError, match="has schema 3"):
+        reserve(open_store(sql_url))
+    assert sa.inspect(engine).get_table_names() == ["ojs_schema"]
+
+
+@pytest.fixture
+def sql_store(sql_url: str) -> Iterator[Store]:
+    """An empty store of each kind that speaks SQL."""
+    store = open_store(sql_url)
+    yield store
+    store.close()
+
+
+def test_old_records_are_swept_a_few_at_a_time(sql_store: Store) -> None:
+    """Once their time is over: settled ones, and after a week those that nobody came back to."""
+    for n in range(25):
+        sql_store.settle(over(key=f"settled-{n}"))
+    reserve(sql_store, key="live")
+    assert sql_store.forget_before(after(3599), limit=10) == 0
+    assert [sql_store.forget_before(after(3600), limit=10) for _ in range(4)] == [10, 10, 5, 0]
+    assert reserve(sql_store, key="settled-0").grant is Grant.TAKEN
+    week = timedelta(weeks=1)
+    assert sql_store.forget_before(after(60) + week - timedelta(milliseconds=1), limit=10) == 0
+    assert reserve(sql_store, key="live", at=1).grant is Grant.HELD
+    assert sql_store.forget_before(after(60) + week, limit=10) == 2
+
+
+def sweep(url: str) -> int:
+    """Sweep until nothing is left; return how much there was."""
+    store = open_store(url)
+    swept = 0
+    while count := store.forget_before(after(3600), limit=50):
+        swept += count
+    return swept
+
+
+def test_many_workers_sweep_at_once(sql_url: str, sql_store: Store) -> None:
+    """Each record is counted once, and none of them fails."""
+    for n in range(500):
+        sql_store.settle(over(key=f"j-{n}"))
+    swept = in_processes(4, sweep, sql_url)
+    assert sum(swept) + sweep(sql_url) == 500
+
+
+def test_nothing_is_written_by_halves(sql_url: str, sql_store: Store) -> None:
+    """Neither a letter nor a parked retry without its turn."""
+    sql_store.prepare()
+    with sa.create_engine(sql_url).begin() as connection:
+        connection.execute(sa.text("drop table ojs_reservations"))
+    for write in (lambda: sql_store.bury(letter(), over()), lambda: sql_store.park(parked(), over())):
+        with pytest.raises(StoreError):
+            write()
+    assert sql_store.get("j-1") is None
+    assert keys(sql_store) == []
+
+
+@pytest.mark.parametrize("fence", [2**63, 2**80, -(2**80)])
+def test_a_fence_that_no_database_has(sql_store: Store, fence: int) -> None:
+    """It comes from a damaged header, and is an error of the store like any other."""
+    for use in (lambda: reserve(sql_store, fence), lambda: sql_store.settle(over(fence))):
+        with pytest.raises(StoreError):
+            use()
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    """It is named, whatever is wrong with it."""
+    made, garbage = tmp_path / "made.db", tmp_path / "garbage.db"
+    open_store(f"sqlite:///{made}").prepare()
+    garbage.write_bytes(b"no database" * 1000)
+    for url in (f"sqlite:///file:{made}?mode=ro&uri=true", f"sqlite:///{garbage}", f"sqlite:///{tmp_path}"):
+        with pytest.raises(StoreError, match=str(tmp_path)):
+            reserve(open_store(url))
+        with pytest.raises(StoreError, match=str(tmp_path)):
+            open_store(url).bury(letter())
+
+
+def test_a_server_that_was_restarted_meanwhile() -> None:
+    """A connection that has rested is replaced without anybody noticing; all the others are with it."""
+    with Postgres() as server:
+        store = open_store(server.url)
+        assert reserve(store).grant is Grant.TAKEN
+        server.kill()
+        with pytest.raises(StoreError):
+            reserve(store)
+        server.start()
+        time.sleep(1.1)
+        told = store.reserve(Turn("j-1", 0), publication="p-1", holder="w-2", now=NOW, until=after(60))
+        assert told.grant is Grant.HELD
+        server.restart()
+        time.sleep(1.1)
+        store.bury(letter(), over())
+        assert reserve(store).grant is Grant.SETTLED
+        store.close()

@@ -1,0 +1,442 @@
+"""Retries that wait in the store: the same in every store."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from ojs_bridge import open_store
+from ojs_bridge.store import Due, Grant, Parked, ParkedFilter, Settle, Store, Turn
+from tests.store.processes import in_processes
+from tests.store.test_store import AWKWARD, MATCHES, TYPES
+
+#: Not a fixed time: Redis forgets by its own clock.
+NOW = datetime.now(timezone.utc).replace(microsecond=345_000)
+EVERYTHING = ParkedFilter()
+FRAMEWORK = "dramatiq"
+MANY = 20_000
+
+
+def after(seconds: float) -> datetime:
+    """A time so long after NOW."""
+    return NOW + timedelta(seconds=seconds)
+
+
+def parked(name: str = "j-1", due: float = 0.0, **fields: Any) -> Parked:
+    """A parked retry."""
+    known: dict[str, Any] = {
+        "id": name,
+        "key": name,
+        "fence": 1,
+        "type": "billing.charge",
+        "queue": "default",
+        "framework": FRAMEWORK,
+        "attempt": 2,
+        "max_attempts": 5,
+        "next_retry_at": after(due),
+        "parked_at": after(-60),
+        "reason": "external.timeout",
+        "state": {"v": 1, "attempt": 2},
+        "message": {"args": [7]},
+    }
+    return Parked(**{**known, **fields})
+
+
+def claim(store: Store, *, at: float = 0.0, limit: int = 100, seconds: float = 60) -> Due:
+    """Claim what is due, for a minute."""
+    return store.claim_due(FRAMEWORK, now=after(at), until=after(at + seconds), limit=limit)
+
+
+def claimed(store: Store, **how: Any) -> list[str]:
+    """The keys of what is claimed."""
+    return [retry.key for retry in claim(store, **how).retries]
+
+
+def keys(store: Store, where: ParkedFilter = EVERYTHING) -> list[str]:
+    """The keys of the parked retries, as listed."""
+    return [retry.key for retry in store.list_parked(where, limit=1000, cursor=None).retries]
+
+
+def walk(store: Store, limit: int) -> Iterator[str]:
+    """The keys of the parked retries, page by page."""
+    cursor = None
+    while True:
+        page = store.list_parked(EVERYTHING, limit=limit, cursor=cursor)
+        assert len(page.retries) <= limit
+        yield from (retry.key for retry in page.retries)
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def test_everything_of_a_retry_comes_back(store: Store) -> None:
+    """Field by field, whichever way it is asked for."""
+    whole = parked(
+        id="the job",
+        key="the chain",
+        state={"v": 1, "errors": [{"details": {"n": 2**70}}], "retry": {"max_attempts": 5}},
+        message={"args": [1, 2.5, None, True, {"k": "v"}], "headers": {"a": [[]]}},
+        parked_at=after(-400 * 86_400),
+    )
+    store.park(whole)
+    assert store.get_parked("the job") == whole
+    assert store.list_parked(EVERYTHING, limit=5, cursor=None).retries == (whole,)
+    assert claim(store).retries == (whole,)
+
+
+@pytest.mark.parametrize("text", AWKWARD, ids=lambda text: ascii(text)[:20])
+def test_no_text_is_too_awkward(store: Store, text: str) -> None:
+    """Wherever it stands; what an index cannot hold is in the record."""
+    known = {"type": text, "queue": text, "reason": text, "message": {text: text}, "state": {text: text}}
+    awkward = parked(f"id {text}", key=f"key {text}", **known)
+    store.park(awkward)
+    store.park(parked("another"))
+    assert store.get_parked(awkward.id) == awkward
+    if text:
+        for where in (ParkedFilter(queue=text), ParkedFilter(type=text)):
+            assert keys(store, where) == [awkward.key]
+    due = claim(store)
+    assert awkward in due.retries
+    assert store.unpark([awkward], due.claim) == 1
+    assert store.get_parked(awkward.id) is None
+    assert keys(store) == ["another"]
+
+
+def test_a_huge_retry(store: Store) -> None:
+    """Ten megabytes of arguments."""
+    huge = parked(message={"args": ["\N{SNOWMAN}" * 1_500_000]})
+    store.park(huge)
+    assert claim(store).retries == (huge,)
+
+
+@pytest.mark.requirement("RET-11")
+def test_what_is_due_is_claimed_and_nothing_else(store: Store) -> None:
+    """To the millisecond, the longest due first, as many as are wanted."""
+    order = [-5.0, -4.0, -0.001, 0.0, 0.001, 60.0]
+    for due in random.Random(7).sample(order, len(order)):
+        store.park(parked(str(due), due))
+    assert claimed(store, limit=2) == ["-5.0", "-4.0"]
+    assert claimed(store) == ["-0.001", "0.0"]
+    assert claimed(store) == []
+    assert claimed(store, at=0.001) == ["0.001"]
+
+
+def test_a_framework_claims_its_own(store: Store) -> None:
+    """However many of another are due before."""
+    for n in range(20):
+        store.park(parked(f"other-{n}", -60, framework="celery"))
+    store.park(parked("ours"))
+    assert claimed(store, limit=1) == ["ours"]
+    assert claimed(store) == []
+    assert len(store.claim_due("celery", now=NOW, until=after(60), limit=100).retries) == 20
+
+
+def test_a_claim_has_retries_to_itself_for_its_time(store: Store) -> None:
+    """When it is over they are due again, the longest due first."""
+    store.park(parked("a", -5))
+    store.park(parked("b", -4))
+    assert claimed(store, limit=1) == ["a"]
+    assert claimed(store, at=59.999) == ["b"]
+    store.park(parked("c", -3))
+    assert claimed(store, at=60) == ["a", "c"]
+    assert claimed(store, at=119.999) == ["b"]
+
+
+def test_what_is_published_is_unparked(store: Store) -> None:
+    """Once; the rest stays claimed."""
+    for name in ("a", "b", "c"):
+        store.park(parked(name))
+    due = claim(store)
+    assert store.unpark(due.retries[:2], due.claim) == 2
+    assert store.unpark(due.retries[:2], due.claim) == 0
+    assert store.unpark([], due.claim) == 0
+    assert keys(store) == [due.retries[2].key]
+    assert claimed(store) == []
+
+
+def test_what_cannot_be_published_is_given_back(store: Store) -> None:
+    """Due as before, and in the same place."""
+    for n, name in enumerate("abc"):
+        store.park(parked(name, n - 10))
+    due = claim(store)
+    store.unclaim(due.retries[1:], due.claim)
+    store.unclaim([], due.claim)
+    assert claimed(store, at=1) == ["b", "c"]
+
+
+def test_who_has_lost_a_claim_touches_nothing(store: Store) -> None:
+    """Neither deletes what another has claimed, nor gives it back."""
+    store.park(parked())
+    late = claim(store)
+    held = claim(store, at=60)
+    assert store.unpark(late.retries, late.claim) == 0
+    store.unclaim(late.retries, late.claim)
+    assert claimed(store, at=61) == []
+    assert store.unpark(held.retries, held.claim) == 1
+
+
+def test_a_claim_that_nobody_took_over_still_counts(store: Store) -> None:
+    """What was published late was published."""
+    store.park(parked())
+    due = claim(store, seconds=0.001)
+    assert store.unpark(due.retries, due.claim) == 1
+    assert store.count_parked() == 0
+
+
+#: The fences of a retry and of the next one of its key, and whether the next one takes its place.
+FENCES = [(1, 2, True), (2, 2, True), (3, 2, False)]
+
+
+@pytest.mark.parametrize("is_claimed", [False, True], ids=["free", "claimed"])
+@pytest.mark.parametrize(("first", "second", "replaced"), FENCES, ids=["higher", "same", "lower"])
+def test_a_key_has_one_retry(store: Store, first: int, second: int, replaced: bool, is_claimed: bool) -> None:
+    """The one of the higher fence; it ends a claim on the other."""
+    before, then = parked(fence=first, queue="first"), parked(due=5, fence=second, id="x", queue="second")
+    store.park(before)
+    due = claim(store) if is_claimed else Due("0" * 32, ())
+    store.park(then)
+    stays = then if replaced else before
+    assert keys(store, ParkedFilter(queue="first")) == ([] if replaced else ["j-1"])
+    assert keys(store, ParkedFilter(queue="second")) == (["j-1"] if replaced else [])
+    assert (store.get_parked("x"), store.get_parked("j-1")) == ((then, None) if replaced else (None, before))
+    if replaced:
+        assert store.unpark([before], due.claim) == 0
+        assert claim(store, at=6).retries == (stays,)
+
+
+def test_parking_again_changes_nothing(store: Store) -> None:
+    """It was repeated because its answer was lost."""
+    for _ in range(3):
+        store.park(parked())
+    assert (store.count_parked(), keys(store)) == (1, ["j-1"])
+
+
+def test_a_retry_and_the_turn_it_follows_are_written_together(store: Store) -> None:
+    """A retry whose turn is another's is kept all the same: the fence stops what is published twice."""
+    turn = Turn("j-1", 0)
+    store.reserve(turn, publication="p", holder="w-1", now=NOW, until=after(60))
+    store.park(parked(), Settle(turn, "w-1", after(3600)))
+    told = store.reserve(turn, publication="p", holder="w-2", now=NOW, until=after(60))
+    assert (told.grant, store.count_parked()) == (Grant.SETTLED, 1)
+    other = Turn("j-2", 0)
+    store.reserve(other, publication="p", holder="w-1", now=NOW, until=after(60))
+    store.park(parked("j-2"), Settle(other, "w-2", after(3600)))
+    told = store.reserve(other, publication="p", holder="w-2", now=NOW, until=after(60))
+    assert (told.grant, store.count_parked()) == (Grant.HELD, 2)
+
+
+@pytest.mark.requirement("RET-11")
+def test_a_retry_is_rescheduled(store: Store) -> None:
+    """Sooner, later, and again what was found before."""
+    store.park(parked("a", 60))
+    found = store.get_parked("a")
+    assert found is not None
+    for _ in range(2):
+        assert store.reschedule(found, NOW)
+    assert store.get_parked("a") == replace(found, next_retry_at=NOW)
+    assert store.reschedule(found, after(5))
+    assert claimed(store, at=4.999) == []
+    assert claim(store, at=5).retries == (replace(found, next_retry_at=after(5)),)
+
+
+def test_a_retry_is_cancelled(store: Store) -> None:
+    """Once."""
+    store.park(parked())
+    store.park(parked("j-2"))
+    assert store.cancel_parked(parked())
+    assert not store.cancel_parked(parked())
+    assert (store.get_parked("j-1"), keys(store), store.count_parked()) == (None, ["j-2"], 1)
+
+
+def test_whose_retry_is_not_there_any_more_changes_nothing(store: Store) -> None:
+    """It is claimed, or was replaced: by a later one, or the same one parked anew; or is gone."""
+    for name in ("claimed", "later", "anew"):
+        store.park(parked(name))
+    claim(store)
+    store.park(parked("later", 60, fence=2))
+    store.park(parked("anew", 60, parked_at=NOW))
+    for name in ("claimed", "later", "anew", "gone"):
+        assert not store.reschedule(parked(name), after(500)), name
+        assert not store.cancel_parked(parked(name)), name
+    assert store.count_parked() == 3
+    assert sorted(claimed(store, at=60)) == ["anew", "claimed", "later"]
+
+
+def test_the_next_one_due_comes_first(store: Store) -> None:
+    """In whatever order they were parked; those of one moment in a fixed order; page by page."""
+    for n in random.Random(7).sample(range(20), 20):
+        store.park(parked(f"j-{n:02}", n // 2))
+    found = keys(store)
+    assert [int(key[2:]) // 2 for key in found] == [n // 2 for n in range(20)]
+    assert list(walk(store, 3)) == found
+    claim(store, at=5)
+    assert keys(store) == found
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "9" * 5000 + ":j"])
+def test_a_cursor_that_no_page_gave_out(store: Store, cursor: str) -> None:
+    """It is named."""
+    with pytest.raises(ValueError, match=r"^cursor: .* was not given out by this store$"):
+        store.list_parked(EVERYTHING, limit=5, cursor=cursor)
+
+
+def test_filters(store: Store) -> None:
+    """A queue whole, a type exactly or by `prefix.*`; both together."""
+    for name, type_ in TYPES.items():
+        store.park(parked(name, type=type_, queue="q"))
+    store.park(parked("elsewhere", type="auth.expired", queue="q.*"))
+    for pattern, names in MATCHES:
+        assert sorted(keys(store, ParkedFilter("q", pattern))) == names, pattern
+    assert keys(store, ParkedFilter("q.*")) == ["elsewhere"]
+
+
+def test_several_chains_of_one_job(store: Store) -> None:
+    """Any of them is the job's retry."""
+    store.park(parked("j-1", key="one"))
+    store.park(parked("j-1", key="two"))
+    for left in (2, 1):
+        found = store.get_parked("j-1")
+        assert store.count_parked() == left
+        assert found is not None
+        assert store.cancel_parked(found)
+    assert store.get_parked("j-1") is None
+
+
+def test_namespaces_have_retries_of_their_own(url: str) -> None:
+    """In one database."""
+    one, two = open_store(url, "one"), open_store(url, "two")
+    one.park(parked())
+    assert (keys(two), two.count_parked(), two.get_parked("j-1"), claimed(two)) == ([], 0, None, [])
+    assert not two.cancel_parked(parked())
+    two.park(parked(queue="of two"))
+    due = claim(two)
+    assert one.unpark(due.retries, due.claim) == 0
+    assert claim(one).retries == (parked(),)
+
+
+def park_some(url: str, turn: Iterator[int]) -> None:
+    """Park a quarter of many retries."""
+    store = open_store(url)
+    quarter = next(turn)
+    for n in range(quarter, MANY, 4):
+        store.park(parked(f"j-{n}", -n / 1000))
+
+
+def publish_due(url: str) -> list[str]:
+    """Claim and publish until nothing is due; return the keys of what was published."""
+    store = open_store(url)
+    published: list[str] = []
+    while (due := claim(store, limit=200)).retries:
+        published += (retry.key for retry in due.retries)
+        assert store.unpark(due.retries, due.claim) == len(due.retries)
+    return published
+
+
+class Quarters(Iterator[int]):
+    """0 to 3, one for each process that asks."""
+
+    def __init__(self) -> None:
+        self._next = multiprocessing.get_context("fork").Value("i", 0)
+
+    def __next__(self) -> int:
+        with self._next.get_lock():
+            self._next.value += 1
+            return self._next.value - 1
+
+
+@pytest.mark.timeout(300)
+def test_many_schedulers_publish_each_retry_once(url: str, store: Store) -> None:
+    """None twice, none left over."""
+    assert in_processes(4, park_some, url, Quarters()) == [None] * 4
+    assert store.count_parked() == MANY
+    published = list(itertools.chain.from_iterable(in_processes(4, publish_due, url)))
+    assert len(published) == MANY
+    assert set(published) == {f"j-{n}" for n in range(MANY)}
+    assert store.count_parked() == 0
+
+
+def test_of_many_threads_each_claims_its_own(store: Store) -> None:
+    """On one store."""
+    for n in range(200):
+        store.park(parked(f"j-{n}"))
+    start = threading.Barrier(8)
+
+    def claims(_: int) -> list[str]:
+        start.wait(30)
+        return list(itertools.chain.from_iterable(claimed(store, limit=7) for _ in range(6)))
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(itertools.chain.from_iterable(pool.map(claims, range(8))))
+    won += claimed(store, limit=200)
+    assert sorted(won) == sorted(f"j-{n}" for n in range(200))
+
+
+def publish_until_killed(url: str, told: Connection) -> None:
+    """Claim and publish retries, one claim after the other, until killed."""
+    store = open_store(url)
+    while (due := claim(store, limit=10)).retries:
+        for retry in due.retries:
+            told.send(retry.key)
+        store.unpark(due.retries, due.claim)
+    threading.Event().wait(30)
+
+
+def test_what_a_killed_scheduler_had_claimed_is_due_again(url: str, store: Store) -> None:
+    """When its claim is over; nothing is lost, and nothing else is published twice."""
+    names = [f"j-{n:03}" for n in range(300)]
+    for n, name in enumerate(names):
+        store.park(parked(name, n / 1000 - 1))
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    scheduler = context.Process(target=publish_until_killed, args=(url, sender))
+    scheduler.start()
+    published = [receiver.recv() for _ in range(95)]
+    os.kill(scheduler.pid or 0, signal.SIGKILL)
+    scheduler.join(30)
+    while receiver.poll():
+        published.append(receiver.recv())
+    left = claimed(store, limit=300)
+    again = claimed(store, at=60 - 0.001, limit=300) + claimed(store, at=60, limit=300)
+    assert not set(left) & set(published)
+    assert len([name for name in again if name not in left]) <= 10
+    assert {*published, *left, *again} == set(names)
+
+
+def park_until_killed(url: str, told: Connection) -> None:
+    """Reserve turns and park the retries that follow, until killed."""
+    store = open_store(url)
+    for n in itertools.count():
+        turn = Turn(f"j-{n}", 0)
+        store.reserve(turn, publication="p", holder="w-1", now=NOW, until=after(60))
+        told.send(n)
+        store.park(parked(turn.key), Settle(turn, "w-1", after(3600)))
+
+
+def test_what_a_killed_worker_was_parking(url: str, store: Store) -> None:
+    """Is parked and its turn settled, or neither."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    worker = context.Process(target=park_until_killed, args=(url, sender))
+    worker.start()
+    last = 0
+    while last < 40:
+        last = receiver.recv()
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    worker.join(30)
+    while receiver.poll():
+        last = receiver.recv()
+    for key in (f"j-{n}" for n in range(last + 1)):
+        told = store.reserve(Turn(key, 0), publication="p", holder="w-2", now=after(60), until=after(120))
+        assert told.grant is (Grant.LOST if store.get_parked(key) is None else Grant.SETTLED), key
