@@ -69,6 +69,7 @@ class Settings:
     visibility: float | None = None
     fail_open: bool = False
     insist: int = 5
+    soft_shutdown: float = 0
 
     def to_env(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -157,6 +158,8 @@ def make_app(settings: Settings, results: str = "") -> Celery:
         worker_prefetch_multiplier=4,
         task_queues=queues_of(settings),
     )
+    if settings.soft_shutdown:
+        app.conf.worker_soft_shutdown_timeout = settings.soft_shutdown
     if settings.visibility:
         app.conf.broker_transport_options = {"visibility_timeout": settings.visibility}
     noting = Noting(settings.backend)
