@@ -69,7 +69,15 @@ class Reservations:
                 turn, publication=publication, holder=self._holder, now=now, until=until
             )
 
-        return self._insist.run(reserve, (StoreError,))
+        try:
+            return self._insist.run(reserve, (StoreError,))
+        except Exception:
+            raise
+        except BaseException:
+            # Interrupted: nobody runs what may have been reserved.
+            with suppress(StoreError):
+                self.give_back(turn)
+            raise
 
     def settling(self, turn: Turn, *, of_a_dead_holder: bool = False) -> Settle:
         """Return what a store is told along with a dead letter or a parked retry."""
