@@ -12,7 +12,7 @@ from typing import Any
 
 import dramatiq
 from dramatiq.broker import Broker, Consumer, MessageProxy
-from dramatiq.common import xq_name
+from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import ConnectionClosed
 
 from .encoding import encodable
@@ -114,9 +114,23 @@ class SettlingConsumer(Consumer):
                 self._hands.take(message)
         return message
 
+    def stop_fetching(self) -> None:
+        """Leave to other workers what comes from now on; on RabbitMQ only what they get first."""
+        queue_name = getattr(self._inner, "queue_name", "")
+        if is_redis(self._broker) and queue_name != dq_name(queue_name):
+            # The delayed queue's consumer goes on, and is the heartbeat of jobs that still run.
+            self._inner.prefetch = 0  # type: ignore[attr-defined]
+
     def close(self) -> None:
-        """Close the broker's own consumer."""
-        self._inner.close()
+        """Close the broker's own consumer, and give back what it has fetched and Dramatiq would forget."""
+        fetched, self._inner.message_cache = getattr(self._inner, "message_cache", []), []  # type: ignore[attr-defined]
+        try:
+            if fetched:
+                self._inner.requeue([MessageProxy(dramatiq.Message.decode(data)) for data in fetched])
+        except redis_outages() as error:
+            raise ConnectionClosed(error) from None
+        finally:
+            self._inner.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

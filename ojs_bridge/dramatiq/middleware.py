@@ -17,7 +17,7 @@ from ..policy import PartialPolicy
 from ..runs import Drop, Lost, Postpone, Refuse, Run
 from ..store import StoreError
 from .actors import ERRORS_OPTION, Actors, BootError
-from .consumer import Settlement, mark, wrap
+from .consumer import Settlement, SettlingConsumer, mark, wrap
 from .execution import Execution, NotSent
 from .interrupts import Interrupts
 from .producer import add_headers, carry_wishes, is_plain
@@ -47,6 +47,7 @@ class OJSRetries(Retries):
         self._actors = Actors(self.bridge, policies)
         self._interrupts: Interrupts | None = None
         self._swapped = False
+        self._stopping: list[Any] = []
 
     @property
     def actor_options(self) -> set[str]:
@@ -80,8 +81,16 @@ class OJSRetries(Retries):
         self.bridge.try_store("the broker's own dead queues (.XQ), which forget them in time")
         self.bridge.start()
 
+    def before_worker_shutdown(self, broker: Broker, worker: Any) -> None:
+        """Begin no more jobs: what the worker gives back now would come straight back to it."""
+        self._stopping.append(worker)
+        for thread in worker.consumers.values():
+            if isinstance(thread.consumer, SettlingConsumer):
+                thread.consumer.stop_fetching()
+
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """End the bridge's threads, and let the listeners hear the last events."""
+        self._stopping.remove(worker)
         self.bridge.stop()
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
@@ -98,6 +107,11 @@ class OJSRetries(Retries):
         task = self._actors.policy(envelope.actor_name)
         if task is None or message.failed:
             return
+        if self._stopping and any(threading.current_thread() in w.workers for w in self._stopping):
+            state[_RUN] = None
+            mark(message, Settlement.GIVE_BACK)
+            message.options["store_results"] = False
+            raise SkipMessage("this worker shuts down")
         # Whatever ends this delivery before something durable follows it gives the job back.
         mark(message, Settlement.HOLD)
         if self.bridge.store is None and not self.bridge.listened_to and is_plain(envelope.options):

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from ojs_bridge import Letter, open_store
 from ojs_bridge.store import LetterFilter
@@ -39,17 +40,19 @@ class Application:
             **{f"APP_{name.upper()}": value for name, value in settings.items()},
         }
 
-    def start(self, *, command: str = "dramatiq", fault: str = "") -> subprocess.Popen[bytes]:
+    def start(
+        self, *, command: str = "dramatiq", fault: str = "", processes: int = 1
+    ) -> subprocess.Popen[bytes]:
         """Start the command in a process group of its own."""
-        words = [COMMANDS / command, self.module, "--processes", "1", "--threads", "4"]
+        words = [COMMANDS / command, self.module, "--processes", str(processes), "--threads", "4"]
         environment = {**self.environment, "APP_FAULT": fault}
         with self.log.open("ab") as log:
             return subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
 
     @contextmanager
-    def working(self, *, command: str = "dramatiq", fault: str = "") -> Iterator[subprocess.Popen[bytes]]:
-        """Run the command until the block ends."""
-        process = self.start(command=command, fault=fault)
+    def working(self, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+        """Run the command, as `start` takes it, until the block ends."""
+        process = self.start(**options)
         try:
             yield process
         except BaseException:

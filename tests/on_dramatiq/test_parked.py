@@ -1,0 +1,127 @@
+"""Long delays wait in the store: listed, run now, cancelled, and published once by many workers."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import dramatiq
+import pytest
+
+from ojs_bridge import Bridge, Retry, Snooze
+from ojs_bridge.store import Parked
+from tests.on_dramatiq.application import Application
+from tests.on_dramatiq.conftest import url_of
+from tests.on_dramatiq.fleet import Fleet, Sent
+from tests.servers import Valkey, eventually
+
+TWO_HOURS = {"initial_interval": "PT2H", "max_interval": "PT2H", "jitter": False}
+
+
+def fails_once(n: int) -> str:
+    if n == 1:
+        raise OSError("down")
+    return "done"
+
+
+@pytest.fixture
+def parking(broker: dramatiq.Broker, unique: str, tmp_path: Path) -> Fleet:
+    """A fleet on each kind of broker, with a store."""
+    return Fleet(broker, unique, store=f"sqlite:///{tmp_path}/ojs.db")
+
+
+def parked(fleet: Fleet, job: Sent) -> Parked:
+    """Wait until a job's retry is parked, and its message gone from the broker."""
+    eventually(lambda: fleet.bridge.retries.count() and fleet.heard.types(job.id)[-1] == "job.retrying")
+    (found,) = fleet.bridge.retries.list().retries
+    return found
+
+
+def test_a_retry_in_two_hours_is_parked_listed_and_run_now_once(parking: Fleet) -> None:
+    job = parking.send(parking.actor(fails_once, ojs_retry=TWO_HOURS))
+    with parking.working():
+        found = parked(parking, job)
+        due = found.next_retry_at.timestamp() - time.time()
+        assert 7100 < due <= 7200
+        assert (found.id, found.attempt, found.framework) == (job.id, 2, "dramatiq")
+        assert len(job.runs) == 1
+        parking.bridge.retries.run(job.id)
+        assert parking.end(job).type == "job.completed"
+    assert (len(job.runs), parking.bridge.retries.count(), parking.left()) == (2, 0, 0)
+    assert job.runs[1].ojs["attempt"] == 2
+
+
+def test_a_cancelled_retry_never_runs(parking: Fleet) -> None:
+    job = parking.send(parking.actor(fails_once, ojs_retry=TWO_HOURS))
+    with parking.working():
+        parked(parking, job)
+        parking.bridge.retries.cancel(job.id)
+        parking.end(parking.send(parking.actor(lambda n: None)))
+    assert (len(job.runs), parking.bridge.retries.count()) == (1, 0)
+    assert parking.heard.types(job.id)[-1] == "job.cancelled"
+
+
+@pytest.mark.parametrize("response", [Retry("a.b", after="PT3S"), Snooze("PT3S")], ids=["retry", "snooze"])
+def test_what_is_parked_is_published_when_it_is_due(
+    broker: dramatiq.Broker, unique: str, tmp_path: Path, response: Any
+) -> None:
+    fleet = Fleet(broker, unique, store=f"sqlite:///{tmp_path}/ojs.db", park_after=timedelta(seconds=1))
+
+    def responds_once(n: int) -> None:
+        if n == 1:
+            raise response
+
+    job = fleet.send(fleet.actor(responds_once))
+    with fleet.working():
+        eventually(lambda: fleet.bridge.retries.count() == 1)
+        assert fleet.end(job).type == "job.completed"
+    assert len(job.runs) == 2
+    assert job.runs[1].at >= fleet.due(job)[0]
+    assert fleet.left() == 0
+
+
+def test_without_a_store_a_long_delay_waits_in_the_broker(unique: str, valkey: Valkey) -> None:
+    from dramatiq.brokers.redis import RedisBroker
+
+    fleet = Fleet(RedisBroker(url=valkey.url, namespace=unique), unique)
+    job = fleet.send(fleet.actor(fails_once, ojs_retry=TWO_HOURS))
+    with fleet.working():
+        eventually(lambda: "job.retrying" in fleet.heard.types(job.id))
+    assert (len(job.runs), fleet.left()) == (1, 1)
+
+
+@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
+def test_four_processes_publish_what_is_due_once(
+    request: pytest.FixtureRequest, kind: str, unique: str, tmp_path: Path, valkey: Valkey
+) -> None:
+    count = 1000
+    application = Application(
+        url_of(request, kind), unique, tmp_path, "tests.on_dramatiq.mortal", store=valkey.url
+    )
+    application.produce(f"park_many({count})")
+    assert application.store.count_parked() == count
+    with application.working(fault="published", processes=4):
+        eventually(lambda: len(application.times("many")) >= count, seconds=60)
+        eventually(lambda: application.store.count_parked() == 0)
+    published = [word for word in application.counts() if word.startswith("published-")]
+    assert len(published) == count
+    assert set(application.counts().values()) == {1, count}
+
+
+def test_run_and_cancel_need_a_parked_retry(parking: Fleet) -> None:
+    for act in (parking.bridge.retries.run, parking.bridge.retries.cancel):
+        with pytest.raises(KeyError, match="there is no parked retry of job 'nobody'"):
+            act("nobody")
+
+
+def test_a_parked_retry_that_is_run_now_from_another_process_is_published_by_a_worker(
+    parking: Fleet, tmp_path: Path
+) -> None:
+    job = parking.send(parking.actor(fails_once, ojs_retry=TWO_HOURS))
+    with parking.working():
+        parked(parking, job)
+        Bridge(f"sqlite:///{tmp_path}/ojs.db").retries.run(job.id)
+        assert parking.end(job).type == "job.completed"
+    assert len(job.runs) == 2
