@@ -10,6 +10,7 @@ from kombu.utils.imports import symbol_by_name
 
 from .attach import attach, is_bridged, policies_of, task_policy
 from .request import OJSRequest
+from .taking import take_safely
 
 
 class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -21,6 +22,7 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
         check(worker.app)
+        take_safely(worker.app)
 
     def start(self, worker: Any) -> None:
         """Begin to publish parked retries."""

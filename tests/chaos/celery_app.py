@@ -13,7 +13,8 @@ from tests.chaos.fates import FATES, FIRST_DELAY, Fate, play
 from tests.chaos.ledger import Ledger
 from tests.chaos.settings import QUEUE, VARIABLE, Settings
 
-#: Seconds after which Redis delivers again what a dead worker had.
+#: Seconds after which Redis delivers again what a dead worker had; kombu's other settings here let it look
+#: every second, and soon again when a worker was killed while it looked (300 s without).
 VISIBILITY_TIMEOUT = 6
 
 
@@ -22,6 +23,7 @@ def make_app(settings: Settings) -> Celery:
     app = Celery("chaos", broker=settings.broker, set_as_current=False)
     redis = {
         "visibility_timeout": VISIBILITY_TIMEOUT,
+        "unacked_mutex_expire": 3,
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
     }

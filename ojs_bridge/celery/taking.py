@@ -1,0 +1,131 @@
+"""Taking messages from Redis so that a worker that is killed meanwhile loses none.
+
+Kombu pops a message and writes only later, from the worker, that somebody has it: what was popped and not
+yet read when the worker was killed is gone. Here one script does both, and what waits for a message takes
+nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from queue import Empty
+from typing import Any
+
+from celery import Celery
+
+#: Seconds that an idle worker waits at one queue before it looks at all of them, priorities included.
+WAIT_SECONDS = 0.5
+
+#: KEYS: unacked, its index, then queues by priority. ARGV: now. Writes what kombu does when it has read a
+#: message, and first, for a server without memory refuses that, and nothing may be popped then.
+_TAKE = """
+for n = 3, #KEYS do
+  local item = redis.call('LINDEX', KEYS[n], -1)
+  if item then
+    local read, message = pcall(cjson.decode, item)
+    local properties = read and type(message) == 'table' and message.properties
+    local info = properties and properties.delivery_info
+    if info and properties.delivery_tag then
+      local route = cjson.encode(info.exchange or '') .. ',' .. cjson.encode(info.routing_key or '')
+      redis.call('ZADD', KEYS[2], ARGV[1], properties.delivery_tag)
+      redis.call('HSET', KEYS[1], properties.delivery_tag, '[' .. item .. ',' .. route .. ']')
+    end
+    redis.call('RPOP', KEYS[n])
+    return {KEYS[n], item}
+  end
+end
+return false
+"""
+
+
+def take_safely(app: Celery) -> None:
+    """Have what an app's worker consumes from Redis taken in one step with noting who has it."""
+    connect = app.connection_for_read
+
+    @functools.wraps(connect)
+    def connection_for_read(*args: Any, **options: Any) -> Any:
+        connection = connect(*args, **options)
+        create = connection.create_transport
+
+        def create_transport() -> Any:
+            transport = create()
+            if _is_redis(transport):
+                transport.Channel = _taking(transport.Channel)
+            return transport
+
+        connection.create_transport = create_transport
+        return connection
+
+    app.connection_for_read = connection_for_read
+
+
+def _is_redis(transport: Any) -> bool:
+    module = sys.modules.get("kombu.transport.redis")
+    return module is not None and isinstance(transport, module.Transport)
+
+
+@functools.cache
+def _taking(channel: Any) -> Any:
+    return type(channel.__name__, (Taking, channel), {"__module__": channel.__module__})
+
+
+class Taking:
+    """Mixed into kombu's Redis channel; one that also consumes without acknowledging stays as it is."""
+
+    _ojs_idle = False
+    _ojs_waits = 0
+    _ojs_unacknowledging = False
+
+    def basic_consume(self: Any, queue: str, no_ack: bool, *args: Any, **options: Any) -> Any:
+        """Consume from a queue."""
+        self._ojs_unacknowledging = self._ojs_unacknowledging or no_ack
+        return super().basic_consume(queue, no_ack, *args, **options)  # type: ignore[misc]
+
+    def _brpop_start(self: Any, timeout: float | None = None) -> None:
+        queues = self._queue_cycle.consume(len(self.active_queues))
+        if self._ojs_unacknowledging or not queues:
+            super()._brpop_start(timeout)  # type: ignore[misc]
+            return
+        self._in_poll = self.client.connection
+        self._brpop_sent_at = time.monotonic()
+        self.client.connection.send_command(
+            *(self._ojs_wait(queues) if self._ojs_idle else self._ojs_take(queues))
+        )
+
+    def _ojs_take(self: Any, queues: list[str]) -> list[Any]:
+        keys = [self._q_for_pri(queue, step) for step in self.priority_steps for queue in queues]
+        keys = [self.global_keyprefix + key for key in (self.unacked_key, self.unacked_index_key, *keys)]
+        return ["EVAL", _TAKE, len(keys), *keys, time.time()]
+
+    def _ojs_wait(self: Any, queues: list[str]) -> list[Any]:
+        """Wait for a message at one queue, and put it back where it was."""
+        self._ojs_waits += 1
+        key = self.global_keyprefix + self._q_for_pri(
+            queues[self._ojs_waits % len(queues)], self.priority_steps[0]
+        )
+        return ["BLMOVE", key, key, "RIGHT", "RIGHT", WAIT_SECONDS]
+
+    def _brpop_read(self: Any, **options: Any) -> Any:
+        if self._ojs_unacknowledging:
+            return super()._brpop_read(**options)  # type: ignore[misc]
+        if self._ojs_idle:
+            self._ojs_idle = False
+            return self._ojs_waited(**options)
+        self._ojs_idle = True
+        found = super()._brpop_read(**options)  # type: ignore[misc]
+        self._ojs_idle = False
+        return found
+
+    def _ojs_waited(self: Any, **options: Any) -> Any:
+        """Read the answer to a wait; whatever it is, the queues are to be looked at now."""
+        try:
+            self.client.parse_response(self.client.connection, "BLMOVE", **options)
+        except self.connection_errors:
+            self.client.connection.disconnect()
+            raise
+        finally:
+            self._in_poll = None
+            getattr(self, "_flush_brpop_reauth", lambda: None)()
+        raise Empty

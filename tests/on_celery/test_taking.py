@@ -1,0 +1,47 @@
+"""What a killed worker had been given by Redis is still there."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from tests.on_celery.fleet import Fleet
+from tests.servers import Valkey, eventually
+
+
+@pytest.fixture
+def fleet(separate: Callable[..., Fleet], valkey: Valkey) -> Fleet:
+    """A fleet with a database of its own, in which nobody else's messages are unacknowledged."""
+    broker = valkey.url.removesuffix("/0") + "/7"
+    with redis.Redis.from_url(broker) as client:
+        client.flushdb()
+    return separate(broker=broker)
+
+
+def waiting(fleet: Fleet) -> int:
+    """How many messages the broker has, given to somebody or not."""
+    with redis.Redis.from_url(fleet.settings.broker) as client:
+        return client.llen(fleet.settings.queue) + client.hlen("unacked")
+
+
+def test_a_message_that_a_killed_worker_was_given_and_has_not_read_is_there(fleet: Fleet) -> None:
+    worker = fleet.start("-c", "1")
+    worker.await_ready()
+    assert fleet.end(fleet.send("act", "'it works'")) == "SUCCESS"
+    worker.process.send_signal(signal.SIGSTOP)
+    fleet.send("act", "'later'")
+    worker.process.kill()
+    worker.process.wait()
+    assert waiting(fleet) == 1
+
+
+def test_every_queue_and_priority_is_consumed(fleet: Fleet) -> None:
+    fleet.start("-c", "2").await_ready()
+    other = f"{fleet.settings.queue}-other"
+    sent = [fleet.send("act", "'here'", priority=n) for n in (0, 3, 6, 9)]
+    sent += [fleet.send("act", "'there'", queue=other, priority=n) for n in (0, 9)]
+    assert {fleet.end(job) for job in sent} == {"SUCCESS"}
+    eventually(lambda: waiting(fleet) == 0)
