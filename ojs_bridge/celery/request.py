@@ -9,10 +9,11 @@ from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import signals
 from celery.exceptions import Reject, Retry
+from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
-from ..runs import Drop, Refuse
+from ..runs import Drop, Refuse, Run
 from .execution import Execution
 from .wire import KEY, carried
 
@@ -33,8 +34,11 @@ class OJSRequest(Request):  # type: ignore[misc]
         """Handle a failure; what the child could not report, because it died, is judged here."""
         crash = None if return_ok or self._already_cancelled or self._already_revoked else _crash(exc_info)
         pending = crash is not None and not self._ojs_settled and not self._ojs_succeeded(crash)
-        if crash is not None and pending and self._ojs_retried(crash, exc_info):
-            return None
+        if crash is not None and pending:
+            if isinstance(crash, WorkerLostError) and self.task.acks_late and _is_cold_shutdown():
+                return self._ojs_give_back()
+            if self._ojs_retried(crash, exc_info):
+                return None
         return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
@@ -52,6 +56,15 @@ class OJSRequest(Request):  # type: ignore[misc]
         """Return whether the task had succeeded before its process died (Celery 5.7 and newer look)."""
         look = getattr(self, "_success_was_stored", None)
         return bool(look and isinstance(crash, WorkerLostError) and look())
+
+    def _ojs_give_back(self) -> None:
+        """Leave the message to the broker, its attempt unused: the worker itself has ended the process."""
+        self._ojs_settled = True
+        task_ready(self)
+        execution = Execution(self.task, self._context, pause=0)
+        begun = execution.resume()
+        if isinstance(begun, Run):
+            execution.bridge.give_back(begun)
 
     def _ojs_retried(self, exc: Exception, exc_info: Any) -> bool:
         """Have a crash judged; True when the job was sent on and is done with here."""
@@ -100,6 +113,10 @@ def _crash(exc_info: Any) -> Exception | None:
         return exc if isinstance(exc, (WorkerLostError, TimeLimitExceeded)) else None
     lost: Exception = WorkerLostError(f"the worker process ended: {exc!r}")
     return lost
+
+
+def _is_cold_shutdown() -> bool:
+    return state.should_terminate is not None and state.should_terminate is not False
 
 
 def _info(exc: Exception) -> Any:
