@@ -43,6 +43,9 @@ logger = logging.getLogger("ojs_bridge")
 
 T = TypeVar("T")
 
+#: How many seconds the clocks of a worker and its store may differ before a worker says so.
+MAX_SKEW = 2.0
+
 
 class Bridge:
     """Retry semantics of the Open Job Spec for the apps and brokers that are given this bridge.
@@ -116,8 +119,19 @@ class Bridge:
             return
         try:
             self.store.prepare()
+            if self._reservations:
+                self._reservations.prove()
+            apart = abs((self.store.clock() - self.now()).total_seconds())
         except StoreError as error:
-            logger.error("until the store works, dead letters go to %s: %s", dead_queue, error)
+            then = f"dead letters go to {dead_queue}" if self._fail_open else "jobs wait"
+            logger.error("until the store works, %s: %s", then, error)
+            return
+        if apart > MAX_SKEW:
+            logger.error(
+                "this machine's clock and the store's are %.1f s apart: retries run early or late, and live "
+                "jobs may be taken for lost; set the clocks",
+                apart,
+            )
 
     def now(self) -> datetime:
         """Return the time, in UTC."""
@@ -348,9 +362,20 @@ class Bridge:
 
     def settled(self, run: Run | Refuse, decision: Decision) -> None:
         """End a run whose decision was carried out, and tell the log and the listeners; never raises."""
-        job = run.job
-        with _harmless(job):
+        with _harmless(run.job):
             self._end_turn(run, decision)
+        self._conclude(run, decision)
+
+    def succeeded(self, run: Run, step: Callable[[Settle], bool]) -> None:
+        """End a run that succeeded in one step with its acknowledgement, which is `step`; raises StoreError."""
+        if run.turn is None or self._reservations is None:
+            raise StoreError("this run has no reservation")
+        if not self._reservations.settle_along(run.turn, step):
+            self._was_lost(run)
+        self._conclude(run, Complete())
+
+    def _conclude(self, run: Run | Refuse, decision: Decision) -> None:
+        job = run.job
         with _harmless(job):
             events.log(job, decision)
         if self._events:
@@ -370,9 +395,10 @@ class Bridge:
             return
         end = self._reservations.give_back if isinstance(decision, GiveBack) else self._reservations.settle
         if not end(turn, of_a_dead_holder=abandoned):
-            logger.warning(
-                "job %s: attempt %d was taken for lost before it ended", run.job.id, run.job.attempt
-            )
+            self._was_lost(run)
+
+    def _was_lost(self, run: Run | Refuse) -> None:
+        logger.warning("job %s: attempt %d was taken for lost before it ended", run.job.id, run.job.attempt)
 
     def give_back(self, run: Run) -> None:
         """Give a run's turn back, because something else ends its process; never raises."""

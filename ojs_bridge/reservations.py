@@ -79,6 +79,12 @@ class Reservations:
                 self.give_back(turn)
             raise
 
+    def prove(self) -> None:
+        """Take a turn that nobody else has and give it back, which only a store that can be written does."""
+        turn, now = Turn(f"proof:{uuid.uuid4()}", 0), self._clock()
+        self._store.reserve(turn, publication="", holder="proof", now=now, until=now + self._length)
+        self._store.give_back(Settle(turn, "proof", now))
+
     def settling(self, turn: Turn, *, of_a_dead_holder: bool = False) -> Settle:
         """Return what a store is told along with a dead letter or a parked retry."""
         return Settle(turn, None if of_a_dead_holder else self._holder, self._clock() + KEEP)
@@ -91,6 +97,13 @@ class Reservations:
         finally:
             # Extended for ever, it would keep a redelivery waiting for as long as this process lives.
             self.let_go(turn)
+
+    def settle_along(self, turn: Turn, step: Callable[[Settle], bool]) -> bool:
+        """Mark a turn as dealt with in one step with something else; it is held until that succeeds."""
+        settle = self.settling(turn)
+        settled = self._insist.run(lambda: step(settle), (StoreError,))
+        self.let_go(turn)
+        return settled
 
     def give_back(self, turn: Turn, *, of_a_dead_holder: bool = False) -> bool:
         """Give a turn back unused; False when it is not ours to give."""

@@ -114,6 +114,9 @@ class Store(Parking, Reserving, Protocol):
     def prepare(self) -> None:
         """Create what is missing and refuse a store of a newer version."""
 
+    def clock(self) -> datetime:
+        """Return the time that the store's own machine has."""
+
     def bury(self, letter: Letter, settle: Settle | None = None) -> None:
         """Write a dead letter in place of an earlier one of its job, claimed or not, and of kept entries.
 

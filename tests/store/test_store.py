@@ -125,6 +125,10 @@ def test_no_text_is_too_awkward(store: Store, text: str) -> None:
     assert store.get(awkward.id) is None
 
 
+def test_the_store_tells_the_time(store: Store) -> None:
+    assert abs(store.clock() - datetime.now(timezone.utc)) < timedelta(seconds=2)
+
+
 def test_a_huge_letter(store: Store) -> None:
     """Ten megabytes of arguments, and a thousand errors."""
     huge = letter(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+
+from .joint import Joint
 from .letters import RedisLetters
 from .namespace import RedisNamespace
 from .parked import RedisParked
@@ -20,6 +23,15 @@ class RedisStore(RedisLetters, RedisParked, RedisReservations):
     def prepare(self) -> None:
         """Write the version of the keys; raises StoreError when a newer version wrote them."""
         self._redis.prepare()
+
+    def clock(self) -> datetime:
+        """Return the server's time."""
+        seconds, microseconds = self._redis.ask("TIME")
+        return datetime.fromtimestamp(int(seconds), timezone.utc) + timedelta(microseconds=int(microseconds))
+
+    def joint(self, companion: str, *, run_id: str, database: int) -> Joint | None:
+        """Return what settles turns along with a companion; None on another server than that of `run_id`."""
+        return Joint(self._redis, companion, database) if self._redis.run_id() == run_id else None
 
     def close(self) -> None:
         """Close the connections of this process."""

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import datetime, timezone
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +19,12 @@ from .engines import durable_engine, quick_engine
 from .statements import Upsert
 from .tables import SCHEMA_VERSION, metadata, versions
 
+#: The time in seconds since 1970, by dialect.
+_CLOCKS = {
+    "postgresql": sa.text("SELECT extract(epoch FROM clock_timestamp())"),
+    "mysql": sa.text("SELECT unix_timestamp(now(6))"),
+    "mariadb": sa.text("SELECT unix_timestamp(now(6))"),
+}
 _SAY_VERSION = Upsert(versions)
 
 
@@ -44,6 +51,14 @@ class Database:
                     self._create_tables()
                     self._say_version()
                 self._prepared = True
+
+    def clock(self) -> datetime:
+        """Return the server's time; SQLite has none but this machine's."""
+        seconds = _CLOCKS.get(self._durable.dialect.name)
+        if seconds is None:
+            return datetime.now(timezone.utc)
+        with self._statement() as connection:
+            return datetime.fromtimestamp(float(connection.execute(seconds).scalar_one()), timezone.utc)
 
     def close(self) -> None:
         """Close the connections of this process."""
