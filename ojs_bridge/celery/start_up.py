@@ -9,6 +9,7 @@ from celery.worker.request import Request
 from kombu.utils.imports import symbol_by_name
 
 from .attach import attach, is_bridged, policies_of, task_policy
+from .caveats import say_caveats
 from .request import OJSRequest
 from .taking import take_safely
 
@@ -40,7 +41,9 @@ def check(app: Celery) -> None:
         task_policy(app, task)
         if is_bridged(task):
             _keep_request_class(task)
-    attach(app).try_store("`<queue>.dead` on the broker")
+    bridge = attach(app)
+    say_caveats(app, bridge)
+    bridge.try_store("`<queue>.dead` on the broker")
 
 
 def _keep_request_class(task: Task) -> None:

@@ -262,9 +262,13 @@ def _hop(app: Celery) -> timedelta:
     Redis delivers a second time what is not acknowledged within the visibility timeout, and RabbitMQ closes
     the channel of a consumer that waits for half an hour.
     """
+    return min(timedelta(seconds=visibility_timeout(app)) / 3, _LONGEST_HOP)
+
+
+def visibility_timeout(app: Celery) -> float:
+    """Return after how many seconds Redis gives an unacknowledged message to somebody else."""
     options = app.conf.broker_transport_options or {}
-    seconds = options.get("visibility_timeout", _VISIBILITY_TIMEOUT)
-    return min(timedelta(seconds=seconds) / 3, _LONGEST_HOP)
+    return float(options.get("visibility_timeout", _VISIBILITY_TIMEOUT))
 
 
 def _uses_native_delay(app: Celery) -> bool:
