@@ -32,6 +32,20 @@ class RedisNamespace:
         self._turns = self.key("turn:")
         self._prepared = False
 
+    @property
+    def database(self) -> int:
+        """The number of the database that the keys are in."""
+        return self._server.database
+
+    def run_id(self) -> str | None:
+        """Return what tells this very server from all others; None where INFO is not allowed."""
+        try:
+            answer: bytes = self.ask("INFO", "server")
+        except StoreError:
+            return None
+        lines = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
+        return lines.get("run_id")
+
     def prepare(self) -> None:
         """Write the version, or refuse a newer one, and say in the log where the server may lose data."""
         found: int = self._server.run(_VERSION, (self.key("schema"),), (SCHEMA_VERSION,))

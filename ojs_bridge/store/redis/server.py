@@ -53,6 +53,11 @@ class RedisServer:
         except (TypeError, ValueError, redis.RedisError) as error:
             raise ConfigurationError(f"store: {self.shown!r} is not a Redis URL: {error}") from None
 
+    @property
+    def database(self) -> int:
+        """The number of the database."""
+        return int(self._address.get("db") or 0)
+
     def run(self, script: Script, keys: Sequence[bytes], words: Sequence[Word] = ()) -> Any:
         """Return what a script answers, numbers and bytes; raises StoreError."""
         given = _pack((len(keys), *keys, *words))
