@@ -6,9 +6,10 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -22,8 +23,24 @@ logger = logging.getLogger("ojs_bridge")
 KEEP = timedelta(days=1)
 #: How often a reservation is extended before it runs out.
 BEATS = 3
-#: How many settled turns are forgotten in one round trip.
+#: How many settled turns are forgotten in one round trip, and how long after their acknowledgement, in
+#: seconds: RabbitMQ delivers again what it was told in a connection's last moments.
 _BATCH = 1000
+_FORGET_AFTER = 300.0
+#: How often a heartbeat that failed is repeated, in seconds.
+_REPEAT = 1.0
+
+#: Held while a process starts its heartbeat; a fork must not inherit it from a thread that it does not have.
+_starting = threading.Lock()
+
+
+def _new_lock() -> None:
+    global _starting  # noqa: PLW0603 - a child's own
+    _starting = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_lock)
 
 
 def turn_of(job: Job) -> Turn:
@@ -44,8 +61,10 @@ class Reservations:
         self._pid = 0
         self._holder = ""
         self._live: dict[Turn, None] = {}
-        self._done: list[Turn] = []
-        self._flushing = threading.Event()
+        self._unsettled: dict[Turn, Settle] = {}
+        self._ghosts: list[Settle] = []
+        self._done: deque[tuple[float, Turn]] = deque()
+        self._blind_until = 0.0
 
     def take(self, job: Job, publication: str) -> tuple[Reservation, Job]:
         """Ask for a job's turn; the job comes back with a chain of its own when a user has sent it twice.
@@ -62,27 +81,34 @@ class Reservations:
         return found, job
 
     def _reserve(self, turn: Turn, publication: str) -> Reservation:
+        mark = uuid.uuid4().hex
+
         def reserve() -> Reservation:
             now = self._clock()
+            # Who could not reach the store either has not had the time yet to extend what it holds.
+            asked = now - self._length if time.monotonic() < self._blind_until else now
             until = now + self._length
             return self._store.reserve(
-                turn, publication=publication, holder=self._holder, now=now, until=until
+                turn, publication=publication, holder=self._holder, mark=mark, now=asked, until=until
             )
 
         try:
             return self._insist.run(reserve, (StoreError,))
-        except Exception:
+        except BaseException as error:
+            if isinstance(error, StoreError):
+                self._be_blind()
+            # Nobody runs what may have been reserved all the same.
+            self._ghosts.append(replace(self.settling(turn), mark=mark))
             raise
-        except BaseException:
-            # Interrupted: nobody runs what may have been reserved.
-            with suppress(StoreError):
-                self.give_back(turn)
-            raise
+
+    def _be_blind(self) -> None:
+        self._blind_until = time.monotonic() + self._length.total_seconds()
 
     def prove(self) -> None:
         """Take a turn that nobody else has and give it back, which only a store that can be written does."""
         turn, now = Turn(f"proof:{uuid.uuid4()}", 0), self._clock()
-        self._store.reserve(turn, publication="", holder="proof", now=now, until=now + self._length)
+        until = now + self._length
+        self._store.reserve(turn, publication="", holder="proof", mark=turn.key, now=now, until=until)
         self._store.give_back(Settle(turn, "proof", now))
 
     def settling(self, turn: Turn, *, of_a_dead_holder: bool = False) -> Settle:
@@ -94,6 +120,9 @@ class Reservations:
         settle = self.settling(turn, of_a_dead_holder=of_a_dead_holder)
         try:
             return self._insist.run(lambda: self._store.settle(settle), (StoreError,))
+        except StoreError:
+            self._unsettled[turn] = settle
+            raise
         finally:
             # Extended for ever, it would keep a redelivery waiting for as long as this process lives.
             self.let_go(turn)
@@ -122,42 +151,62 @@ class Reservations:
         self._live.pop(turn, None)
 
     def forget(self, turn: Turn) -> None:
-        """Have a settled turn's record deleted, some time soon: its only message was acknowledged."""
+        """Have a settled turn's record deleted, after a while: its only message was acknowledged."""
         if turn.fence == 0:
-            self._done.append(turn)
+            self._start()
+            self._done.append((time.monotonic(), turn))
 
     def close(self) -> None:
-        """Delete what is to be forgotten; what is still held runs out by itself."""
+        """Settle and give back what is left to be; what is still held runs out by itself."""
         if self._pid == os.getpid():
-            self._forget_done()
+            self._catch_up()
 
     def _start(self) -> None:
         if self._pid == os.getpid():
             return
-        self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self._live, self._done, self._flushing = {}, [], threading.Event()
-        self._pid = os.getpid()
-        threading.Thread(target=self._beat, args=(self._flushing,), name="ojs-heartbeat", daemon=True).start()
+        with _starting:
+            if self._pid == os.getpid():
+                return
+            self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+            self._live, self._unsettled, self._ghosts, self._done = {}, {}, [], deque()
+            threading.Thread(target=self._beat, name="ojs-heartbeat", daemon=True).start()
+            self._pid = os.getpid()
 
-    def _beat(self, stop: threading.Event) -> None:
-        while not stop.wait(self._length.total_seconds() / BEATS):
-            with suppress(StoreError):
+    def _beat(self) -> None:
+        between = self._length.total_seconds() / BEATS
+        pause = between
+        while True:
+            time.sleep(pause)
+            try:
+                self._catch_up()
                 self._extend()
-            with suppress(StoreError):
                 self._forget_done()
+                pause = between
+            except StoreError:
+                self._be_blind()
+                pause = min(_REPEAT, between)
+
+    def _catch_up(self) -> None:
+        """Do what the store could not be told in its time."""
+        for turn, settle in tuple(self._unsettled.items()):
+            self._store.settle(settle)
+            self._unsettled.pop(turn, None)
+        while self._ghosts:
+            self._store.give_back(self._ghosts[-1])
+            self._ghosts.pop()
 
     def _extend(self) -> None:
         turns = tuple(self._live)
         if not turns:
             return
         until = self._clock() + self._length
-        extend = self._store.extend
-        gone = self._insist.run(lambda: extend(turns, holder=self._holder, until=until), (StoreError,))
+        gone = self._store.extend(turns, holder=self._holder, until=until)
         for turn in gone:
             if self._live.pop(turn, self) is None:
                 logger.warning("job %s: its reservation ran out, and it may run a second time", turn.key)
 
     def _forget_done(self) -> None:
-        while self._done:
-            batch, self._done = self._done[:_BATCH], self._done[_BATCH:]
-            self._store.forget(batch)
+        old = time.monotonic() - _FORGET_AFTER
+        while self._done and self._done[0][0] < old:
+            count = min(len(self._done), _BATCH)
+            self._store.forget([self._done.popleft()[1] for _ in range(count)])

@@ -42,11 +42,15 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """That a turn was dealt with, remembered until `keep_until`; `holder` None settles for a dead one."""
+    """That a turn was dealt with, remembered until `keep_until`; `holder` None settles for a dead one.
+
+    With a `mark`, only what that very request has reserved.
+    """
 
     turn: Turn
     holder: str | None
     keep_until: datetime
+    mark: str = ""
 
 
 class Reserving(Protocol):
@@ -56,9 +60,9 @@ class Reserving(Protocol):
     """
 
     def reserve(
-        self, turn: Turn, *, publication: str, holder: str, now: datetime, until: datetime
+        self, turn: Turn, *, publication: str, holder: str, mark: str, now: datetime, until: datetime
     ) -> Reservation:
-        """Take a turn until a time, atomically.
+        """Take a turn until a time, atomically; repeated with its `mark`, it gets the same answer.
 
         No record, or one of a lower fence: write ours (the publication of an earlier record stays), TAKEN.
         A fence of 0 whose publication and the record's are both known and differ: RESENT, nothing is written.
@@ -73,13 +77,14 @@ class Reserving(Protocol):
     def settle(self, settle: Settle) -> bool:
         """Mark a turn as dealt with; False when the record has another fence or holder, and stays as it is.
 
-        Where there is no record it is written, so that a late copy of the message is dropped.
+        Where there is no record it is written, so that a late copy of the message is dropped. What its
+        holder has settled itself was not left by a dead one: False.
         """
 
     def give_back(self, settle: Settle) -> bool:
         """Give a turn back unused: the fence before it becomes the settled one, or for 0 the record goes.
 
-        False when the record has another fence or holder, or is settled.
+        False when the record has another fence, holder or mark, or is settled.
         """
 
     def forget(self, turns: Sequence[Turn]) -> None:

@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 import random
+import secrets
 import signal
 import threading
 from collections.abc import Iterator
@@ -226,14 +227,18 @@ def test_parking_again_changes_nothing(store: Store) -> None:
 def test_a_retry_and_the_turn_it_follows_are_written_together(store: Store) -> None:
     """A retry whose turn is another's is kept all the same: the fence stops what is published twice."""
     turn = Turn("j-1", 0)
-    store.reserve(turn, publication="p", holder="w-1", now=NOW, until=after(60))
+    store.reserve(turn, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60))
     store.park(parked(), Settle(turn, "w-1", after(3600)))
-    told = store.reserve(turn, publication="p", holder="w-2", now=NOW, until=after(60))
+    told = store.reserve(
+        turn, publication="p", holder="w-2", mark=secrets.token_hex(8), now=NOW, until=after(60)
+    )
     assert (told.grant, store.count_parked()) == (Grant.SETTLED, 1)
     other = Turn("j-2", 0)
-    store.reserve(other, publication="p", holder="w-1", now=NOW, until=after(60))
+    store.reserve(other, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60))
     store.park(parked("j-2"), Settle(other, "w-2", after(3600)))
-    told = store.reserve(other, publication="p", holder="w-2", now=NOW, until=after(60))
+    told = store.reserve(
+        other, publication="p", holder="w-2", mark=secrets.token_hex(8), now=NOW, until=after(60)
+    )
     assert (told.grant, store.count_parked()) == (Grant.HELD, 2)
 
 
@@ -419,7 +424,9 @@ def park_until_killed(url: str, told: Connection) -> None:
     store = open_store(url)
     for n in itertools.count():
         turn = Turn(f"j-{n}", 0)
-        store.reserve(turn, publication="p", holder="w-1", now=NOW, until=after(60))
+        store.reserve(
+            turn, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60)
+        )
         told.send(n)
         store.park(parked(turn.key), Settle(turn, "w-1", after(3600)))
 
@@ -438,5 +445,12 @@ def test_what_a_killed_worker_was_parking(url: str, store: Store) -> None:
     while receiver.poll():
         last = receiver.recv()
     for key in (f"j-{n}" for n in range(last + 1)):
-        told = store.reserve(Turn(key, 0), publication="p", holder="w-2", now=after(60), until=after(120))
+        told = store.reserve(
+            Turn(key, 0),
+            publication="p",
+            holder="w-2",
+            mark=secrets.token_hex(8),
+            now=after(60),
+            until=after(120),
+        )
         assert told.grant is (Grant.LOST if store.get_parked(key) is None else Grant.SETTLED), key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -53,7 +54,9 @@ def own(server: Valkey) -> Iterator[Store]:
 def reserve(store: Store, turn: Turn = TURN, holder: str = "w-1", now: datetime = NOW) -> Grant:
     """Reserve a turn for a minute."""
     until = now + timedelta(minutes=1)
-    return store.reserve(turn, publication="p-1", holder=holder, now=now, until=until).grant
+    return store.reserve(
+        turn, publication="p-1", holder=holder, mark=secrets.token_hex(8), now=now, until=until
+    ).grant
 
 
 def parked(job_id: str = "j-1", **fields: Any) -> Parked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import secrets
 import signal
 import threading
 from collections import Counter
@@ -45,7 +46,12 @@ def reserve(
 ) -> Reservation:
     """Ask for a minute of a turn."""
     return store.reserve(
-        Turn(key, fence), publication=publication, holder=holder, now=after(at), until=after(at + 60)
+        Turn(key, fence),
+        publication=publication,
+        holder=holder,
+        mark=secrets.token_hex(8),
+        now=after(at),
+        until=after(at + 60),
     )
 
 

@@ -226,7 +226,9 @@ def test_a_server_that_was_restarted_meanwhile() -> None:
             reserve(store)
         server.start()
         time.sleep(1.1)
-        told = store.reserve(Turn("j-1", 0), publication="p-1", holder="w-2", now=NOW, until=after(60))
+        told = store.reserve(
+            Turn("j-1", 0), publication="p-1", holder="w-2", mark="m-2", now=NOW, until=after(60)
+        )
         assert told.grant is Grant.HELD
         server.restart()
         time.sleep(1.1)

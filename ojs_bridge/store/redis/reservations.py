@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -86,12 +85,13 @@ return lost
 #: KEYS: turn. ARGV: fence, holder or '', keep_until.
 _SETTLE = Script(SETTLE + "return settle(KEYS[1], ARGV[1], ARGV[2], ARGV[3])")
 
-#: KEYS: turn. ARGV: fence, holder or '', keep_until. Repeated, it finds nothing to give back.
+#: KEYS: turn. ARGV: fence, holder or '', keep_until, mark or ''. Repeated, it finds nothing to give back.
 _GIVE_BACK = Script("""
 local known = redis.call('GET', KEYS[1])
 if not known then return 0 end
-local fence, until_, holder, publication = cmsgpack.unpack(known)
+local fence, until_, holder, publication, mark = cmsgpack.unpack(known)
 if fence ~= tonumber(ARGV[1]) or until_ < 0 or (ARGV[2] ~= '' and holder ~= ARGV[2]) then return 0 end
+if ARGV[4] ~= '' and mark ~= ARGV[4] then return 0 end
 if fence == 0 then
   redis.call('DEL', KEYS[1])
 else
@@ -120,7 +120,7 @@ class RedisReservations:
         self._redis = redis
 
     def reserve(
-        self, turn: Turn, *, publication: str, holder: str, now: datetime, until: datetime
+        self, turn: Turn, *, publication: str, holder: str, mark: str, now: datetime, until: datetime
     ) -> Reservation:
         """Take a turn until a time, atomically."""
         end = to_ms(until)
@@ -131,7 +131,7 @@ class RedisReservations:
             to_ms(now),
             end,
             end + OUTLIVE_MS,
-            os.urandom(8),
+            mark,
         )
         told: int = self._redis.run(_RESERVE, (self._redis.turn(turn),), words)
         return _WITHOUT_TIME[told] if told < 0 else Reservation(Grant.HELD, from_ms(told))
@@ -150,7 +150,8 @@ class RedisReservations:
 
     def give_back(self, settle: Settle) -> bool:
         """Give a turn back unused; False when the record has another fence or holder, or is settled."""
-        return bool(self._redis.run(_GIVE_BACK, (self._redis.turn(settle.turn),), settle_words(settle)))
+        words = (*settle_words(settle), settle.mark)
+        return bool(self._redis.run(_GIVE_BACK, (self._redis.turn(settle.turn),), words))
 
     def forget(self, turns: Sequence[Turn]) -> None:
         """Delete the records of settled turns that still have that very fence."""

@@ -22,7 +22,7 @@ OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
 _c = reservations.c
 _TAKE = Upsert(
     reservations,
-    *("fence", "settled", "holder", "until_ms", "keep_until_ms"),
+    *("fence", "settled", "holder", "mark", "lost", "until_ms", "keep_until_ms"),
     where=lambda new: _c.fence < new["fence"],
 )
 _SETTLE = Upsert(
@@ -36,7 +36,7 @@ _SETTLE_FOR_DEAD = Upsert(
     *("settled", "holder", "keep_until_ms"),
     where=lambda new: sa.and_(_c.fence == new["fence"], sa.or_(sa.not_(_c.settled), _c.holder == "")),
 )
-_LOOK = sa.select(_c.fence, _c.settled, _c.publication, _c.until_ms).where(
+_LOOK = sa.select(_c.fence, _c.settled, _c.publication, _c.until_ms, _c.mark, _c.lost).where(
     _c.namespace == sa.bindparam("namespace"), _c.key == sa.bindparam("key")
 )
 
@@ -45,7 +45,7 @@ class Reservations(Database):
     """The part of a store that holds reservations."""
 
     def reserve(
-        self, turn: Turn, *, publication: str, holder: str, now: datetime, until: datetime
+        self, turn: Turn, *, publication: str, holder: str, mark: str, now: datetime, until: datetime
     ) -> Reservation:
         """Take a turn until a time, atomically: one round trip when it is free, two when it is not."""
         until_ms = to_ms(until)
@@ -56,6 +56,8 @@ class Reservations(Database):
             "settled": False,
             "publication": index_id(publication),
             "holder": index_id(holder),
+            "mark": index_id(mark),
+            "lost": False,
             "until_ms": until_ms,
             "keep_until_ms": until_ms + OUTLIVE_MS,
         }
@@ -64,7 +66,8 @@ class Reservations(Database):
             while not _TAKE(connection, row):
                 found = connection.execute(_LOOK, row).one_or_none()
                 grant = _judge(found, row, to_ms(now))
-                if grant is Grant.LOST and not _take_over(connection, row, to_ms(now)):
+                repeated = found is not None and found.mark == row["mark"]
+                if grant is Grant.LOST and not repeated and not _take_over(connection, row, to_ms(now)):
                     continue
                 if grant is not None:
                     held_until = from_ms(found.until_ms) if found and grant is Grant.HELD else None
@@ -94,6 +97,8 @@ class Reservations(Database):
         where = [self._any_of([settle.turn]), sa.not_(_c.settled)]
         if settle.holder is not None:
             where.append(_c.holder == index_id(settle.holder))
+        if settle.mark:
+            where.append(_c.mark == index_id(settle.mark))
         statement: sa.Update | sa.Delete = sa.delete(reservations)
         if settle.turn.fence > 0:
             before = {"fence": settle.turn.fence - 1, "settled": True}
@@ -132,6 +137,8 @@ def mark_settled(connection: Connection, namespace: str, settle: Settle) -> bool
         "settled": True,
         "publication": "",
         "holder": index_id(settle.holder or ""),
+        "mark": "",
+        "lost": False,
         "until_ms": 0,
         "keep_until_ms": to_ms(settle.keep_until),
     }
@@ -147,6 +154,8 @@ def _judge(found: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
     """Say what a record means for who asks for a turn; None when the turn has become free."""
     if found is None:
         return None
+    if found.mark == asked["mark"]:
+        return Grant.LOST if found.lost else Grant.TAKEN
     first = asked["fence"] == 0 and asked["publication"] and found.publication
     if first and asked["publication"] != found.publication:
         return Grant.RESENT
@@ -160,6 +169,6 @@ def _judge(found: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
 def _take_over(connection: Connection, row: dict[str, Any], now_ms: int) -> bool:
     same = [_c[name] == row[name] for name in ("namespace", "key", "fence")]
     expired = sa.and_(sa.not_(_c.settled), _c.until_ms <= now_ms)
-    changes = {name: row[name] for name in ("holder", "until_ms", "keep_until_ms")}
+    changes = {name: row[name] for name in ("holder", "mark", "until_ms", "keep_until_ms")} | {"lost": True}
     statement = sa.update(reservations).where(*same, expired).values(changes)
     return connection.execute(statement).rowcount == 1

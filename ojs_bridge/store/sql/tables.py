@@ -77,6 +77,9 @@ reservations = sa.Table(
     sa.Column("publication", ID, nullable=False),
     #: Empty once it has been settled for a dead one.
     sa.Column("holder", ID, nullable=False),
+    #: The request that holds it, and whether it was told of a lost attempt; empty once it has been settled.
+    sa.Column("mark", ID, nullable=False),
+    sa.Column("lost", sa.Boolean, nullable=False),
     sa.Column("until_ms", sa.BigInteger, nullable=False),
     sa.Column("keep_until_ms", sa.BigInteger, nullable=False),
     sa.Index("ojs_reservations_kept", "keep_until_ms", "namespace"),
