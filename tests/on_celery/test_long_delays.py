@@ -1,0 +1,82 @@
+"""A retry that is far away waits in the store, or travels in hops, and runs once, on time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from celery.result import AsyncResult
+
+from ojs_bridge import RetryNotFound
+from tests.on_celery.fleet import LATE, Fleet
+from tests.on_celery.project import client
+from tests.servers import Valkey, eventually
+
+#: A retry in two hours, to the millisecond.
+FAR = {"initial_interval": "PT2H", "max_interval": "PT2H"}
+
+
+@pytest.fixture(params=["valkey", "rabbitmq"])
+def fleet(separate: Callable[..., Fleet], request: pytest.FixtureRequest) -> Fleet:
+    """A fleet with a store, on each broker; Redis gives out again what is not acknowledged in a minute."""
+    return separate(broker=request.getfixturevalue(request.param).url, visibility=60)
+
+
+def parked(fleet: Fleet, *steps: str) -> AsyncResult:
+    """A job whose retry is parked."""
+    job = fleet.send("act", *steps, ojs_retry=FAR)
+    eventually(lambda: fleet.bridge.store.get_parked(job.id), seconds=40, what="a parked retry")
+    return job
+
+
+@pytest.mark.requirement("RET-11")
+def test_a_retry_in_two_hours_is_parked_listed_and_run_now(fleet: Fleet) -> None:
+    fleet.start("-c", "2")
+    job = parked(fleet, "OSError('first')", "'second'")
+    (waiting,) = fleet.bridge.retries.list().retries
+    assert (waiting.id, waiting.attempt, waiting.type) == (job.id, 2, "act")
+    away = waiting.next_retry_at - datetime.now(timezone.utc)
+    assert timedelta(hours=1, minutes=59) < away <= timedelta(hours=2)
+    assert job.state == "RETRY"
+    fleet.bridge.retries.run(job.id)
+    assert fleet.end(job) == "SUCCESS"
+    eventually(lambda: fleet.bridge.retries.count() == 0, what="an empty store")
+    assert [run.attempt for run in fleet.runs(job)] == [1, 2]
+    assert fleet.runs(job)[1].ojs["errors"][0]["message"] == "first"
+
+
+def test_a_parked_retry_that_is_cancelled_never_runs(fleet: Fleet) -> None:
+    fleet.start("-c", "2")
+    job = parked(fleet, "OSError()")
+    fleet.bridge.retries.cancel(job.id)
+    with pytest.raises(RetryNotFound):
+        fleet.bridge.retries.run(job.id)
+    assert len(fleet.runs(job)) == 1
+
+
+def test_a_parked_retry_outlives_every_worker(fleet: Fleet) -> None:
+    fleet.start("-c", "2")
+    job = parked(fleet, "OSError('first')", "'second'")
+    fleet.worker.kill()
+    fleet.bridge.retries.run(job.id)
+    fleet.start("-c", "2")
+    assert fleet.end(job) == "SUCCESS"
+    assert [run.attempt for run in fleet.runs(job)] == [1, 2]
+
+
+@pytest.mark.requirement("RET-11")
+def test_without_a_store_a_long_delay_travels_in_hops(separate: Callable[..., Fleet]) -> None:
+    with Valkey() as server:
+        fleet = separate(store=None, broker=server.url, visibility=3)
+        fleet.start("-c", "2")
+        jobs = [
+            fleet.send("act", "OSError()", "'ok'", ojs_retry={"initial_interval": "PT7S"}) for _ in range(3)
+        ]
+        assert [fleet.end(job) for job in jobs] == ["SUCCESS"] * 3
+        for job in jobs:
+            assert len(fleet.runs(job)) == 2
+            assert 7 <= fleet.gaps(job)[0] < 7 + LATE
+            # Each hop is shorter than a third of the visibility timeout, so that none is given out twice.
+            assert fleet.worker.log.count(f"[{job.id}] received") >= 7
+        assert client(server.url).hlen("unacked") == 0
