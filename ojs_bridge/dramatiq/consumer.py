@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -15,13 +14,16 @@ from dramatiq.broker import Broker, Consumer, MessageProxy
 from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import ConnectionClosed
 
+from ..store import StoreError
+from .acknowledging import Ending
 from .encoding import encodable
-from .on_redis import Hands, enrich, replace_on
+from .on_redis import Hands, enrich, is_broker, is_redis, replace_on
 from .outages import redis_outages
 
 logger = logging.getLogger("ojs_bridge")
 
 _MARK = "_ojs_settlement"
+_ENDING = "_ojs_ending"
 _FROM = "_ojs_consumer"
 
 #: Whether Dramatiq publishes to RabbitMQ with the `mandatory` flag.
@@ -42,8 +44,16 @@ class Settlement(enum.Enum):
     """Give it back to its queue after a while: what was decided could not be carried out."""
     GIVE_BACK = enum.auto()
     """Give it back to its queue: this worker shuts down."""
+    ENDING = enum.auto()
+    """Acknowledge it as its `Ending` does."""
     NATIVE = enum.auto()
     """As Dramatiq itself would."""
+
+
+def leave_by(message: MessageProxy, ending: Ending) -> None:
+    """Say that a message leaves by its own ending."""
+    message.__dict__[_ENDING] = ending
+    mark(message, Settlement.ENDING)
 
 
 def mark(message: MessageProxy, settlement: Settlement) -> None:
@@ -84,34 +94,49 @@ class SettlingConsumer(Consumer):
             match state.get(_MARK, Settlement.NATIVE):
                 case Settlement.NATIVE:
                     otherwise(message)
+                case Settlement.ENDING:
+                    self._end(message, state[_ENDING], otherwise)
                 case Settlement.DROP:
                     self._inner.ack(message)
                 case Settlement.DEAD:
                     _bury(self._broker, self._inner, message)
                 case Settlement.HOLD:
                     time.sleep(HOLD_SECONDS)
-                    _give_back(self._inner, message)
+                    self._give_back(message)
                 case Settlement.GIVE_BACK:
-                    _give_back(self._inner, message)
-        except redis_outages() as error:
+                    self._give_back(message)
+        except (StoreError, *redis_outages()) as error:  # type: ignore[misc]
             # After any other error Dramatiq leaves the message in a live worker's set, where nobody finds it.
             raise ConnectionClosed(error) from None
         self._hands.put(message)
 
+    def _give_back(self, message: MessageProxy) -> None:
+        # First, or this very process might fetch it again and take it for the one it has.
+        self._hands.put(message)
+        _give_back(self._inner, message)
+
+    def _end(self, message: MessageProxy, ending: Ending, otherwise: Callable[[MessageProxy], None]) -> None:
+        if otherwise == self._inner.ack:
+            ending.acknowledge()
+            getattr(self._inner, "queued_message_ids", set()).discard(message.message_id)
+        else:
+            ending.reject()
+            otherwise(message)
+
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
         """Give prefetched messages back, as the broker's own consumer does."""
         given = list(messages)
-        self._inner.requeue(given)
         for message in given:
             self._hands.put(message)
+        self._inner.requeue(given)
 
     def __next__(self) -> MessageProxy | None:
         message = next(self._inner)
         if message is not None:
             if "_tag" in message.__dict__:
                 setattr(message, _FROM, self._inner)
-            else:
-                self._hands.take(message)
+            elif not self._hands.take(message):
+                return None
         return message
 
     def stop_fetching(self) -> None:
@@ -161,25 +186,15 @@ def wrap(broker: Any) -> None:
 
 def confirm(broker: Any) -> None:
     """Have RabbitMQ confirm what this thread publishes; without, a lost message looks like a sent one."""
-    if _is(broker, "rabbitmq", "RabbitmqBroker") and not broker.confirm_delivery:
+    if is_broker(broker, "rabbitmq", "RabbitmqBroker") and not broker.confirm_delivery:
         broker.confirm_delivery = True
         del broker.channel
 
 
 def have_queue(broker: Any, queue_name: str) -> None:
     """Have the next publication declare its queue where Dramatiq, before 2.2, would not miss it."""
-    if not _MISSES_QUEUES and _is(broker, "rabbitmq", "RabbitmqBroker"):
+    if not _MISSES_QUEUES and is_broker(broker, "rabbitmq", "RabbitmqBroker"):
         broker.queues_pending.add(queue_name)
-
-
-def is_redis(broker: Broker) -> bool:
-    """Return whether this is Dramatiq's RedisBroker."""
-    return _is(broker, "redis", "RedisBroker")
-
-
-def _is(broker: Broker, module: str, name: str) -> bool:
-    cls = getattr(sys.modules.get(f"dramatiq.brokers.{module}"), name, None)
-    return cls is not None and isinstance(broker, cls)
 
 
 def _bury(broker: Any, inner: Consumer, message: MessageProxy) -> None:
@@ -187,7 +202,7 @@ def _bury(broker: Any, inner: Consumer, message: MessageProxy) -> None:
 
     A plain nack moves the bytes as they were enqueued: without the last attempt. It is the fallback.
     """
-    if _is(broker, "rabbitmq", "RabbitmqBroker") and _published_dead(broker, message):
+    if is_broker(broker, "rabbitmq", "RabbitmqBroker") and _published_dead(broker, message):
         inner.ack(message)
         return
     inner.nack(message)

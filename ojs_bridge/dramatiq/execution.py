@@ -19,9 +19,10 @@ from ..errors import InvalidState
 from ..job import Header, Job
 from ..runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
-from .consumer import Settlement, have_queue, is_redis, mark, publication
+from .acknowledging import Acknowledging
+from .consumer import Settlement, have_queue, leave_by, mark, publication
 from .encoding import encodable
-from .on_redis import replacing
+from .on_redis import is_redis, replacing
 from .options import UNBOUNDED
 from .outages import outages, told
 from .producer import carry_wishes
@@ -47,10 +48,17 @@ class NotSent(Exception):
 class Execution:
     """One delivery under the bridge: it translates and executes, it never decides."""
 
-    def __init__(self, bridge: Bridge, broker: Broker, message: MessageProxy) -> None:
+    def __init__(
+        self,
+        bridge: Bridge,
+        broker: Broker,
+        message: MessageProxy,
+        acknowledging: Acknowledging | None = None,
+    ) -> None:
         self._bridge = bridge
         self._broker = broker
         self._message = message
+        self._acknowledging = acknowledging
 
     def begin(self, task: TaskPolicy) -> Begun:
         """Ask the bridge whether the job runs; raises StoreError when only its store could say."""
@@ -73,6 +81,9 @@ class Execution:
         """Have the outcome judged and the decision carried out."""
         decision = self._judge(begun, exception)
         run = begun.run if isinstance(begun, Lost) else begun
+        if isinstance(decision, Complete) and isinstance(run, Run) and self._acknowledging:
+            leave_by(self._message, self._acknowledging.end(run, self._message))
+            return
         try:
             self._execute(run, decision)
         except InvalidState as error:
@@ -198,6 +209,9 @@ class Execution:
             self._bridge.bury(begun, ended, decision, FRAMEWORK, original(self._message))
         except Exception:
             logger.exception("job %s: kept in the broker's dead queue, not in the store", begun.job.id)
+            if isinstance(begun, Run):
+                # Settled now, it would be dropped if the broker loses its way there and delivers it again.
+                self._bridge.let_run_out(begun)
             return Settlement.DEAD
         return Settlement.DROP
 

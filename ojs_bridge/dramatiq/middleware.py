@@ -16,6 +16,7 @@ from ..bridge import Bridge
 from ..policy import PartialPolicy
 from ..runs import Drop, Lost, Postpone, Refuse, Run
 from ..store import StoreError
+from .acknowledging import Acknowledging, acknowledging_on
 from .actors import ERRORS_OPTION, Actors, BootError
 from .consumer import Settlement, SettlingConsumer, mark, wrap
 from .execution import Execution, NotSent
@@ -48,6 +49,7 @@ class OJSRetries(Retries):
         self._interrupts: Interrupts | None = None
         self._swapped = False
         self._stopping: list[Any] = []
+        self._acknowledging: Acknowledging | None = None
 
     @property
     def actor_options(self) -> set[str]:
@@ -78,6 +80,7 @@ class OJSRetries(Retries):
         self._check(broker)
         wrap(broker)
         self._interrupts = Interrupts(broker)
+        self._acknowledging = acknowledging_on(broker, self.bridge)
         self.bridge.try_store("the broker's own dead queues (.XQ), which forget them in time")
         self.bridge.start()
 
@@ -162,7 +165,7 @@ class OJSRetries(Retries):
             if begun is _UNBEGUN and exception is None:
                 mark(message, Settlement.NATIVE)
                 return
-            execution = Execution(self.bridge, broker, message)
+            execution = Execution(self.bridge, broker, message, self._acknowledging)
             if begun is _UNBEGUN:
                 mark(message, Settlement.HOLD)
                 begun = execution.begin(task)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import dramatiq
-from dramatiq.broker import MessageProxy
+from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import dq_name, xq_name
 
 from .encoding import encodable
@@ -20,17 +21,25 @@ _CONSUMED = "_ojs_consumed"
 
 
 class Hands:
-    """The deliveries that this process has taken from a broker's queues and not settled yet."""
+    """The deliveries that this process has taken from a broker's queues and not settled yet.
+
+    Not the delayed ones, which Dramatiq may forget.
+    """
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
 
-    def take(self, message: MessageProxy) -> None:
-        """Take note of a delivery."""
-        self._ids.add(message.options.get("redis_message_id", ""))
+    def take(self, message: MessageProxy) -> bool:
+        """Take note of a delivery; False for one that is in hand already, and was taken away meanwhile."""
+        redis_id = message.options.get("redis_message_id")
+        if redis_id in self._ids:
+            return False
+        if redis_id is not None and message.queue_name != dq_name(message.queue_name):
+            self._ids.add(redis_id)
+        return True
 
     def put(self, message: MessageProxy) -> None:
-        """Take note that a delivery was settled or given back."""
+        """Take note that a delivery was settled, or is about to be given back."""
         self._ids.discard(message.options.get("redis_message_id", ""))
 
     def __contains__(self, message: MessageProxy) -> bool:
@@ -47,10 +56,20 @@ class Hands:
             setattr(thread, _CONSUMED, True)
             return
         fetched = broker.client.smembers(acks_of(broker, queue_name))
-        known = set() if queue_name == dq_name(queue_name) else self._ids
-        ids = [i for i in fetched if i.decode() not in known]
+        ids = [i for i in fetched if i.decode() not in self._ids]
         for start in range(0, len(ids), 1000):
             broker.do_requeue(queue_name, *ids[start : start + 1000])
+
+
+def is_redis(broker: Broker) -> bool:
+    """Return whether this is Dramatiq's RedisBroker."""
+    return is_broker(broker, "redis", "RedisBroker")
+
+
+def is_broker(broker: Broker, module: str, name: str) -> bool:
+    """Return whether a broker is of a class of Dramatiq's, whose module need not be importable."""
+    cls = getattr(sys.modules.get(f"dramatiq.brokers.{module}"), name, None)
+    return cls is not None and isinstance(broker, cls)
 
 
 def acks_of(broker: Any, queue_name: str) -> str:

@@ -78,7 +78,9 @@ def lose(fleet: Fleet, message_id: str, *, fence: int = 0, seconds: float = 0.2)
     assert fleet.bridge.store is not None
     now = fleet.bridge.now()
     until = now + timedelta(seconds=seconds)
-    fleet.bridge.store.reserve(Turn(message_id, fence), publication="", holder="dead", now=now, until=until)
+    fleet.bridge.store.reserve(
+        Turn(message_id, fence), publication="", holder="dead", mark="dead", now=now, until=until
+    )
     return until.timestamp()
 
 

@@ -1,0 +1,158 @@
+"""On Redis, what a job that succeeded leaves behind: nothing, in one step where one server has both."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Middleware, Retries
+from redis.backoff import NoBackoff
+from redis.retry import Retry as RedisRetry
+
+from ojs_bridge import Bridge
+from ojs_bridge.store import Grant, Turn
+from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, Sent
+from tests.servers import Valkey, eventually
+
+STORES = {"same": "/0", "other database": "/1", "other server": ""}
+
+
+@pytest.fixture(params=STORES)
+def make(request: pytest.FixtureRequest, valkey: Valkey, unique: str, tmp_path: Path) -> Callable[..., Fleet]:
+    """Makes a fleet on Redis whose store is there, in another database of it, or elsewhere."""
+    path = STORES[request.param]
+    url = valkey.url.removesuffix("/0") + path if path else f"sqlite:///{tmp_path}/ojs.db"
+
+    def on(*middleware: Middleware) -> Fleet:
+        broker = RedisBroker(url=valkey.url, namespace=unique)
+        for each in middleware:
+            broker.add_middleware(each, before=Retries)
+        heard = Heard()
+        fleet = Fleet(broker, unique, Bridge(url, QUICK, listeners=[heard], namespace=unique))
+        fleet.heard = heard
+        return fleet
+
+    return on
+
+
+def grant(fleet: Fleet, job: Sent, fence: int = 0) -> Grant:
+    """What the store says to somebody who wants a job's turn."""
+    store, now = fleet.bridge.store, fleet.bridge.now()
+    assert store is not None
+    turn, until = Turn(job.id, fence), now + timedelta(seconds=60)
+    return store.reserve(turn, publication="", holder="me", mark="me", now=now, until=until).grant
+
+
+def test_a_first_run_that_succeeds_leaves_no_record(make: Callable[..., Fleet]) -> None:
+    fleet = make()
+    job = fleet.send(fleet.actor(lambda n: None))
+    with fleet.working(threads=2):
+        assert fleet.end(job).type == "job.completed"
+        eventually(lambda: fleet.left() == 0)
+    assert fleet.heard.types(job.id) == ["job.started", "job.completed"]
+    # Another server forgets it after a while.
+    assert grant(fleet, job) is (Grant.TAKEN if hasattr(fleet.bridge.store, "joint") else Grant.SETTLED)
+
+
+def test_a_later_run_that_succeeds_is_remembered(make: Callable[..., Fleet]) -> None:
+    fleet = make()
+
+    def fails_once(n: int) -> None:
+        if n == 1:
+            raise OSError("down")
+
+    job = fleet.send(fleet.actor(fails_once))
+    with fleet.working(threads=2):
+        assert fleet.end(job).type == "job.completed"
+        eventually(lambda: fleet.left() == 0)
+    assert [grant(fleet, job, fence) for fence in (0, 1)] == [Grant.SETTLED] * 2
+
+
+def test_a_run_whose_message_another_worker_has_got_is_remembered(make: Callable[..., Fleet]) -> None:
+    fleet = make()
+    acks = f"{fleet.queue}:__acks__.{fleet.broker.broker_id}.{fleet.queue}"
+
+    def is_taken_away(n: int) -> None:
+        assert fleet.broker.client.srem(acks, job.runs[0].options["redis_message_id"]) == 1
+
+    job = fleet.send(fleet.actor(is_taken_away))
+    with fleet.working(threads=1):
+        assert fleet.end(job).type == "job.completed"
+    assert (len(job.runs), fleet.left()) == (1, 1)
+    assert grant(fleet, job) is Grant.SETTLED
+
+
+def test_a_message_that_its_own_worker_gets_back_while_it_runs_runs_once(make: Callable[..., Fleet]) -> None:
+    fleet = make()
+
+    def is_delivered_again(n: int) -> None:
+        fleet.broker.do_requeue(fleet.queue, job.runs[0].options["redis_message_id"])
+        eventually(lambda: fleet.broker.client.llen(f"{fleet.queue}:{fleet.queue}") == 0)
+
+    job = fleet.send(fleet.actor(is_delivered_again))
+    with fleet.working(threads=2):
+        assert fleet.end(job).type == "job.completed"
+        fleet.end(fleet.send(fleet.actor(lambda n: None)))
+        eventually(lambda: fleet.left() == 0)
+    assert len(job.runs) == 1
+
+
+def test_a_success_that_another_middleware_fails_is_dead_and_settled(make: Callable[..., Fleet]) -> None:
+    class Strict(Middleware):
+        def after_process_message(self, broker: Any, message: Any, **outcome: Any) -> None:
+            message.fail()
+
+    fleet = make(Strict())
+    job = fleet.send(fleet.actor(lambda n: None))
+    with fleet.working(threads=2):
+        eventually(lambda: fleet.dead(job))
+        eventually(lambda: fleet.heard.types(job.id)[-1:] == ["job.completed"])
+    assert grant(fleet, job) is Grant.SETTLED
+
+
+def test_a_redis_that_dies_before_the_acknowledgement_gets_it_when_it_is_back(
+    unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.1)
+    monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.1)
+    with Valkey() as server:
+        client = redis.Redis.from_url(server.url, retry=RedisRetry(NoBackoff(), 0))
+        fleet = Fleet(RedisBroker(client=client), unique, store=server.url)
+        dark = threading.Event()
+
+        def turns_off_the_light(n: int) -> None:
+            server.kill()
+            dark.set()
+
+        job = fleet.send(fleet.actor(turns_off_the_light))
+        with fleet.working(threads=2):
+            assert dark.wait(20)
+            server.start()
+            assert fleet.end(job).type == "job.completed"
+            eventually(lambda: fleet.left() == 0)
+        assert len(job.runs) == 1
+        assert grant(fleet, job) is Grant.TAKEN
+
+
+def test_a_store_that_may_not_touch_the_broker_s_keys_settles_by_itself(valkey: Valkey, unique: str) -> None:
+    admin = redis.Redis.from_url(valkey.url)
+    admin.acl_setuser(unique, enabled=True, passwords=["+p"], keys=[f"ojs:{{{unique}}}*"], commands=["+@all"])
+    url = valkey.url.replace("://", f"://{unique}:p@")
+    heard = Heard()
+    bridge = Bridge(url, QUICK, listeners=[heard], namespace=unique)
+    fleet = Fleet(RedisBroker(url=valkey.url, namespace=unique), unique, bridge)
+    fleet.heard = heard
+    job = fleet.send(fleet.actor(lambda n: None))
+    try:
+        with fleet.working(threads=2):
+            assert fleet.end(job).type == "job.completed"
+            eventually(lambda: fleet.left() == 0)
+        assert len(job.runs) == 1
+    finally:
+        admin.acl_deluser(unique)
