@@ -34,6 +34,7 @@ def make_app(settings: Settings) -> Celery:
         task_acks_late=True,
         task_default_queue=QUEUE,
         task_ignore_result=True,
+        worker_enable_remote_control=False,
         worker_prefetch_multiplier=2,
     )
     ledger = Ledger(settings.ledger)

@@ -14,9 +14,9 @@ from tests.chaos.trial import Outage, Storm, Trial
 from tests.servers import RabbitMQ, Valkey
 
 SMALL = Storm(
-    seconds=10,
-    kill_every=2.5,
-    outages=(Outage(2, "store", 3, frozen=True), Outage(6, "broker", 1)),
+    seconds=8,
+    kill_every=2,
+    outages=(Outage(2, "store", 2, frozen=True), Outage(5, "broker", 0.5)),
     patience=100,
 )
 

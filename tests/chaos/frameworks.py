@@ -51,7 +51,7 @@ class OnCelery:
 
     def command(self) -> list[str]:
         """Return the command of one worker."""
-        options = ["-c", str(THREADS), "-l", "INFO", "--without-gossip", "--without-mingle", "-n", "chaos@%h"]
+        options = ["-c", str(THREADS), "-l", "INFO", "--without-gossip", "--without-mingle"]
         return [sys.executable, "-m", "celery", "-A", "tests.chaos.celery_app", "worker", *options]
 
     def declare(self, settings: Settings) -> None:

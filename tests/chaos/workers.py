@@ -66,7 +66,7 @@ class Worker:
         if self._process.poll() is None:
             self._process.terminate()
 
-    def close(self, seconds: float = 8) -> None:
+    def close(self, seconds: float = 4) -> None:
         """Wait for the end a while, then kill whatever is left of all the worker's lives."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
