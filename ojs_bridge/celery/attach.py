@@ -57,6 +57,8 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
     prepare(app)
     bridge = app.__dict__.setdefault(_BRIDGE, bridge or Bridge())
     bridge.register(FRAMEWORK, CeleryPublisher(app))
+    if bridge.store:
+        signals.task_postrun.connect(_settle_success, weak=False)
     return bridge
 
 
@@ -176,6 +178,13 @@ def check_signatures(app: Celery, signatures: Any) -> None:
         for nested in (*map(options.get, _LATER), *map(kwargs.get, ("tasks", "header", "body"))):
             if nested:
                 check_signatures(app, nested)
+
+
+def _settle_success(task: Task | None = None, **_: Any) -> None:
+    """Settle a success once its result is stored and its chain and links are sent, not before."""
+    ended = vars(task.request).pop("ojs_ended", None) if task else None
+    if ended is not None:
+        ended.settle()
 
 
 def _let_listeners_finish(**_: Any) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from ..bridge import Bridge
-from ..decision import DeadLetter, Decision, RetryAt, Snooze
+from ..decision import Complete, DeadLetter, Decision, RetryAt, Snooze
 from ..errors import InvalidState, Response
 from ..failures import Failure, Outcome, outcome_of
 from ..job import Job, decode
@@ -46,6 +46,18 @@ class LostAttempt(Exception):
     """The worker that ran this attempt is gone, so that its task is not run, and the attempt has failed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A run that succeeded, whose turn is settled when Celery has carried its success on."""
+
+    bridge: Bridge
+    run: Run
+
+    def settle(self) -> None:
+        """Settle it and tell of it; never raises."""
+        self.bridge.settled(self.run, Complete())
+
+
 class Execution:
     """One run of a task under the bridge: it translates and executes, it never decides."""
 
@@ -64,7 +76,7 @@ class Execution:
     def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the user's code and carry out what is decided; raises what tells Celery of it."""
         if self.bridge.store or self.bridge.listened_to or not self._is_plain():
-            self._begin()
+            self._begin_in_time()
         # Otherwise there is nothing to read and nobody to tell: the job is begun when it fails.
         try:
             result = body(*args, **kwargs)
@@ -76,8 +88,7 @@ class Execution:
             raised = exc.with_traceback(exc.__traceback__ and exc.__traceback__.tb_next)
         else:
             if self.wish is None or self.wish.refused:
-                if self._begun is not None:
-                    self.bridge.settled(self._begun, self.bridge.judge(self._begun, None))
+                self._succeed()
                 return result
             raised = self.wish.signal
         if not is_the_tasks_own(raised, self.task, self.request):
@@ -87,6 +98,32 @@ class Execution:
         with undisturbed():
             signal = self._settle(raised)
         raise signal
+
+    def _succeed(self) -> None:
+        """End the run; one that is reserved when Celery has stored its result and sent what follows it."""
+        if self._begun is None:
+            return
+        end = Ended(self.bridge, self._begun)
+        if self._begun.turn is None:
+            end.settle()
+        else:
+            self.request.ojs_ended = end
+
+    def _begin_in_time(self) -> None:
+        """Begin, and give the delivery back when its time is up before anybody has said that it may run."""
+        try:
+            self._begin()
+        except SoftTimeLimitExceeded as struck:
+            if self._returnable:
+                raise self._give_back(struck) from None
+            begun = self._admitted()
+            with undisturbed():
+                decision = begun.decision if isinstance(begun, Refuse) else self.bridge.judge(begun, struck)
+                raise self.conclude(begun, decision, struck) from None
+
+    def _admitted(self) -> Run | Refuse:
+        bare = self._bare_job()
+        return self.bridge.admit(self._job(bare), bare, self.policy)
 
     def _end_natively(self, signal: Ignore | Reject) -> None:
         """End the run's reservation as Celery will end the message."""
@@ -147,19 +184,24 @@ class Execution:
             )
         except StoreError as error:
             raise self._give_back(error) from None
+        if isinstance(begun, Run):
+            self._begun = begun
+            return begun
+        with undisturbed():
+            raise self._not_run(begun)
+
+    def _not_run(self, begun: Lost | Postpone | Drop | Refuse) -> Exception:
         match begun:
-            case Run():
-                self._begun = begun
-                return begun
             case Lost():
                 decision = self.bridge.judge(begun.run, begun.failure)
-                raise self.conclude(begun.run, decision, LostAttempt(begun.failure.message))
+                return self.conclude(begun.run, decision, LostAttempt(begun.failure.message))
             case Postpone():
-                raise self._postpone(begun)
+                return self._postpone(begun)
             case Refuse():
-                raise self.conclude(begun, begun.decision, RefusedJob(begun.decision.reason))
+                return self.conclude(begun, begun.decision, RefusedJob(begun.decision.reason))
             case Drop():
-                raise Ignore(begun.reason)
+                dropped: Exception = Ignore(begun.reason)
+                return dropped
 
     def resume(self) -> Run | Drop | Refuse:
         """Return the run that another process began and did not end."""
