@@ -18,6 +18,7 @@ from ..runs import Drop, Lost, Postpone, Refuse, Run
 from ..store import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import ERRORS_OPTION, Actors, BootError
+from .caveats import say_caveats
 from .consumer import Settlement, SettlingConsumer, mark, wrap
 from .execution import Execution, NotSent
 from .interrupts import Interrupts
@@ -81,6 +82,7 @@ class OJSRetries(Retries):
         wrap(broker)
         self._interrupts = Interrupts(broker)
         self._acknowledging = acknowledging_on(broker, self.bridge)
+        say_caveats(broker, self.bridge)
         self.bridge.try_store("the broker's own dead queues (.XQ), which forget them in time")
         self.bridge.start()
 
