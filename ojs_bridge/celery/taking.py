@@ -8,12 +8,15 @@ nothing.
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import time
 from queue import Empty
 from typing import Any
 
 from celery import Celery
+
+logger = logging.getLogger("ojs_bridge")
 
 #: Seconds that an idle worker waits at one queue before it looks at all of them, priorities included.
 WAIT_SECONDS = 0.5
@@ -72,20 +75,23 @@ def _taking(channel: Any) -> Any:
 
 
 class Taking:
-    """Mixed into kombu's Redis channel; one that also consumes without acknowledging stays as it is."""
+    """Mixed into kombu's Redis channel.
+
+    One that also consumes without acknowledging stays as it is, and so does one of a server without BLMOVE.
+    """
 
     _ojs_idle = False
     _ojs_waits = 0
-    _ojs_unacknowledging = False
+    _ojs_stock = False
 
     def basic_consume(self: Any, queue: str, no_ack: bool, *args: Any, **options: Any) -> Any:
         """Consume from a queue."""
-        self._ojs_unacknowledging = self._ojs_unacknowledging or no_ack
+        self._ojs_stock = self._ojs_stock or no_ack
         return super().basic_consume(queue, no_ack, *args, **options)  # type: ignore[misc]
 
     def _brpop_start(self: Any, timeout: float | None = None) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
-        if self._ojs_unacknowledging or not queues:
+        if self._ojs_stock or not queues:
             super()._brpop_start(timeout)  # type: ignore[misc]
             return
         self._in_poll = self.client.connection
@@ -108,7 +114,7 @@ class Taking:
         return ["BLMOVE", key, key, "RIGHT", "RIGHT", WAIT_SECONDS]
 
     def _brpop_read(self: Any, **options: Any) -> Any:
-        if self._ojs_unacknowledging:
+        if self._ojs_stock:
             return super()._brpop_read(**options)  # type: ignore[misc]
         if self._ojs_idle:
             self._ojs_idle = False
@@ -125,6 +131,9 @@ class Taking:
         except self.connection_errors:
             self.client.connection.disconnect()
             raise
+        except self.ResponseError as error:
+            self._ojs_stock = True
+            logger.warning("a killed worker may lose a job that Redis has just given it: %s", error)
         finally:
             self._in_poll = None
             getattr(self, "_flush_brpop_reauth", lambda: None)()

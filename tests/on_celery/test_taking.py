@@ -31,6 +31,7 @@ def test_a_message_that_a_killed_worker_was_given_and_has_not_read_is_there(flee
     worker = fleet.start("-c", "1")
     worker.await_ready()
     assert fleet.end(fleet.send("act", "'it works'")) == "SUCCESS"
+    eventually(lambda: waiting(fleet) == 0, what="the acknowledgement")
     worker.process.send_signal(signal.SIGSTOP)
     fleet.send("act", "'later'")
     worker.process.kill()
@@ -45,3 +46,15 @@ def test_every_queue_and_priority_is_consumed(fleet: Fleet) -> None:
     sent += [fleet.send("act", "'there'", queue=other, priority=n) for n in (0, 9)]
     assert {fleet.end(job) for job in sent} == {"SUCCESS"}
     eventually(lambda: waiting(fleet) == 0)
+
+
+def test_a_redis_that_is_too_old_is_consumed_as_ever(separate: Callable[..., Fleet]) -> None:
+    with Valkey() as old:
+        with redis.Redis.from_url(old.url) as client:
+            client.execute_command("ACL", "SETUSER", "default", "-blmove")
+        fleet = separate(broker=old.url)
+        worker = fleet.start("-c", "1")
+        worker.await_ready()
+        assert fleet.end(fleet.send("act", "'as ever'")) == "SUCCESS"
+        assert "a killed worker may lose a job" in worker.log
+        assert worker.stop() == 0
