@@ -367,7 +367,7 @@ class Bridge:
         self._conclude(run, decision)
 
     def succeeded(self, run: Run, step: Callable[[Settle], bool]) -> None:
-        """End a run that succeeded in one step with its acknowledgement, which is `step`; raises StoreError."""
+        """End a run that succeeded in one step with its acknowledgement, `step`; raises StoreError."""
         if run.turn is None or self._reservations is None:
             raise StoreError("this run has no reservation")
         if not self._reservations.settle_along(run.turn, step):

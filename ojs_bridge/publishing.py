@@ -13,8 +13,15 @@ class Unreachable(Exception):
     """The broker did not take a message, and may take it later."""
 
 
+class Unpublishable(Exception):
+    """This message can never be published."""
+
+
 class Publisher(Protocol):
-    """Publishes messages of one framework. Raises Unreachable; any other error means: never."""
+    """Publishes messages of one framework.
+
+    Raises Unreachable and Unpublishable; any other error is of this message alone, and may be over later.
+    """
 
     def republish(self, letter: Letter, header: Header) -> None:
         """Publish a dead letter's original message with its retry state replaced by `header`."""

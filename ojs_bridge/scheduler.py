@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from .job import format_time
-from .publishing import Publisher, Unreachable
+from .publishing import Publisher, Unpublishable, Unreachable
 from .storage_retry import POLLING, StorageRetry
 from .store import Parked, Store, StoreError
 
@@ -21,6 +22,8 @@ POLL_SECONDS = 1.0
 #: How many retries it publishes under one claim, and how long the claim lasts.
 BATCH = 200
 CLAIM = timedelta(seconds=60)
+#: After how many it says so to the store.
+UNPARK = 25
 #: How often old reservations are swept away, in seconds, and how many at a time.
 SWEEP_SECONDS = 60.0
 SWEEP = 5000
@@ -54,32 +57,45 @@ class Scheduler:
             self._thread.join(seconds)
 
     def publish_due(self, framework: str, publisher: Publisher) -> int:
-        """Publish one batch of what is due and return how many were; raises StoreError and Unreachable."""
-        now = self.clock()
+        """Publish one batch of what is due and return its size; raises StoreError and Unreachable."""
+        now, ends = self.clock(), time.monotonic() + CLAIM.total_seconds() / 2
         due = self.store.claim_due(framework, now=now, until=now + CLAIM, limit=BATCH)
+        tried = 0
         published: list[Parked] = []
         try:
-            for parked in due.retries:
-                self._publish(parked, publisher)
-                published.append(parked)
+            # Who goes on after its claim ended publishes what others publish too, and never gets done.
+            while tried < len(due.retries) and time.monotonic() < ends:
+                if self._publish(due.retries[tried], publisher):
+                    published.append(due.retries[tried])
+                tried += 1
+                if len(published) == UNPARK:
+                    self._unpark(published, due.claim)
         finally:
-            if published:
-                self._insist(lambda: self.store.unpark(published, due.claim))
-            rest = due.retries[len(published) :]
-            if rest:
-                self.store.unclaim(rest, due.claim)
-        return len(published)
+            self._unpark(published, due.claim)
+            if due.retries[tried:]:
+                self.store.unclaim(due.retries[tried:], due.claim)
+        return len(due.retries)
 
-    def _publish(self, parked: Parked, publisher: Publisher) -> None:
+    def _unpark(self, published: list[Parked], claim: str) -> None:
+        if published:
+            self._insist(lambda: self.store.unpark(published, claim))
+            published.clear()
+
+    def _publish(self, parked: Parked, publisher: Publisher) -> bool:
+        """Publish a retry; False when it stays, claimed for a while, because of an error of its own."""
         # Somebody may have asked for it sooner than the message itself says.
         state = {**parked.state, "next_retry_at": format_time(parked.next_retry_at)}
         try:
             publisher.publish(parked, state)
         except Unreachable:
             raise
-        except Exception as error:
+        except Unpublishable as error:
             logger.exception("job %s: its parked retry cannot be published", parked.id)
             self.give_up(parked, error)
+        except Exception:
+            logger.exception("job %s: its parked retry was not published, and waits", parked.id)
+            return False
+        return True
 
     def _run(self) -> None:
         slept = SWEEP_SECONDS

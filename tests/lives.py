@@ -24,6 +24,7 @@ class Outbox:
     published: list[tuple[Letter, Header]] = field(default_factory=list)
     retried: list[tuple[Parked, dict[str, Any]]] = field(default_factory=list)
     raises: BaseException | None = None
+    refuses: dict[str, BaseException] = field(default_factory=dict)
     refused: int = 0
 
     def republish(self, letter: Letter, header: Header) -> None:
@@ -34,9 +35,9 @@ class Outbox:
 
     def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
         """Take a parked retry's message."""
-        if self.raises:
+        if error := self.refuses.get(parked.id) or self.raises:
             self.refused += 1
-            raise self.raises
+            raise error
         self.retried.append((parked, dict(state)))
 
 

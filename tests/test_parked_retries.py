@@ -14,7 +14,7 @@ import pytest
 from ojs_bridge import Bridge, ConfigurationError, Event, RetryNotFound, StorageRetry
 from ojs_bridge.decision import RetryAt
 from ojs_bridge.job import Job, parse_time
-from ojs_bridge.publishing import Unreachable
+from ojs_bridge.publishing import Unpublishable, Unreachable
 from ojs_bridge.runs import Drop, Run
 from ojs_bridge.store import Parked
 from tests.lives import FRAMEWORK, Outbox
@@ -159,7 +159,7 @@ def test_while_the_broker_is_gone_they_wait(worker: Worker) -> None:
 def test_one_that_nobody_can_publish_becomes_a_dead_letter(worker: Worker) -> None:
     """It would be tried for ever; the others go on."""
     worker.park("j-1")
-    worker.outbox.raises = ValueError("this message has no queue")
+    worker.outbox.raises = Unpublishable("this message has no queue")
     worker.bridge.retries.run("j-1")
     worker.bridge.start()
     eventually(lambda: worker.bridge.retries.count() == 0, what="it left the parked ones")
@@ -167,6 +167,19 @@ def test_one_that_nobody_can_publish_becomes_a_dead_letter(worker: Worker) -> No
     assert "this message has no queue" in letter.reason
     assert letter.message == {"args": ["j-1"]}
     assert [error["attempt"] for error in letter.errors] == [1, 2]
+
+
+def test_one_that_fails_for_a_reason_of_its_own_stands_in_nobodys_way(worker: Worker) -> None:
+    """It is tried again when its claim has ended, and the others go on."""
+    for job in ("j-1", "j-2"):
+        worker.park(job)
+    worker.outbox.refuses = {"j-1": OSError("a full disk")}
+    for job in ("j-1", "j-2"):
+        worker.bridge.retries.run(job)
+    worker.bridge.start()
+    eventually(lambda: worker.published == ["j-2"], what="the other was published")
+    eventually(lambda: worker.bridge.retries.count() == 1, what="it left the store")
+    assert worker.bridge.retries.get("j-1").attempt == 2
 
 
 def test_a_framework_that_this_process_does_not_serve_waits_for_another(url: str, worker: Worker) -> None:

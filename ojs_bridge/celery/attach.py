@@ -12,6 +12,7 @@ from typing import Any
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task, current_app, signals
 from celery.exceptions import SoftTimeLimitExceeded
+from kombu.exceptions import SerializationError
 
 from ..bridge import Bridge
 from ..errors import ConfigurationError, InvalidRetryPolicy
@@ -19,7 +20,7 @@ from ..failures import Mapped
 from ..job import Header, Job
 from ..patterns import Policies
 from ..policy import PartialPolicy
-from ..publishing import Unreachable
+from ..publishing import Unpublishable, Unreachable
 from ..runs import TaskPolicy
 from ..store import Letter, Parked
 from . import wire
@@ -120,7 +121,11 @@ class CeleryPublisher:
     def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
         """Publish a parked retry's message, due now."""
         changes = {"eta": None, wire.HEADER: json.dumps(state)}
-        self._publish(wire.from_json(parked.message), changes, parked.message.get("route"))
+        try:
+            kept = wire.from_json(parked.message)
+        except (ValueError, KeyError, TypeError) as error:
+            raise Unpublishable(repr(error)) from error
+        self._publish(kept, changes, parked.message.get("route"))
 
     def _publish(
         self, kept: wire.Wire, changes: Mapping[str, Any], route: Mapping[str, Any] | None = None
@@ -129,6 +134,8 @@ class CeleryPublisher:
             wire.publish(self._app, kept, changes, options=route)
         except wire.out_of_reach(self._app) as error:
             raise Unreachable(repr(error)) from error
+        except (SerializationError, ValueError, TypeError) as error:
+            raise Unpublishable(repr(error)) from error
 
 
 def _read_retry_option(app: Celery) -> None:

@@ -1,10 +1,13 @@
-"""How a job that succeeded leaves a RedisBroker: settled by what acknowledges it, if one server does both."""
+"""How a job that succeeded leaves: settled just before it is acknowledged, or by what acknowledges it.
+
+Not before: what follows it, its pipeline, callbacks and result, would be lost with a worker that is killed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from dramatiq.broker import MessageProxy
 from dramatiq.common import current_millis
@@ -26,6 +29,10 @@ return 1
 """
 
 
+#: What acknowledges a message on its broker.
+Ack: TypeAlias = Callable[[MessageProxy], None]
+
+
 class Joint(Protocol):
     """What a store on the broker's own server offers."""
 
@@ -37,35 +44,42 @@ class Joint(Protocol):
 
 
 class Acknowledging:
-    """Settles and acknowledges what succeeded on one RedisBroker under one bridge."""
+    """Settles and acknowledges what succeeded under one bridge, on any broker."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
+
+    def end(self, run: Run, message: MessageProxy, ack: Ack) -> None:
+        """Settle a run and acknowledge its message; raises what `ack` raises."""
+        self._bridge.settled(run, Complete())
+        ack(message)
+
+    def reject(self, run: Run) -> None:
+        """Settle a run whose message another middleware has failed."""
+        self._bridge.settled(run, Complete())
+
+
+class RedisAcknowledging(Acknowledging):
+    """Settles and acknowledges what succeeded on one RedisBroker, in one step if one server does both."""
 
     def __init__(self, broker: Any, bridge: Bridge) -> None:
+        super().__init__(bridge)
         self._broker = broker
-        self._bridge = bridge
         self._script = broker.client.register_script(
             f"local function companion(keys, words) {_ACKNOWLEDGE} end return companion(KEYS, ARGV)"
         )
         self._keys: dict[str, list[bytes]] = {}
         self._joint = self._find_joint()
 
-    def end(self, run: Run, message: MessageProxy) -> Ending:
-        """Settle a run that succeeded, unless that is done along with its acknowledgement."""
-        if self._joint is None or run.turn is None:
-            self._bridge.settled(run, Complete())
-        return Ending(self, run, message)
-
-    def acknowledge(self, run: Run, message: MessageProxy) -> None:
-        """Acknowledge, and have the store forget what cannot come again; raises StoreError."""
+    def end(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
+        """Settle and acknowledge, and have the store forget what cannot come again; raises StoreError."""
         joint, keys, words = self._joint, self._keys_of(message.queue_name), self._words_of(message)
-        if joint and run.turn:
+        if joint:
             self._bridge.succeeded(run, lambda settle: joint.settle(settle, keys, words))
-        elif self._script(keys=keys, args=words):
+            return
+        self._bridge.settled(run, Complete())
+        if self._script(keys=keys, args=words):
             self._bridge.acknowledged(run)
-
-    def reject(self, run: Run) -> None:
-        """Settle a run whose message another middleware has failed."""
-        if self._joint and run.turn:
-            self._bridge.settled(run, Complete())
 
     def _find_joint(self) -> Joint | None:
         offer: Callable[..., Joint | None] | None = getattr(self._bridge.store, "joint", None)
@@ -102,20 +116,19 @@ class Ending:
 
     _by: Acknowledging
     _run: Run
-    _message: MessageProxy
 
-    def acknowledge(self) -> None:
-        """Acknowledge it; raises StoreError."""
-        self._by.acknowledge(self._run, self._message)
+    def acknowledge(self, message: MessageProxy, ack: Ack) -> None:
+        """Settle its run and acknowledge it; raises StoreError and what `ack` raises."""
+        self._by.end(self._run, message, ack)
 
     def reject(self) -> None:
         """Settle what follows no acknowledgement."""
         self._by.reject(self._run)
 
 
-def acknowledging_on(broker: Any, bridge: Bridge) -> Acknowledging | None:
-    """Return how jobs that succeeded leave this broker; None for what is not Redis, and without a store."""
-    return Acknowledging(broker, bridge) if bridge.store and is_redis(broker) else None
+def acknowledging_on(broker: Any, bridge: Bridge) -> Acknowledging:
+    """Return how jobs that succeeded leave this broker."""
+    return RedisAcknowledging(broker, bridge) if bridge.store and is_redis(broker) else Acknowledging(bridge)
 
 
 def _response_error() -> type[Exception]:

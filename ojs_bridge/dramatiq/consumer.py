@@ -117,7 +117,7 @@ class SettlingConsumer(Consumer):
 
     def _end(self, message: MessageProxy, ending: Ending, otherwise: Callable[[MessageProxy], None]) -> None:
         if otherwise == self._inner.ack:
-            ending.acknowledge()
+            ending.acknowledge(message, self._inner.ack)
             getattr(self._inner, "queued_message_ids", set()).discard(message.message_id)
         else:
             ending.reject()

@@ -19,7 +19,7 @@ from ..errors import InvalidState
 from ..job import Header, Job
 from ..runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
-from .acknowledging import Acknowledging
+from .acknowledging import Acknowledging, Ending
 from .consumer import Settlement, have_queue, leave_by, mark, publication
 from .encoding import encodable
 from .on_redis import is_redis, replacing
@@ -81,8 +81,8 @@ class Execution:
         """Have the outcome judged and the decision carried out."""
         decision = self._judge(begun, exception)
         run = begun.run if isinstance(begun, Lost) else begun
-        if isinstance(decision, Complete) and isinstance(run, Run) and self._acknowledging:
-            leave_by(self._message, self._acknowledging.end(run, self._message))
+        if isinstance(decision, Complete) and isinstance(run, Run) and run.turn and self._acknowledging:
+            leave_by(self._message, Ending(self._acknowledging, run))
             return
         try:
             self._execute(run, decision)

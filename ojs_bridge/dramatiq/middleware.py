@@ -139,7 +139,10 @@ class OJSRetries(Retries):
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Leave a message that another middleware skipped to Dramatiq."""
-        if message.__dict__.pop(_RUN, _UNBEGUN) is not None:
+        begun = message.__dict__.pop(_RUN, _UNBEGUN)
+        if isinstance(begun, Run):
+            self.bridge.give_back(begun)
+        if begun is not None:
             mark(message, Settlement.NATIVE)
 
     def after_process_message(

@@ -12,7 +12,7 @@ import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
 from ..job import Header
-from ..publishing import Unreachable
+from ..publishing import Unpublishable, Unreachable
 from ..store import Letter, Parked
 from .consumer import confirm, have_queue
 from .encoding import encodable
@@ -57,10 +57,17 @@ class DramatiqPublisher:
 
     def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
         """Enqueue a parked retry's message, due now."""
-        message = decoded(parked.message)
+        try:
+            message = decoded(parked.message)
+        except Exception as error:
+            raise Unpublishable(told(error)) from error
         self._enqueue(dataclasses.replace(message, options=parked_options(message.options, state)))
 
     def _enqueue(self, message: dramatiq.Message[Any]) -> None:
+        try:
+            message.encode()
+        except Exception as error:
+            raise Unpublishable(told(error)) from error
         confirm(self._broker)
         self._broker.declare_queue(message.queue_name)
         have_queue(self._broker, message.queue_name)

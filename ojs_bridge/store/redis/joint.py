@@ -10,8 +10,9 @@ from .namespace import RedisNamespace
 from .reservations import SETTLE, settle_words
 from .server import Script, Word
 
-#: KEYS: turn, then the companion's. ARGV: fence or '' to try the companion alone, holder, keep_until, then the
-#: companion's. Repeated, it finds the message gone, and remembers the turn where it might have forgotten it.
+#: KEYS: turn, then the companion's. ARGV: fence or '' to try the companion alone, holder, keep_until, then
+#: the companion's. Repeated, it finds the message gone, and remembers the turn where it might have
+#: forgotten it.
 _JOINT = (
     SETTLE
     + """
