@@ -79,7 +79,7 @@ class RedisAcknowledging(Acknowledging):
             return
         self._bridge.settled(run, Complete())
         if self._script(keys=keys, args=words):
-            self._bridge.acknowledged(run)
+            self._bridge.acknowledged(run.turn)
 
     def _find_joint(self) -> Joint | None:
         offer: Callable[..., Joint | None] | None = getattr(self._bridge.store, "joint", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -24,15 +25,16 @@ def die() -> None:
 class DiesBeforeAcknowledging(Middleware):
     """Ends the process when the outcome of a job is settled and its message is not acknowledged."""
 
-    ran = False
+    def __init__(self) -> None:
+        self.ran: set[int] = set()
 
     def after_process_message(self, broker: Any, message: Any, **outcome: Any) -> None:
         """Take note that a job has run."""
-        self.ran = True
+        self.ran.add(threading.get_ident())
 
     def before_ack(self, broker: Any, message: Any) -> None:
         """Die, unless the message only changes its queue, or was put aside."""
-        if self.ran:
+        if threading.get_ident() in self.ran:
             die()
 
     before_nack = before_ack
