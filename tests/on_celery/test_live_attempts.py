@@ -64,6 +64,7 @@ def test_a_copy_of_a_running_job_waits_and_is_dropped_on_rabbitmq(made: Made) ->
 def assert_one_run(fleet: Fleet, job: AsyncResult) -> None:
     assert fleet.end(job) == "SUCCESS"
     dropped(fleet, job)
+    fleet.ending(job)
     assert len(fleet.runs(job)) == 1
     assert [event["type"] for event in fleet.events(job)] == ["job.started", "job.completed"]
 
