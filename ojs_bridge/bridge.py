@@ -37,7 +37,7 @@ from .reservations import Reservations, turn_of
 from .runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from .scheduler import Scheduler
 from .storage_retry import INSISTING, POLLING, StorageRetry
-from .store import Grant, Letter, Parked, Settle, Store, StoreError
+from .store import Grant, Letter, Parked, Settle, Store, StoreError, Turn
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -418,10 +418,10 @@ class Bridge:
         if self._reservations and run.turn:
             self._reservations.let_go(run.turn)
 
-    def acknowledged(self, run: Run) -> None:
-        """Take note that the broker has deleted the message of a job that ended with this run."""
-        if self._reservations and run.turn:
-            self._reservations.forget(run.turn)
+    def acknowledged(self, turn: Turn | None) -> None:
+        """Take note that the broker has deleted a turn's message: once ended it cannot come again."""
+        if self._reservations and turn:
+            self._reservations.forget(turn)
 
     def _tell(self, run: Run | Refuse, decision: Decision) -> None:
         policy, since = (run.policy, run.since) if isinstance(run, Run) else (RetryPolicy(), time.monotonic())

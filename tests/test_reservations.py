@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
+import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,12 +17,14 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError
+from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError, reservations
 from ojs_bridge.decision import Complete, Discard, RetryAt
 from ojs_bridge.failures import VISIBILITY_TIMEOUT, Failure
 from ojs_bridge.job import Job, decode
+from ojs_bridge.reservations import turn_of
 from ojs_bridge.runs import Begun, Drop, Lost, Postpone, Run
 from tests.lives import FRAMEWORK, Outbox
+from tests.servers import Valkey
 from tests.servers.process import eventually
 
 JOB = Job("j-1", "billing.charge", "default")
@@ -279,3 +284,60 @@ def test_bad_lengths_name_the_field(name: str, value: Any) -> None:
     """Where the bridge is made."""
     with pytest.raises(ConfigurationError, match=name):
         Bridge(**{name: value})
+
+
+def test_what_was_acknowledged_is_forgotten_after_a_while(
+    bridges: list[Bridge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a store would hold a day's jobs; what has begun its retries is remembered, because of copies."""
+    monkeypatch.setattr(reservations, "_FORGET_AFTER", 0.0)
+    first, second = bridges
+    retry = fail(first, run(first, replace(JOB, id="j-2")))
+    first.settled(run(first, retry), Complete())
+    first.settled(run(first, JOB), Complete())
+    for job in (JOB, retry):
+        first.acknowledged(turn_of(job))
+    eventually(lambda: isinstance(begin(second, JOB), Run), what="it was forgotten")
+    assert isinstance(begin(second, retry), Drop)
+
+
+def test_many_threads_begin_the_first_jobs_of_a_process(url: str) -> None:
+    """And all are held by it: they can be settled as its own."""
+    for _ in range(10):
+        bridge = Bridge(url, POLICY, reservation=SHORT)
+        gate = threading.Barrier(8)
+        jobs = [replace(JOB, id=str(uuid.uuid4())) for _ in range(8)]
+
+        def start(job: Job, bridge: Bridge = bridge, gate: threading.Barrier = gate) -> Run:
+            gate.wait()
+            return run(bridge, job)
+
+        with ThreadPoolExecutor(8) as pool:
+            for begun in list(pool.map(start, jobs)):
+                bridge.settled(begun, Complete())
+        assert all(isinstance(begin(bridge, job), Drop) for job in jobs)
+
+
+def test_what_could_not_be_settled_is_settled_later(tmp_path: Path) -> None:
+    """By the heartbeat, when the store is back: a lost acknowledgement runs nothing again."""
+    with Valkey() as server:
+        bridge = Bridge(server.url, POLICY, reservation=SHORT, storage_retry=StorageRetry.disabled())
+        begun = run(bridge, JOB)
+        server.kill()
+        bridge.settled(begun, Complete())
+        server.start()
+        eventually(lambda: isinstance(begin(Bridge(server.url), JOB), Drop), what="it was settled")
+        bridge.stop()
+
+
+def test_a_reservation_whose_answer_was_lost_is_ours(tmp_path: Path) -> None:
+    """The store goes on with what its client gave up; asked again, it gives the first answer."""
+    with Valkey() as server:
+        patient = StorageRetry(initial_interval="PT0.5S")
+        bridge = Bridge(f"{server.url}?socket_timeout=0.3", POLICY, storage_retry=patient)
+        first = replace(JOB, id="j-0")
+        bridge.settled(run(bridge, first), Complete())
+        os.kill(server.pid, signal.SIGSTOP)
+        threading.Timer(0.8, os.kill, (server.pid, signal.SIGCONT)).start()
+        assert run(bridge, JOB).turn == turn_of(JOB)
+        bridge.stop()

@@ -14,8 +14,10 @@ from celery.worker.request import Request
 from celery.worker.state import task_ready
 
 from ..runs import Drop, Refuse, Run
+from ..store import Turn
+from .attach import attach
 from .execution import Execution
-from .wire import KEY, carried
+from .wire import HEADER, KEY, carried
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -29,6 +31,12 @@ class OJSRequest(Request):  # type: ignore[misc]
         super().__init__(message, **options)
         parts = carried(message, self._body, options.get("headers"), self._app)
         self._request_dict["properties"] = {**self._request_dict["properties"], KEY: parts}
+
+    def acknowledge(self) -> None:
+        """Acknowledge the message, and have the store forget it, some time, if it was a job's only one."""
+        super().acknowledge()
+        if self.acknowledged and not self._request_dict.get("retries") and HEADER not in self._request_dict:
+            attach(self._app).acknowledged(Turn(self.id, 0))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; what the child could not report, because it died, is judged here."""
