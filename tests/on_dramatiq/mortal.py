@@ -40,6 +40,17 @@ class DiesBeforeAcknowledging(Middleware):
     before_nack = before_ack
 
 
+class DiesBeforeTheNext(Middleware):
+    """Ends the process, once, when the next step of a pipeline is to be sent."""
+
+    def before_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
+        """Die."""
+        if message.actor_name == "second" and run("death") == 1:
+            die()
+
+
+if FAULT == "next":
+    broker.add_middleware(DiesBeforeTheNext())
 if FAULT == "unacknowledged":
     broker.add_middleware(DiesBeforeAcknowledging())
 
@@ -56,6 +67,19 @@ def hopeless_there(word: str) -> None:
     """Always fail."""
     run(word)
     raise OSError("down")
+
+
+@dramatiq.actor(queue_name=QUEUE)
+def first(word: str) -> str:
+    """Succeed."""
+    run(word)
+    return f"{word}-next"
+
+
+@dramatiq.actor(queue_name=QUEUE)
+def second(word: str) -> None:
+    """Succeed, too."""
+    run(word)
 
 
 @dramatiq.actor(queue_name=QUEUE)

@@ -130,3 +130,12 @@ def test_a_lost_attempt_is_retried_after_its_reservation_and_the_policy_s_delay(
     assert run.at >= until + 1
     assert [e["type"] for e in run.ojs["errors"]] == ["visibility_timeout"]
     assert run.ojs["attempt"] == 2
+
+
+@pytest.mark.requirement("RET-12")
+@BOTH
+def test_a_pipeline_goes_on_though_its_worker_died_before_it_was_sent_on(application: Application) -> None:
+    application.produce('(first.message("one") | second.message()).run()')
+    with application.supervised(fault="next"):
+        eventually(lambda: application.times("one-next"), seconds=60)
+    assert (len(application.times("one")), len(application.times("one-next"))) == (2, 1)
