@@ -62,7 +62,7 @@ class Reservations:
         self._holder = ""
         self._live: dict[Turn, None] = {}
         self._unsettled: dict[Turn, Settle] = {}
-        self._ghosts: list[Settle] = []
+        self._ghosts: list[tuple[float, Settle]] = []
         self._done: deque[tuple[float, Turn]] = deque()
         self._blind_until = 0.0
 
@@ -98,7 +98,8 @@ class Reservations:
             if isinstance(error, StoreError):
                 self._be_blind()
             # Nobody runs what may have been reserved all the same.
-            self._ghosts.append(replace(self.settling(turn), mark=mark))
+            ends = time.monotonic() + self._length.total_seconds()
+            self._ghosts.append((ends, replace(self.settling(turn), mark=mark)))
             raise
 
     def _be_blind(self) -> None:
@@ -191,9 +192,11 @@ class Reservations:
         for turn, settle in tuple(self._unsettled.items()):
             self._store.settle(settle)
             self._unsettled.pop(turn, None)
-        while self._ghosts:
-            self._store.give_back(self._ghosts[-1])
-            self._ghosts.pop()
+        for ghost in tuple(self._ghosts):
+            ends, settle = ghost
+            # The store may carry out what was asked of it after it was taken back.
+            if self._store.give_back(settle) or time.monotonic() > ends:
+                self._ghosts.remove(ghost)
 
     def _extend(self) -> None:
         turns = tuple(self._live)

@@ -1,11 +1,13 @@
 """The app of a worker process."""
 
+import os
+import signal
 import time
 from typing import Any
 
 from celery import signals
 
-from tests.on_celery.project import Noting, Settings, make_app
+from tests.on_celery.project import Noting, Settings, client, make_app
 
 settings = Settings.from_env()
 app = make_app(settings)
@@ -14,8 +16,10 @@ app.set_current()
 
 @signals.before_task_publish.connect
 def note_publishing(headers: dict[str, Any], **_: Any) -> None:
-    """Note what the worker publishes."""
+    """Note what the worker publishes, and die, once, where the message asks for it."""
     Noting(settings.backend).call("before_publish", headers["id"])
+    if headers.get("deadly") and client(settings.backend).set(f"died:{headers['id']}", 1, nx=True):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @signals.after_task_publish.connect
