@@ -88,6 +88,8 @@ class SettlingConsumer(Consumer):
         state = message.__dict__
         if state.get(_FROM, self._inner) is not self._inner:
             # RabbitMQ counts delivery tags per channel: this one now names somebody else's message.
+            if ending := state.get(_ENDING):
+                ending.reject()
             logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", message.message_id)
             return
         try:

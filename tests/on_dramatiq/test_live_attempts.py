@@ -39,9 +39,6 @@ def is_drained(fleet: Fleet) -> bool:
     return fleet.left() == 0
 
 
-@pytest.mark.xfail(
-    dramatiq.__version__.startswith("2.0."), reason="the first run is never settled there, unexplained"
-)
 @pytest.mark.requirement("RET-13")
 def test_a_job_that_outlives_rabbitmq_s_patience_and_its_reservation_runs_once(
     impatient_rabbitmq: RabbitMQ, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
