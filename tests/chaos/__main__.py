@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -36,6 +37,7 @@ SIDES = {"bridge": True, "native": False}
 
 def main() -> None:
     """Run every trial that was asked for, print the table, and fail when the bridge broke a promise."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or the workers would outlive us
     asked = _arguments()
     rows = []
     for framework in asked.frameworks:
