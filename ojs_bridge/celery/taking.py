@@ -89,10 +89,10 @@ class Taking:
         self._ojs_stock = self._ojs_stock or no_ack
         return super().basic_consume(queue, no_ack, *args, **options)  # type: ignore[misc]
 
-    def _brpop_start(self: Any, timeout: float | None = None) -> None:
+    def _brpop_start(self: Any, *args: Any, **options: Any) -> None:
         queues = self._queue_cycle.consume(len(self.active_queues))
         if self._ojs_stock or not queues:
-            super()._brpop_start(timeout)  # type: ignore[misc]
+            super()._brpop_start(*args, **options)  # type: ignore[misc]
             return
         self._in_poll = self.client.connection
         self._brpop_sent_at = time.monotonic()

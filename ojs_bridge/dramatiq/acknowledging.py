@@ -36,8 +36,8 @@ Ack: TypeAlias = Callable[[MessageProxy], None]
 class Joint(Protocol):
     """What a store on the broker's own server offers."""
 
-    def settle(self, settle: Settle, keys: list[bytes], words: list[Any]) -> bool:
-        """Settle a turn and acknowledge."""
+    def settle(self, settle: Settle, keys: list[bytes], words: list[Any]) -> tuple[bool, bool]:
+        """Settle a turn and acknowledge its message; return whether each was done."""
 
     def works(self, keys: list[bytes], words: list[Any]) -> bool:
         """Return whether it may."""
@@ -75,11 +75,18 @@ class RedisAcknowledging(Acknowledging):
         """Settle and acknowledge, and have the store forget what cannot come again; raises StoreError."""
         joint, keys, words = self._joint, self._keys_of(message.queue_name), self._words_of(message)
         if joint:
-            self._bridge.succeeded(run, lambda settle: joint.settle(settle, keys, words))
+            self._bridge.succeeded(
+                run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words))
+            )
             return
         self._bridge.settled(run, Complete())
         if self._script(keys=keys, args=words):
             self._bridge.acknowledged(run.turn)
+
+    def _take_note(self, run: Run, settled: bool, acknowledged: bool) -> bool:
+        if acknowledged:
+            self._bridge.acknowledged(run.turn)
+        return settled
 
     def _find_joint(self) -> Joint | None:
         offer: Callable[..., Joint | None] | None = getattr(self._bridge.store, "joint", None)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.chaos.frameworks import OnCelery
-from tests.servers import RabbitMQ, Valkey
+from tests.servers import Valkey
 
 
-@pytest.mark.parametrize("broker", [Valkey, RabbitMQ])
+@pytest.mark.parametrize("broker", [Valkey])
 def test_no_job_is_lost_or_runs_too_often_or_too_early(survives: Callable[..., None], broker: type) -> None:
     survives(OnCelery(), broker)

@@ -94,7 +94,7 @@ class Worker:
         """End the worker warmly and return its exit status."""
         self.ask_to_stop()
         try:
-            return self.process.wait(10)
+            return self.process.wait(30)
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait()

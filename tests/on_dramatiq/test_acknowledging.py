@@ -49,15 +49,14 @@ def grant(fleet: Fleet, job: Sent, fence: int = 0) -> Grant:
     return store.reserve(turn, publication="", holder="me", mark="me", now=now, until=until).grant
 
 
-def test_a_first_run_that_succeeds_leaves_no_record(make: Callable[..., Fleet]) -> None:
+def test_a_first_run_that_succeeds_is_remembered_for_a_while(make: Callable[..., Fleet]) -> None:
     fleet = make()
     job = fleet.send(fleet.actor(lambda n: None))
     with fleet.working(threads=2):
         assert fleet.end(job).type == "job.completed"
         eventually(lambda: fleet.left() == 0)
     assert fleet.heard.types(job.id) == ["job.started", "job.completed"]
-    # Another server forgets it after a while.
-    assert grant(fleet, job) is (Grant.TAKEN if hasattr(fleet.bridge.store, "joint") else Grant.SETTLED)
+    assert grant(fleet, job) is Grant.SETTLED
 
 
 def test_a_later_run_that_succeeds_is_remembered(make: Callable[..., Fleet]) -> None:
@@ -137,7 +136,7 @@ def test_a_redis_that_dies_before_the_acknowledgement_gets_it_when_it_is_back(
             assert fleet.end(job).type == "job.completed"
             eventually(lambda: fleet.left() == 0)
         assert len(job.runs) == 1
-        assert grant(fleet, job) is Grant.TAKEN
+        assert grant(fleet, job) is Grant.SETTLED
 
 
 def test_a_store_that_may_not_touch_the_broker_s_keys_settles_by_itself(valkey: Valkey, unique: str) -> None:
