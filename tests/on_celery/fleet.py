@@ -94,7 +94,8 @@ class Worker:
         """End the worker warmly and return its exit status."""
         self.ask_to_stop()
         try:
-            return self.process.wait(30)
+            # A child of billiard 4.2 waits up to 30 s at its end for a main process that reads no more.
+            return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait()
