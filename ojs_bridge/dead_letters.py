@@ -54,9 +54,8 @@ class DeadLetters:
 
         Raises ValueError for a limit outside 1 to 1000 and for a cursor that no page gave out.
         """
-        if not (isinstance(limit, int) and 1 <= limit <= MAX_PAGE):
-            raise ValueError(f"limit: {limit!r} must be between 1 and {MAX_PAGE}")
-        return self._store.list(LetterFilter(queue, type, error_type), limit=limit, cursor=cursor)
+        where = LetterFilter(queue, type, error_type)
+        return self._store.list(where, limit=page_size(limit), cursor=cursor)
 
     def get(self, letter_id: str) -> Letter:
         """Return one dead letter with its whole history (DLQ-002); raises LetterNotFound."""
@@ -120,11 +119,23 @@ class DeadLetters:
 
     @property
     def _store(self) -> Store:
-        if self._maybe_store is None:
-            raise ConfigurationError(
-                "dead letters need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
-            )
-        return self._maybe_store
+        return needed(self._maybe_store, "dead letters")
+
+
+def page_size(limit: int) -> int:
+    """Return how many entries a page is to have; raises ValueError outside 1 to 1000."""
+    if not (isinstance(limit, int) and 1 <= limit <= MAX_PAGE):
+        raise ValueError(f"limit: {limit!r} must be between 1 and {MAX_PAGE}")
+    return limit
+
+
+def needed(store: Store | None, what: str) -> Store:
+    """Return the store; raises ConfigurationError where there is none for what needs one."""
+    if store is None:
+        raise ConfigurationError(
+            f"{what} need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
+        )
+    return store
 
 
 def _job(letter: Letter) -> Job:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from .dead_letters import MAX_PAGE
-from .errors import ConfigurationError
+from .dead_letters import needed, page_size
 from .store import Parked, ParkedFilter, ParkedPage, Store
 
 
@@ -43,9 +42,7 @@ class ParkedRetries:
 
         Raises ValueError for a limit outside 1 to 1000 and for a cursor that no page gave out.
         """
-        if not (isinstance(limit, int) and 1 <= limit <= MAX_PAGE):
-            raise ValueError(f"limit: {limit!r} must be between 1 and {MAX_PAGE}")
-        return self._store.list_parked(ParkedFilter(queue, type), limit=limit, cursor=cursor)
+        return self._store.list_parked(ParkedFilter(queue, type), limit=page_size(limit), cursor=cursor)
 
     def get(self, job_id: str) -> Parked:
         """Return a job's parked retry; raises RetryNotFound."""
@@ -72,8 +69,4 @@ class ParkedRetries:
 
     @property
     def _store(self) -> Store:
-        if self._maybe_store is None:
-            raise ConfigurationError(
-                "parked retries need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
-            )
-        return self._maybe_store
+        return needed(self._maybe_store, "parked retries")

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from uuid import uuid4
 
 import execnet
@@ -93,3 +94,18 @@ def postgres_url(postgres: Postgres, unique: str) -> Iterator[str]:
     postgres.execute(f"CREATE DATABASE {unique}")
     yield postgres.url_of(unique)
     postgres.execute(f"DROP DATABASE {unique} WITH (FORCE)")
+
+
+def store_url(kind: str, request: pytest.FixtureRequest) -> str:
+    """Return the URL of an empty store of a kind; a server is started when the first test asks for it."""
+    if kind == "sqlite":
+        folder: Path = request.getfixturevalue("tmp_path")
+        return f"sqlite:///{folder}/ojs.db"
+    served: str = request.getfixturevalue(f"{kind}_url")
+    return served
+
+
+@pytest.fixture(params=["sqlite", "valkey"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of an empty store of either family."""
+    return store_url(request.param, request)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from ojs_bridge.decision import RetryAt
 from ojs_bridge.job import Job, parse_time
 from ojs_bridge.publishing import Unpublishable, Unreachable
 from ojs_bridge.runs import Drop, Run
+from ojs_bridge.scheduler import BATCH
 from ojs_bridge.store import Parked
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers.process import eventually
@@ -23,15 +23,6 @@ from tests.servers.process import eventually
 QUICK = StorageRetry(2, "PT0.01S")
 POLICY = {"max_attempts": 3, "initial_interval": "PT2H", "backoff_strategy": "none", "jitter": False,
           "max_interval": "PT3H"}  # fmt: skip
-
-
-@pytest.fixture(params=["sqlite", "valkey"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/ojs.db"
-    found: str = request.getfixturevalue("valkey_url")
-    return found
 
 
 class Worker:
@@ -182,15 +173,24 @@ def test_one_that_fails_for_a_reason_of_its_own_stands_in_nobodys_way(worker: Wo
     assert worker.bridge.retries.get("j-1").attempt == 2
 
 
-def test_a_framework_that_this_process_does_not_serve_waits_for_another(url: str, worker: Worker) -> None:
-    """Celery's workers leave Dramatiq's retries to Dramatiq's."""
-    worker.park("j-1")
+def test_what_this_process_does_not_serve_waits_for_another(url: str, worker: Worker) -> None:
+    """Celery's workers leave Dramatiq's retries to Dramatiq's, however many stand before their own."""
+    store = worker.bridge.store
+    assert store is not None
+    own = worker.park("j-1")
+    for n in range(BATCH + 1):
+        foreign = replace(own, id=f"f-{n}", key=f"f-{n}", framework="other", next_retry_at=own.parked_at)
+        store.park(foreign)
     worker.bridge.retries.run("j-1")
-    stranger = Bridge(url, polling_retry=QUICK)
-    stranger.start()
     worker.bridge.start()
-    eventually(lambda: worker.published == ["j-1"], what="its own worker published it")
-    stranger.stop()
+    eventually(lambda: worker.published == ["j-1"], what="its own was published")
+    eventually(lambda: worker.bridge.retries.count() == BATCH + 1, what="it left the store")
+    other = Bridge(url, polling_retry=QUICK)
+    outbox = other.publishers["other"] = Outbox()
+    other.start()
+    eventually(lambda: len(outbox.retried) == BATCH + 1, seconds=20, what="the others were published")
+    other.stop()
+    assert worker.published == ["j-1"]
 
 
 def test_four_schedulers_publish_each_once(url: str) -> None:

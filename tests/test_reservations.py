@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,15 +29,6 @@ from tests.servers.process import eventually
 JOB = Job("j-1", "billing.charge", "default")
 POLICY = {"max_attempts": 3, "initial_interval": "PT0.2S", "backoff_strategy": "none", "jitter": False}
 SHORT = timedelta(seconds=0.6)
-
-
-@pytest.fixture(params=["sqlite", "valkey"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/ojs.db"
-    found: str = request.getfixturevalue("valkey_url")
-    return found
 
 
 @pytest.fixture
@@ -318,7 +308,7 @@ def test_many_threads_begin_the_first_jobs_of_a_process(url: str) -> None:
         assert all(isinstance(begin(bridge, job), Drop) for job in jobs)
 
 
-def test_what_could_not_be_settled_is_settled_later(tmp_path: Path) -> None:
+def test_what_could_not_be_settled_is_settled_later() -> None:
     """By the heartbeat, when the store is back: a lost acknowledgement runs nothing again."""
     with Valkey() as server:
         bridge = Bridge(server.url, POLICY, reservation=SHORT, storage_retry=StorageRetry.disabled())
@@ -330,7 +320,7 @@ def test_what_could_not_be_settled_is_settled_later(tmp_path: Path) -> None:
         bridge.stop()
 
 
-def test_a_reservation_whose_answer_was_lost_is_ours(tmp_path: Path) -> None:
+def test_a_reservation_whose_answer_was_lost_is_ours() -> None:
     """The store goes on with what its client gave up; asked again, it gives the first answer."""
     with Valkey() as server:
         patient = StorageRetry(initial_interval="PT0.5S")
