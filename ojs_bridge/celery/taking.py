@@ -1,8 +1,9 @@
-"""Taking messages from Redis so that a worker that is killed meanwhile loses none.
+"""Taking messages from Redis so that a worker that is killed meanwhile loses none, and ending each delivery.
 
 Kombu pops a message and writes only later, from the worker, that somebody has it: what was popped and not
 yet read when the worker was killed is gone. Here one script does both, and what waits for a message takes
-nothing.
+nothing. An acknowledgement that finds no connection is given up by kombu, and the delivery is held, with its
+place in the prefetch count, for as long as the worker lives; here it is made up for.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def _is_redis(transport: Any) -> bool:
 
 @functools.cache
 def _taking(channel: Any) -> Any:
-    return type(channel.__name__, (Taking, channel), {"__module__": channel.__module__})
+    qos = type(channel.QoS.__name__, (Owing, channel.QoS), {})
+    return type(channel.__name__, (Taking, channel), {"__module__": channel.__module__, "QoS": qos})
 
 
 class Taking:
@@ -138,3 +140,29 @@ class Taking:
             self._in_poll = None
             getattr(self, "_flush_brpop_reauth", lambda: None)()
         raise Empty
+
+
+class Owing:
+    """Mixed into the account that kombu keeps of a Redis channel's deliveries."""
+
+    def __init__(self: Any, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._ojs_owed: dict[str, None] = {}
+
+    def ack(self: Any, delivery_tag: str) -> None:
+        """Acknowledge a delivery; one that cannot be now is acknowledged when Redis is back."""
+        try:
+            super().ack(delivery_tag)  # type: ignore[misc]
+        except self.channel.connection_errors:
+            self._ojs_owed[delivery_tag] = None
+            raise
+        self._ojs_owed.pop(delivery_tag, None)
+
+    def can_consume(self: Any) -> bool:
+        """Return whether a next message may be taken, which is asked at every turn of the consumer's loop."""
+        for delivery_tag in list(self._ojs_owed):
+            try:
+                self.ack(delivery_tag)
+            except self.channel.connection_errors:
+                break
+        return bool(super().can_consume())  # type: ignore[misc]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.fates import load
 from tests.chaos.frameworks import Framework
-from tests.chaos.report import judge
+from tests.chaos.report import judge, story
 from tests.chaos.trial import Outage, Storm, Trial
 from tests.servers import RabbitMQ, Valkey
 
@@ -29,6 +29,7 @@ def survives(tmp_path: Path) -> Callable[[Framework, type[Valkey] | type[RabbitM
         jobs = load(60, seed=1)
         with broker() as queue, Valkey() as store:
             outcome = Trial(framework, queue, store, jobs, tmp_path).run(SMALL)
-        assert judge("", jobs, outcome, bridged=True).faults == {}, (tmp_path / "workers.log").read_text()
+        faults = judge("", jobs, outcome, bridged=True).faults
+        assert not faults, story(faults, outcome, (tmp_path / "workers.log").read_text())
 
     return survive

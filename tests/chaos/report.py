@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.chaos.fates import delay_before, fate_of
@@ -34,9 +35,11 @@ class Verdict:
     repeated: list[str] = field(default_factory=list)
 
     @property
-    def faults(self) -> dict[str, object]:
-        """What breaks a promise of the bridge."""
-        found = {name: getattr(self, name) for name in ("lost", "stuck", "twice", "wrong", "over", "early")}
+    def faults(self) -> dict[str, Iterable[str]]:
+        """The jobs that a promise of the bridge was broken to, by promise."""
+        found: dict[str, Iterable[str]] = {
+            name: getattr(self, name) for name in ("lost", "stuck", "twice", "wrong", "over", "early")
+        }
         return {name: jobs for name, jobs in found.items() if jobs}
 
     def cells(self) -> list[str]:
@@ -60,6 +63,19 @@ def judge(name: str, jobs: Sequence[str], outcome: Outcome, *, bridged: bool) ->
         if any(_is_early(outcome.ledger, job, start) for start in starts):
             verdict.early.append(job)
     return verdict
+
+
+def story(faults: Mapping[str, Iterable[str]], outcome: Outcome, log: str) -> str:
+    """Return what is known of the jobs that came to harm: their lines in the ledger, then the log's."""
+    lines = [f"{fault}: {', '.join(jobs)}" for fault, jobs in faults.items()]
+    for job in sorted({job for jobs in faults.values() for job in jobs}):
+        lines += [f"--- {job}", *(f"{line}" for line in sorted(outcome.ledger.jobs[job], key=_when))]
+        lines += [line for line in log.splitlines() if re.search(rf"{job}(?!\d)", line)]
+    return "\n".join(lines)
+
+
+def _when(line: Line) -> float:
+    return line.at
 
 
 def _judge_end(verdict: Verdict, job: str, outcome: Outcome, *, bridged: bool) -> None:

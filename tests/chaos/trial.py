@@ -124,7 +124,14 @@ class Trial:
             return False
         self._looked = now
         self._ledger.refresh()
-        return time.time() - self._ledger.newest > QUIET and not self._pending()
+        quiet = time.time() - self._ledger.newest > QUIET
+        return quiet and not self._pending() and not self._copies()
+
+    def _copies(self) -> set[str]:
+        """Return what of ended jobs is to be delivered once more, because a worker died before it said so."""
+        if self._store is None or not self._settings.on_redis:
+            return set()
+        return self._framework.held(self._settings)[0]
 
     def _pending(self) -> list[str]:
         """Return the jobs that have not ended, and may: without the bridge, poison never does."""

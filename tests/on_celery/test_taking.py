@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import redis
+from kombu import Consumer, Message
 
+from ojs_bridge.celery.taking import take_safely
 from tests.on_celery.fleet import Fleet
 from tests.servers import Valkey, eventually
 
@@ -58,3 +60,25 @@ def test_a_redis_that_is_too_old_is_consumed_as_ever(separate: Callable[..., Fle
         assert fleet.end(fleet.send("act", "'as ever'")) == "SUCCESS"
         assert "a killed worker may lose a job" in worker.log
         assert worker.stop() == 0
+
+
+def test_what_could_not_be_acknowledged_is_when_redis_is_back(separate: Callable[..., Fleet]) -> None:
+    """Or its place among the prefetched ones would not be free again while the worker lives."""
+    with Valkey() as server:
+        fleet = separate(broker=server.url)
+        take_safely(fleet.app)
+        fleet.send("act", "'it works'")
+        with fleet.app.connection_for_read() as connection:
+            queue = fleet.app.amqp.queues[fleet.settings.queue](connection.default_channel)
+            taken: list[Message] = []
+            consumer = Consumer(connection, queue, on_message=taken.append, prefetch_count=1)
+            with consumer:
+                connection.drain_events(timeout=10)
+                server.kill()
+                with pytest.raises(connection.connection_errors):
+                    taken[0].ack()
+                qos = consumer.channel.qos
+                assert not qos.can_consume()
+                server.start()
+                eventually(qos.can_consume, what="room for the next message")
+            assert waiting(fleet) == 0
