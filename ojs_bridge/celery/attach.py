@@ -23,7 +23,7 @@ from ..policy import PartialPolicy
 from ..publishing import Unpublishable, Unreachable
 from ..runs import TaskPolicy
 from ..store import Letter, Parked
-from . import wire
+from . import sending, wire
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -131,8 +131,8 @@ class CeleryPublisher:
         self, kept: wire.Wire, changes: Mapping[str, Any], route: Mapping[str, Any] | None = None
     ) -> None:
         try:
-            wire.publish(self._app, kept, changes, options=route)
-        except wire.out_of_reach(self._app) as error:
+            sending.publish(self._app, kept, changes, options=route)
+        except sending.out_of_reach(self._app) as error:
             raise Unreachable(repr(error)) from error
         except (SerializationError, ValueError, TypeError) as error:
             raise Unpublishable(repr(error)) from error

@@ -9,7 +9,7 @@ from celery import Celery
 from ..bridge import Bridge
 from ..errors import ConfigurationError
 from .attach import is_bridged
-from .wire import visibility_timeout
+from .sending import visibility_timeout
 
 logger = logging.getLogger("ojs_bridge")
 

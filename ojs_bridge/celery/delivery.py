@@ -1,0 +1,76 @@
+"""What a request was delivered with: its message, and the job that the message says it is."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from celery import Task
+
+from ..errors import InvalidState
+from ..job import Job, decode
+from . import wire as wires
+from .wire import HEADER, KEY, Carried, Wire
+
+
+class Delivery:
+    """One delivery of a task's message; an eagerly applied task gets the one it would have had."""
+
+    def __init__(self, task: Task, request: Any) -> None:
+        self._task = task
+        self._request = request
+        self._parts = _take_parts(request)
+        self._headers = (request.headers or {}) if self._parts is None else self._parts[3]
+
+    @property
+    def publication(self) -> str:
+        """What tells one message of the job's first run from another, as far as the broker does."""
+        return "" if self._parts is None else self._parts[4]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no retry state came along."""
+        return HEADER not in self._headers
+
+    @property
+    def returnable(self) -> bool:
+        """Whether the broker still has the message, and takes it back."""
+        return bool(self._task.acks_late and not self._request.is_eager)
+
+    @functools.cached_property
+    def wire(self) -> Wire:
+        """The message."""
+        app, request = self._task.app, self._request
+        if self._parts is None:
+            return wires.eager(app, self._task.name, request, self._headers)
+        return wires.delivered(app, self._parts, request.properties or {}, request.delivery_info or {})
+
+    def bare_job(self) -> Job:
+        """Return the job as Celery alone describes it."""
+        retries = self._request.retries or 0
+        return Job(
+            id=self._request.id,
+            type=self._task.name,
+            queue=self.wire.queue,
+            attempt=1 + retries,
+            fence=retries,
+            expires=wires.expiry(self._task.app, self.wire.headers),
+        )
+
+    def job(self, bare: Job) -> Job | InvalidState:
+        """Return the job with the state that its message carries, or why that cannot be read."""
+        state = self.wire.headers.get(HEADER)
+        if state is None:
+            return bare
+        try:
+            return decode(state, bare)
+        except InvalidState as error:
+            return error
+
+
+def _take_parts(request: Any) -> Carried | None:
+    """Return the message a request carries, and take it and the job's state from what users pass on."""
+    properties = dict(request.properties or {})
+    parts: Carried | None = properties.pop(KEY, None)
+    request.properties = properties
+    return parts

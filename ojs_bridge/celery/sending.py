@@ -1,0 +1,172 @@
+"""Publishing a Celery message again to the letter, and how it waits until it is due."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from celery import Celery
+from celery.app.amqp import task_message
+from kombu.entity import Exchange, Queue
+from kombu.exceptions import OperationalError
+
+from . import confirmed
+from .wire import DELAY_PREFIX, Wire, to_json
+
+#: Headers that the broker added to a delivery; a message that goes on must not claim them.
+BROKER_HEADERS = frozenset(
+    {
+        "redelivered",
+        "x-acquired-count",
+        "x-death",
+        "x-delivery-count",
+        "x-first-death-exchange",
+        "x-first-death-queue",
+        "x-first-death-reason",
+        "x-last-death-exchange",
+        "x-last-death-queue",
+        "x-last-death-reason",
+    }
+)
+#: Kombu's own, in seconds, and the longest a message waits in a worker.
+_VISIBILITY_TIMEOUT = 3600
+_LONGEST_HOP = timedelta(minutes=10)
+
+
+def publish(
+    app: Celery,
+    wire: Wire,
+    changes: Mapping[str, Any],
+    *,
+    due: datetime | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> None:
+    """Publish a message again with some headers changed; everything else is as it came.
+
+    Celery's own sender does it, so that its publish signals, retry policy and queue declarations hold.
+    Raises whatever publishing raises.
+    """
+    headers, compression = _own_headers(wire)
+    properties = {"priority": None, **wire.properties}
+    delivery_mode = properties.pop("delivery_mode", None)
+    if due is not None:
+        headers["eta"] = min(due, datetime.now(timezone.utc) + _hop(app)).isoformat()
+    message = task_message({**headers, **changes}, properties, wire.body, None)
+    with confirmed.producer(app) as producer:
+        app.amqp.send_task_message(
+            producer,
+            headers["task"],
+            message,
+            compression=compression,
+            delivery_mode=delivery_mode,
+            content_type=wire.content_type,
+            content_encoding=wire.content_encoding,
+            **_delayed(app, wire, _route(app, wire, options or {}), due),
+        )
+
+
+def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
+    """Return what publishing raises while the broker cannot be reached."""
+    connection = app.producer_pool.connections.connection
+    recoverable: tuple[type[Exception], ...] = connection.recoverable_connection_errors
+    return (OperationalError, ConnectionError, *recoverable)
+
+
+def _own_headers(wire: Wire) -> tuple[dict[str, Any], str | None]:
+    headers = {name: value for name, value in wire.headers.items() if name not in BROKER_HEADERS}
+    return headers, headers.pop("compression", None)
+
+
+def _route(app: Celery, wire: Wire, options: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = _chosen(options)
+    if {"queue", "exchange", "routing_key"} & set(chosen):
+        return chosen
+    if wire.exchange:
+        return {**_exchange(app, wire), "routing_key": wire.routing_key, **chosen}
+    return {"queue": wire.queue or app.amqp.default_queue.name, **chosen}
+
+
+def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if k in ("queue", "exchange", "routing_key", "priority")}
+
+
+def _exchange(app: Celery, wire: Wire) -> dict[str, Any]:
+    """Return the exchange a delivery came through; on Redis only one that is declared has its type."""
+    queue = app.amqp.queues.get(wire.queue)
+    declared = queue is not None and queue.exchange.name == wire.exchange
+    return {"exchange": wire.exchange, "declare": [queue.exchange] if declared else None}
+
+
+def _delayed(app: Celery, wire: Wire, route: dict[str, Any], due: datetime | None) -> dict[str, Any]:
+    """Have RabbitMQ delay what is due later where the app's queues need it; the rest is the worker's.
+
+    RabbitMQ delays whole seconds, and never through a direct exchange.
+    """
+    seconds = int((due - datetime.now(timezone.utc)).total_seconds()) if due else 0
+    if seconds < 1 or not _uses_native_delay(app):
+        return route
+    queue = route.get("queue", wire.queue)
+    queue = queue if isinstance(queue, Queue) else app.amqp.queues.get(queue)
+    if queue is None or queue.exchange.type == "direct":
+        return route
+    from kombu.transport.native_delayed_delivery import calculate_routing_key
+
+    key = DELAY_PREFIX.sub("", route.get("routing_key") or queue.routing_key)
+    rest = {name: value for name, value in route.items() if name not in ("queue", "declare")}
+    exchange = Exchange("celery_delayed_27", type="topic")
+    return {**rest, "exchange": exchange, "routing_key": calculate_routing_key(seconds, key)}
+
+
+def _hop(app: Celery) -> timedelta:
+    """Return for how long at most a message waits in a worker; one that comes early is sent on again.
+
+    Redis delivers a second time what is not acknowledged within the visibility timeout, and RabbitMQ closes
+    the channel of a consumer that waits for half an hour.
+    """
+    return min(timedelta(seconds=visibility_timeout(app)) / 3, _LONGEST_HOP)
+
+
+def visibility_timeout(app: Celery) -> float:
+    """Return after how many seconds Redis gives an unacknowledged message to somebody else."""
+    options = app.conf.broker_transport_options or {}
+    return float(options.get("visibility_timeout", _VISIBILITY_TIMEOUT))
+
+
+def _uses_native_delay(app: Celery) -> bool:
+    """Return whether the app has quorum queues, which Celery 5.5 and newer delay in the broker."""
+    try:
+        from celery.utils.quorum_queues import detect_quorum_queues
+    except ImportError:
+        return False
+    driver = app.producer_pool.connections.connection.transport.driver_type
+    return bool(detect_quorum_queues(app, driver)[0])
+
+
+def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
+    """Publish a message, with its final state, to its queue's own dead queue, `<queue>.dead`."""
+    name = f"{wire.queue}.dead"
+    headers, compression = _own_headers(wire)
+    with confirmed.producer(app) as producer:
+        producer.publish(
+            wire.body,
+            exchange="",
+            routing_key=name,
+            declare=[Queue(name, durable=True)],
+            headers={**headers, **changes},
+            compression=compression,
+            content_type=wire.content_type,
+            content_encoding=wire.content_encoding,
+            retry=True,
+            retry_policy=app.conf.task_publish_retry_policy,
+            delivery_mode=2,
+            **{k: v for k, v in wire.properties.items() if k != "delivery_mode"},
+        )
+
+
+def parked(wire: Wire, changes: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as the store keeps it until it is published, with where `options` send it."""
+    route = {name: getattr(value, "name", value) for name, value in _chosen(options).items()}
+    headers = {**wire.headers, **changes, "eta": None}
+    return {**to_json(replace(wire, headers=headers)), "route": route}
