@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 
 from . import events, settings
 from .backoff import Rng
-from .dead_letters import DeadLetters
-from .decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
+from .dead_letters import DeadLetters, letter_of
+from .decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze, decide
 from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible
 from .failures import (
     MAX_MESSAGE,
-    VISIBILITY_TIMEOUT,
     ErrorMap,
     Failure,
     Mapped,
@@ -29,15 +28,15 @@ from .failures import (
     safe_repr,
 )
 from .history import History
-from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, Header, Job, decode, encode
-from .parked_retries import ParkedRetries
+from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, Header, Job, encode
+from .parked_retries import ParkedRetries, job_of, parked_of
 from .policy import PartialPolicy, RetryPolicy
 from .publishing import Publisher
-from .reservations import Reservations, turn_of
 from .runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from .scheduler import Scheduler
 from .storage_retry import INSISTING, POLLING, StorageRetry
-from .store import Grant, Letter, Parked, Settle, Store, StoreError, Turn
+from .store import Parked, Settle, Store, StoreError, Turn
+from .turns import Turns
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -88,9 +87,7 @@ class Bridge:
         self.listened_to = bool(self._events)
         self._fail_open = fail_open
         self._polling = polling_retry
-        self._reservations = (
-            Reservations(self.store, storage_retry, self.reservation, self.now) if self.store else None
-        )
+        self._turns = Turns(self.store, storage_retry, self.reservation, self.now, fail_open=fail_open)
         self._scheduler: Scheduler | None = None
         self.task()
         self.dead_letters = DeadLetters(
@@ -119,8 +116,7 @@ class Bridge:
             return
         try:
             self.store.prepare()
-            if self._reservations:
-                self._reservations.prove()
+            self._turns.prove()
             apart = abs((self.store.clock() - self.now()).total_seconds())
         except StoreError as error:
             then = f"dead letters go to {dead_queue}" if self._fail_open else "jobs wait"
@@ -186,34 +182,10 @@ class Bridge:
             return Postpone(begun.job, due)
         found: Begun = begun
         if reserve:
-            found = self._reserve(begun, publication if due is None else "", can_wait=can_wait)
+            found = self._turns.take(begun, publication if due is None else "", can_wait=can_wait)
         if isinstance(found, Run) and self._events:
             self._events.emit([events.started(found.job, self.now())])
         return found
-
-    def _reserve(self, run: Run, publication: str, *, can_wait: bool) -> Run | Lost | Postpone | Drop:
-        """Take the run's turn, where there is a store (spec section 9)."""
-        if self._reservations is None:
-            return run
-        try:
-            found, job = self._reservations.take(run.job, publication)
-        except StoreError:
-            if can_wait and not self._fail_open:
-                raise
-            logger.exception("job %s: runs without a reservation", run.job.id)
-            return run
-        run = replace(run, job=job, turn=turn_of(job))
-        match found.grant:
-            case Grant.HELD:
-                at = found.until or self.now() + self.reservation
-                return Postpone(job.waiting(at), at, run.turn)
-            case Grant.SETTLED:
-                return Drop(job, f"attempt {job.attempt} has been dealt with, this is a late copy of it")
-            case Grant.LOST:
-                why = "its worker did not extend the reservation: killed, or cut off from the store"
-                return Lost(run, Failure(VISIBILITY_TIMEOUT, why))
-            case _:
-                return run
 
     def admit(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Refuse:
         """Return the run of a job under its own policy, whether it begins now or began elsewhere."""
@@ -235,7 +207,7 @@ class Bridge:
         begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):
             return begun
-        found = self._reserve(begun, publication, can_wait=False)
+        found = self._turns.take(begun, publication, can_wait=False)
         if isinstance(found, Drop):
             return found
         run = found.run if isinstance(found, Lost) else found
@@ -290,28 +262,10 @@ class Bridge:
 
         `job` is the job as `after` returned it. Raises StoreError.
         """
-        if self.store is None:
-            raise StoreError("this bridge has no store")
-        store, policy = self.store, begun.policy if isinstance(begun, Run) else RetryPolicy()
-        letter = Letter(
-            id=job.id,
-            type=job.type,
-            queue=job.queue,
-            framework=framework,
-            attempt=job.attempt,
-            max_attempts=policy.max_attempts,
-            cause=decision.cause,
-            reason=decision.reason,
-            discarded_at=self.now(),
-            message=message,
-            errors=self._history.whole(job),
-            retry=job.retry,
-            created_at=job.created_at,
-            replay_count=job.replay_count,
-            key=job.key,
-            fence=job.fence,
-        )
-        self._hand_over(begun, lambda settle: store.bury(letter, settle))
+        store, policy = self._needed(), begun.policy if isinstance(begun, Run) else RetryPolicy()
+        errors = self._history.whole(job)
+        letter = letter_of(job, decision, policy, framework, message, errors, at=self.now())
+        self._turns.hand_over(begun, lambda settle: store.bury(letter, settle))
 
     def parks(self, at: datetime) -> bool:
         """Return whether what is due at a time waits in the store rather than in the broker."""
@@ -327,34 +281,17 @@ class Bridge:
         message: Mapping[str, Any],
     ) -> None:
         """Write a parked retry to the store; `job` is the job as `after` returned it. Raises StoreError."""
+        store, limit = self._needed(), begun.policy.max_attempts if isinstance(begun, Run) else job.attempt
+        state = self.header(job).state
+        parked = parked_of(
+            job, at, reason, framework, message, state, max_attempts=limit, parked_at=self.now()
+        )
+        self._turns.hand_over(begun, lambda settle: store.park(parked, settle))
+
+    def _needed(self) -> Store:
         if self.store is None:
             raise StoreError("this bridge has no store")
-        store = self.store
-        parked = Parked(
-            id=job.id,
-            key=job.key,
-            fence=job.fence,
-            type=job.type,
-            queue=job.queue,
-            framework=framework,
-            attempt=job.attempt,
-            max_attempts=begun.policy.max_attempts if isinstance(begun, Run) else job.attempt,
-            next_retry_at=at,
-            parked_at=self.now(),
-            reason=reason,
-            state=self.header(job).state,
-            message=message,
-        )
-        self._hand_over(begun, lambda settle: store.park(parked, settle))
-
-    def _hand_over(self, begun: Run | Refuse | Postpone, write: Callable[[Settle | None], None]) -> None:
-        """Write something to the store that ends a turn, and settle the turn in the same step."""
-        if not isinstance(begun, Run) or begun.turn is None or self._reservations is None:
-            self.insist(lambda: write(None))
-            return
-        settle = self._reservations.settling(begun.turn, of_a_dead_holder=begun.abandoned)
-        self.insist(lambda: write(settle))
-        self._reservations.let_go(begun.turn)
+        return self.store
 
     def insist(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...] = (StoreError,)) -> T:
         """Return what an operation on the store or the broker returns, under the bridge's `storage_retry`."""
@@ -363,15 +300,12 @@ class Bridge:
     def settled(self, run: Run | Refuse, decision: Decision) -> None:
         """End a run whose decision was carried out, and tell the log and the listeners; never raises."""
         with _harmless(run.job):
-            self._end_turn(run, decision)
+            self._turns.end(run, decision)
         self._conclude(run, decision)
 
     def succeeded(self, run: Run, step: Callable[[Settle], bool]) -> None:
         """End a run that succeeded in one step with its acknowledgement, `step`; raises StoreError."""
-        if run.turn is None or self._reservations is None:
-            raise StoreError("this run has no reservation")
-        if not self._reservations.settle_along(run.turn, step):
-            self._was_lost(run)
+        self._turns.end_along(run, step)
         self._conclude(run, Complete())
 
     def _conclude(self, run: Run | Refuse, decision: Decision) -> None:
@@ -385,43 +319,26 @@ class Bridge:
             with _harmless(job):
                 self._history.forget(job)
 
-    def _end_turn(self, run: Run | Refuse, decision: Decision) -> None:
-        """Settle the run's turn, unless that was done in one step with what follows it."""
-        turn = run.turn if isinstance(run, Run) else None
-        if turn is None or self._reservations is None:
-            return
-        abandoned = isinstance(run, Run) and run.abandoned
-        if not (abandoned or self._reservations.holds(turn)):
-            return
-        end = self._reservations.give_back if isinstance(decision, GiveBack) else self._reservations.settle
-        if not end(turn, of_a_dead_holder=abandoned):
-            self._was_lost(run)
-
-    def _was_lost(self, run: Run | Refuse) -> None:
-        logger.warning("job %s: attempt %d was taken for lost before it ended", run.job.id, run.job.attempt)
-
     def give_back(self, run: Run) -> None:
         """Give a run's turn back, because something else ends its process; never raises."""
         with _harmless(run.job):
-            self._end_turn(run, GiveBack())
+            self._turns.give_back(run)
 
     def let_end(self, run: Run) -> None:
         """Settle a run's turn, because the framework itself ends the job; never raises."""
         with _harmless(run.job):
-            self._end_turn(run, Complete())
+            self._turns.let_end(run)
 
     def let_run_out(self, run: Run) -> None:
         """Extend a run's turn no more, because nothing could be done with its outcome, and nobody knows it.
 
         The delivery goes back to its queue, and the next one after the turn ran out is a lost attempt.
         """
-        if self._reservations and run.turn:
-            self._reservations.let_go(run.turn)
+        self._turns.let_run_out(run)
 
     def acknowledged(self, turn: Turn | None) -> None:
         """Take note that the broker has deleted a turn's message: once ended it cannot come again."""
-        if self._reservations and turn:
-            self._reservations.forget(turn)
+        self._turns.forget(turn)
 
     def _tell(self, run: Run | Refuse, decision: Decision) -> None:
         policy, since = (run.policy, run.since) if isinstance(run, Run) else (RetryPolicy(), time.monotonic())
@@ -444,33 +361,24 @@ class Bridge:
         if self._scheduler:
             self._scheduler.stop()
             self._scheduler = None
-        if self._reservations:
-            with suppress(StoreError):
-                self._reservations.close()
+        with suppress(StoreError):
+            self._turns.close()
         self.flush()
 
     def _give_up(self, parked: Parked, error: Exception) -> None:
         """Keep a parked retry that nobody can publish as a dead letter."""
-        job = _job_of(parked)
+        job = job_of(parked)
         decision = self.impossible(job, None, error)
         begun = Refuse(job, decision)
         self.bury(begun, self.after(job, decision), decision, parked.framework, parked.message)
         self.settled(begun, decision)
 
     def _cancelled(self, parked: Parked) -> None:
-        self._emit(events.cancelled(_job_of(parked), self.now()))
+        self._emit(events.cancelled(job_of(parked), self.now()))
 
     def _emit(self, event: events.Event) -> None:
         if self._events:
             self._events.emit([event])
-
-
-def _job_of(parked: Parked) -> Job:
-    bare = Job(parked.id, parked.type, parked.queue, parked.attempt, fence=parked.fence)
-    try:
-        return decode(dict(parked.state), bare)
-    except InvalidState:
-        return bare
 
 
 @contextmanager

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Any
 
+from .decision import DeadLetter
 from .errors import ConfigurationError
 from .events import Event, dead_letter
-from .job import Header, Job
+from .job import ErrorEntry, Header, Job
+from .policy import RetryPolicy
 from .publishing import Publisher
 from .store import Claim, Letter, LetterFilter, Page, Stats, Store
 
@@ -136,6 +139,37 @@ def needed(store: Store | None, what: str) -> Store:
             f"{what} need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
         )
     return store
+
+
+def letter_of(
+    job: Job,
+    decision: DeadLetter,
+    policy: RetryPolicy,
+    framework: str,
+    message: Mapping[str, Any],
+    errors: tuple[ErrorEntry, ...],
+    *,
+    at: datetime,
+) -> Letter:
+    """Return the letter of a job that died at a time, with all its errors and its message (DLQ-002)."""
+    return Letter(
+        id=job.id,
+        type=job.type,
+        queue=job.queue,
+        framework=framework,
+        attempt=job.attempt,
+        max_attempts=policy.max_attempts,
+        cause=decision.cause,
+        reason=decision.reason,
+        discarded_at=at,
+        message=message,
+        errors=errors,
+        retry=job.retry,
+        created_at=job.created_at,
+        replay_count=job.replay_count,
+        key=job.key,
+        fence=job.fence,
+    )
 
 
 def _job(letter: Letter) -> Job:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from typing import Any
 
 from .dead_letters import needed, page_size
+from .errors import InvalidState
+from .job import Job, decode
 from .store import Parked, ParkedFilter, ParkedPage, Store
 
 
@@ -70,3 +73,41 @@ class ParkedRetries:
     @property
     def _store(self) -> Store:
         return needed(self._maybe_store, "parked retries")
+
+
+def parked_of(
+    job: Job,
+    at: datetime,
+    reason: str,
+    framework: str,
+    message: Mapping[str, Any],
+    state: Mapping[str, Any],
+    max_attempts: int,
+    *,
+    parked_at: datetime,
+) -> Parked:
+    """Return a job's retry as the store keeps it until a time."""
+    return Parked(
+        id=job.id,
+        key=job.key,
+        fence=job.fence,
+        type=job.type,
+        queue=job.queue,
+        framework=framework,
+        attempt=job.attempt,
+        max_attempts=max_attempts,
+        next_retry_at=at,
+        parked_at=parked_at,
+        reason=reason,
+        state=state,
+        message=message,
+    )
+
+
+def job_of(parked: Parked) -> Job:
+    """Return the job of a parked retry; of one whose state cannot be read, what the store says of it."""
+    bare = Job(parked.id, parked.type, parked.queue, parked.attempt, fence=parked.fence)
+    try:
+        return decode(dict(parked.state), bare)
+    except InvalidState:
+        return bare

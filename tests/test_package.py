@@ -28,7 +28,7 @@ ROWS = [
     {"decision", "patterns", "storage_retry"},
     {"store", "events"},
     {"history", "publishing", "reservations", "runs", "settings"},
-    {"dead_letters", "scheduler"},
+    {"dead_letters", "scheduler", "turns"},
     {"parked_retries"},
     {"bridge"},
     {"celery", "dramatiq"},

@@ -123,8 +123,8 @@ def test_judging_a_lost_attempt_can_be_lost_too(url: str, bridges: list[Bridge])
     """It stays one lost attempt until what follows it is safe."""
     abandon(url)
     eventually(lambda: isinstance(begin(bridges[0], JOB), Lost), what="the attempt was found lost")
-    turn = next(iter(bridges[0]._reservations._live))  # type: ignore[union-attr]
-    bridges[0]._reservations.let_go(turn)  # type: ignore[union-attr]
+    turn = next(iter(bridges[0]._turns._reservations._live))  # type: ignore[union-attr]
+    bridges[0]._turns._reservations.let_go(turn)  # type: ignore[union-attr]
     found: list[Begun] = []
 
     def found_again() -> bool:

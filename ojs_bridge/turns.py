@@ -1,0 +1,124 @@
+"""The turn of each run: taken before it begins, ended with it; without a store every run has its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from .decision import Complete, Decision, GiveBack
+from .failures import VISIBILITY_TIMEOUT, Failure
+from .job import Job
+from .reservations import Reservations, turn_of
+from .runs import Drop, Lost, Postpone, Refuse, Run
+from .storage_retry import StorageRetry
+from .store import Grant, Reservation, Settle, Store, StoreError, Turn
+
+logger = logging.getLogger("ojs_bridge")
+
+WORKER_GONE = "its worker did not extend the reservation: killed, or cut off from the store"
+
+
+class Turns:
+    """Turns of one bridge's runs (spec section 9); `length` is how long one is reserved at a time."""
+
+    def __init__(
+        self,
+        store: Store | None,
+        insist: StorageRetry,
+        length: timedelta,
+        clock: Callable[[], datetime],
+        *,
+        fail_open: bool,
+    ) -> None:
+        self._reservations = Reservations(store, insist, length, clock) if store else None
+        self._insist = insist
+        self._length = length
+        self._clock = clock
+        self._fail_open = fail_open
+
+    def take(self, run: Run, publication: str, *, can_wait: bool) -> Run | Lost | Postpone | Drop:
+        """Return what becomes of a run that is to begin; raises StoreError for one that can wait."""
+        if self._reservations is None:
+            return run
+        try:
+            found, job = self._reservations.take(run.job, publication)
+        except StoreError:
+            if can_wait and not self._fail_open:
+                raise
+            logger.exception("job %s: runs without a reservation", run.job.id)
+            return run
+        return self._granted(replace(run, job=job, turn=turn_of(job)), job, found)
+
+    def _granted(self, run: Run, job: Job, found: Reservation) -> Run | Lost | Postpone | Drop:
+        match found.grant:
+            case Grant.HELD:
+                at = found.until or self._clock() + self._length
+                return Postpone(job.waiting(at), at, run.turn)
+            case Grant.SETTLED:
+                return Drop(job, f"attempt {job.attempt} has been dealt with, this is a late copy of it")
+            case Grant.LOST:
+                return Lost(run, Failure(VISIBILITY_TIMEOUT, WORKER_GONE))
+            case _:
+                return run
+
+    def hand_over(self, begun: Run | Refuse | Postpone, write: Callable[[Settle | None], None]) -> None:
+        """Write something to the store that ends a run, and settle its turn in the same step."""
+        if not isinstance(begun, Run) or begun.turn is None or self._reservations is None:
+            self._insist.run(lambda: write(None), (StoreError,))
+            return
+        settle = self._reservations.settling(begun.turn, of_a_dead_holder=begun.abandoned)
+        self._insist.run(lambda: write(settle), (StoreError,))
+        self._reservations.let_go(begun.turn)
+
+    def end(self, run: Run | Refuse, decision: Decision) -> None:
+        """Settle a run's turn, unless that was done along with what follows it; raises StoreError."""
+        turn = run.turn if isinstance(run, Run) else None
+        if turn is None or self._reservations is None:
+            return
+        abandoned = isinstance(run, Run) and run.abandoned
+        if not (abandoned or self._reservations.holds(turn)):
+            return
+        end = self._reservations.give_back if isinstance(decision, GiveBack) else self._reservations.settle
+        if not end(turn, of_a_dead_holder=abandoned):
+            _was_lost(run.job)
+
+    def end_along(self, run: Run, step: Callable[[Settle], bool]) -> None:
+        """Settle a successful run's turn in one step with its acknowledgement; raises StoreError."""
+        if run.turn is None or self._reservations is None:
+            raise StoreError("this run has no reservation")
+        if not self._reservations.settle_along(run.turn, step):
+            _was_lost(run.job)
+
+    def give_back(self, run: Run) -> None:
+        """Give a run's turn back unused; raises StoreError."""
+        self.end(run, GiveBack())
+
+    def let_end(self, run: Run) -> None:
+        """Settle a run's turn, because the framework itself ends the job; raises StoreError."""
+        self.end(run, Complete())
+
+    def let_run_out(self, run: Run) -> None:
+        """Extend a run's turn no more: the next delivery after it ran out is a lost attempt."""
+        if self._reservations and run.turn:
+            self._reservations.let_go(run.turn)
+
+    def forget(self, turn: Turn | None) -> None:
+        """Have the store forget a turn, some time, whose only message was acknowledged."""
+        if self._reservations and turn:
+            self._reservations.forget(turn)
+
+    def prove(self) -> None:
+        """Take and give back a turn that nobody else has; raises StoreError."""
+        if self._reservations:
+            self._reservations.prove()
+
+    def close(self) -> None:
+        """Settle and give back what is left to be; raises StoreError."""
+        if self._reservations:
+            self._reservations.close()
+
+
+def _was_lost(job: Job) -> None:
+    logger.warning("job %s: attempt %d was taken for lost before it ended", job.id, job.attempt)
