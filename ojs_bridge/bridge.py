@@ -7,7 +7,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
@@ -32,9 +32,9 @@ from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, Header, Job, enc
 from .parked_retries import ParkedRetries, job_of, parked_of
 from .policy import PartialPolicy, RetryPolicy
 from .publishing import Publisher
-from .runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from .runs import Begun, Drop, Postpone, Refuse, Run, TaskPolicy
 from .scheduler import Scheduler
-from .storage_retry import INSISTING, POLLING, StorageRetry
+from .storage_retry import INSISTING, POLLING, Insistence, StorageRetry
 from .store import Parked, Settle, Store, StoreError, Turn
 from .turns import Turns
 
@@ -78,7 +78,7 @@ class Bridge:
         self.retry = retry if retry is not None else settings.retry_from_environment()
         self.reservation = settings.length("reservation", reservation)
         self.park_after = settings.length("park_after", park_after)
-        self.storage_retry = storage_retry
+        self._insistence = Insistence(storage_retry)
         self.publishers: dict[str, Publisher] = {}
         self._errors = settings.error_map(errors)
         self._rng: Rng = random
@@ -87,7 +87,7 @@ class Bridge:
         self.listened_to = bool(self._events)
         self._fail_open = fail_open
         self._polling = polling_retry
-        self._turns = Turns(self.store, storage_retry, self.reservation, self.now, fail_open=fail_open)
+        self._turns = Turns(self.store, self._insistence, self.reservation, self.now, fail_open=fail_open)
         self._scheduler: Scheduler | None = None
         self.task()
         self.dead_letters = DeadLetters(
@@ -198,20 +198,24 @@ class Bridge:
         return Run(job, policy, task.errors, time.monotonic())
 
     def resume(
-        self, job: Job | InvalidState, bare: Job, task: TaskPolicy, *, publication: str = ""
-    ) -> Run | Drop | Refuse:
+        self, job: Job | InvalidState, bare: Job, task: TaskPolicy, *, publication: str = "", process: int = 0
+    ) -> Run | Drop | Postpone | Refuse:
         """Return the run of a job that a process began which is dead now, as this one knows for certain.
 
-        Or that it is to be dropped, because that process had ended it before it died.
+        Or that it is to be dropped, because that process, of that number and on this machine, had ended it
+        before it died, or postponed, because it had only found that somebody else runs it, or that it came
+        early.
         """
         begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):
             return begun
-        found = self._turns.take(begun, publication, can_wait=False)
-        if isinstance(found, Drop):
+        due = begun.job.next_retry_at
+        if due and due > self.now():
+            return Postpone(begun.job, due)
+        found = self._turns.take_over(begun, publication, process)
+        if isinstance(found, (Drop, Postpone)):
             return found
-        run = found.run if isinstance(found, Lost) else found
-        return replace(begun, job=replace(run.job, next_retry_at=None), turn=run.turn, abandoned=True)
+        return replace(found, job=replace(found.job, next_retry_at=None), abandoned=True)
 
     def refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:
         """Return the refusal of a job whose state or policy cannot be read, or carried any further."""
@@ -295,7 +299,11 @@ class Bridge:
 
     def insist(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...] = (StoreError,)) -> T:
         """Return what an operation on the store or the broker returns, under the bridge's `storage_retry`."""
-        return self.storage_retry.run(operation, retry_on)
+        return self._insistence.run(operation, retry_on)
+
+    def at_once(self) -> AbstractContextManager[None]:
+        """Have what this thread asks of the store and the broker tried once, because it must not wait."""
+        return self._insistence.at_once()
 
     def settled(self, run: Run | Refuse, decision: Decision) -> None:
         """End a run whose decision was carried out, and tell the log and the listeners; never raises."""

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from .decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
+from .forks import starting
 from .job import Job, format_time
 
 logger = logging.getLogger("ojs_bridge")
@@ -162,7 +163,6 @@ class Dispatcher:
     def __init__(self, listeners: Sequence[Listener], *, limit: int = 10_000) -> None:
         self._listeners = tuple(listeners)
         self._limit = limit
-        self._lock = threading.Lock()
         self._pid = 0
         self._queue: queue.Queue[Event] = queue.Queue(limit)
         self._dropped = 0
@@ -205,7 +205,7 @@ class Dispatcher:
 
     def _start(self) -> None:
         """Start the thread in this process: a fork inherits neither the thread nor the parent's events."""
-        with self._lock:
+        with starting():
             if self._pid == os.getpid():
                 return
             self._queue = queue.Queue(self._limit)

@@ -250,7 +250,7 @@ def decode(state: object, job: Job) -> Job:
         _typed(fields, "replay_count", int, 0),
         job.expires,
         _fence(fields, job.attempt - steps, steps),
-        _typed(fields, "chain", str, ""),
+        _typed(fields, "chain", str, job.chain),
     )
 
 

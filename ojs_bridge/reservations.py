@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+from .forks import starting
 from .job import Job
-from .storage_retry import StorageRetry
+from .storage_retry import Insistence
 from .store import Grant, Reservation, Settle, Store, StoreError, Turn
 
 logger = logging.getLogger("ojs_bridge")
@@ -30,29 +31,22 @@ _FORGET_AFTER = 300.0
 #: How often a heartbeat that failed is repeated, in seconds.
 _REPEAT = 1.0
 
-#: Held while a process starts its heartbeat; a fork must not inherit it from a thread that it does not have.
-_starting = threading.Lock()
-
-
-def _new_lock() -> None:
-    global _starting  # noqa: PLW0603 - a child's own
-    _starting = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)
-
 
 def turn_of(job: Job) -> Turn:
     """Return the turn that a job at this point stands for."""
     return Turn(job.key, job.fence)
 
 
+def was_held_by(process: int, holder: str) -> bool:
+    """Return whether a holder is, or was, the process of that number on this machine."""
+    return holder.startswith(f"{socket.gethostname()}:{process}:")
+
+
 class Reservations:
     """Reservations of one bridge; a fork starts with none of its parent's. Methods raise StoreError."""
 
     def __init__(
-        self, store: Store, insist: StorageRetry, length: timedelta, clock: Callable[[], datetime]
+        self, store: Store, insist: Insistence, length: timedelta, clock: Callable[[], datetime]
     ) -> None:
         self._store = store
         self._insist = insist
@@ -165,7 +159,7 @@ class Reservations:
     def _start(self) -> None:
         if self._pid == os.getpid():
             return
-        with _starting:
+        with starting():
             if self._pid == os.getpid():
                 return
             self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"

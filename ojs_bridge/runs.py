@@ -56,6 +56,7 @@ class Postpone:
     job: Job
     at: datetime
     turn: Turn | None = None
+    holder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

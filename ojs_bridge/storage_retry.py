@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -78,6 +80,29 @@ class StorageRetry:
                 logger.info("%s failed, %d of %d: %r", _name(operation), n, self.max_attempts, error)
                 (wait or pause)(self.delay(n, random))
         return operation()
+
+
+class Insistence:
+    """A bridge's StorageRetry, which a thread that must not wait can put aside."""
+
+    def __init__(self, retry: StorageRetry) -> None:
+        self._retry = retry
+        self._hurry = threading.local()
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Have what this thread does tried exactly once."""
+        self._hurry.on = True
+        try:
+            yield
+        finally:
+            self._hurry.on = False
+
+    def run(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...]) -> T:
+        """Return what the operation returns; raises its last error of `retry_on`, and any other."""
+        if getattr(self._hurry, "on", False):
+            return operation()
+        return self._retry.run(operation, retry_on)
 
 
 def pause(seconds: float) -> None:

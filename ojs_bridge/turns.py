@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from .decision import Complete, Decision, GiveBack
 from .failures import VISIBILITY_TIMEOUT, Failure
 from .job import Job
-from .reservations import Reservations, turn_of
+from .reservations import Reservations, turn_of, was_held_by
 from .runs import Drop, Lost, Postpone, Refuse, Run
-from .storage_retry import StorageRetry
+from .storage_retry import Insistence
 from .store import Grant, Reservation, Settle, Store, StoreError, Turn
 
 logger = logging.getLogger("ojs_bridge")
@@ -26,7 +26,7 @@ class Turns:
     def __init__(
         self,
         store: Store | None,
-        insist: StorageRetry,
+        insist: Insistence,
         length: timedelta,
         clock: Callable[[], datetime],
         *,
@@ -51,11 +51,20 @@ class Turns:
             return run
         return self._granted(replace(run, job=job, turn=turn_of(job)), job, found)
 
+    def take_over(self, run: Run, publication: str, process: int) -> Run | Postpone | Drop:
+        """Return what becomes of a run whose process, on this machine, is dead; never raises StoreError."""
+        found = self.take(run, publication, can_wait=False)
+        if isinstance(found, Lost):
+            return found.run
+        if isinstance(found, Postpone) and was_held_by(process, found.holder):
+            return replace(run, job=found.job, turn=found.turn)
+        return found
+
     def _granted(self, run: Run, job: Job, found: Reservation) -> Run | Lost | Postpone | Drop:
         match found.grant:
             case Grant.HELD:
                 at = found.until or self._clock() + self._length
-                return Postpone(job.waiting(at), at, run.turn)
+                return Postpone(job.waiting(at), at, run.turn, found.holder)
             case Grant.SETTLED:
                 return Drop(job, f"attempt {job.attempt} has been dealt with, this is a late copy of it")
             case Grant.LOST:

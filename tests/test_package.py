@@ -22,7 +22,7 @@ IMPURE = {"asyncio", "io", "logging", "os", "pathlib", "random", "secrets", "soc
           "tempfile", "threading", "time", "uuid"}  # fmt: skip
 #: Rows of the house, lower ones first; a room imports from its own row and from those below.
 ROWS = [
-    {"duration", "errors"},
+    {"duration", "errors", "forks"},
     {"backoff", "failures"},
     {"policy", "job"},
     {"decision", "patterns", "storage_retry"},

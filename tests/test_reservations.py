@@ -226,15 +226,32 @@ def test_who_buried_a_job_has_settled_it(bridges: list[Bridge]) -> None:
     """In one step; and an abandoned run is settled by who knows that its process is dead."""
     first, second = bridges
     begun = run(first, JOB)
-    resumed = second.resume(JOB, JOB, second.task())
+    resumed = second.resume(JOB, JOB, second.task(), process=os.getpid())
     assert isinstance(resumed, Run)
     assert resumed.abandoned
     decision = second.judge(resumed, Failure("worker_death", "killed"))
     second.settled(resumed, decision)
     assert isinstance(begin(first, JOB), Drop)
-    assert isinstance(second.resume(JOB, JOB, second.task()), Drop)
+    assert isinstance(second.resume(JOB, JOB, second.task(), process=os.getpid()), Drop)
     first.settled(begun, Complete())
     assert isinstance(begin(first, JOB), Drop)
+
+
+@pytest.mark.requirement("RET-13")
+def test_a_process_that_died_with_a_copy_in_its_hands_costs_the_live_run_nothing(
+    bridges: list[Bridge],
+) -> None:
+    """It had only found that somebody else runs the job, or that the job came early."""
+    first, second = bridges
+    begun = run(first, JOB)
+    found = second.resume(JOB, JOB, second.task(), process=os.getpid() + 1)
+    assert isinstance(found, Postpone)
+    first.settled(begun, Complete())
+    assert isinstance(second.resume(JOB, JOB, second.task(), process=os.getpid() + 1), Drop)
+    early = replace(JOB, id="j-early", next_retry_at=first.now() + timedelta(minutes=1))
+    found = second.resume(early, early, second.task(), process=os.getpid())
+    assert isinstance(found, Postpone)
+    assert found.at == early.next_retry_at
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ class Delivery:
             attempt=1 + retries,
             fence=retries,
             expires=wires.expiry(self._task.app, self.wire.headers),
+            chain=wires.chain_of(self.wire.headers),
         )
 
     def job(self, bare: Job) -> Job | InvalidState:

@@ -85,15 +85,19 @@ class Execution:
         answer: BaseException = wish.error if wish.refused else wish.signal
         return answer
 
-    def resume(self) -> Run | Drop | Refuse:
-        """Return the run that another process began and did not end."""
+    def resume(self, process: int) -> Run | Drop | Postpone | Refuse:
+        """Return the run that another process of this machine began and did not end."""
         bare = self._delivery.bare_job()
         job, publication = self._delivery.job(bare), self._delivery.publication
-        return self.bridge.resume(job, bare, self._policy, publication=publication)
+        return self.bridge.resume(job, bare, self._policy, publication=publication, process=process)
 
     def conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         """Carry a decision out and return the exception that tells Celery of it."""
         return self._conclusion().conclude(begun, decision, shown)
+
+    def postpone(self, begun: Postpone) -> Exception:
+        """Send a job on that came before its time, and return the exception that tells Celery of it."""
+        return self._conclusion().postpone(begun)
 
     def _conclusion(self) -> Conclusion:
         return Conclusion(
@@ -152,7 +156,7 @@ class Execution:
                 decision = self.bridge.judge(begun.run, begun.failure)
                 return self.conclude(begun.run, decision, LostAttempt(begun.failure.message))
             case Postpone():
-                return self._conclusion().postpone(begun)
+                return self.postpone(begun)
             case Refuse():
                 return self._conclusion().refuse(begun)
             case Drop():

@@ -8,16 +8,17 @@ from typing import Any
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import signals
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
-from ..runs import Drop, Refuse, Run
-from ..store import Turn
+from ..job import Job
+from ..reservations import turn_of
+from ..runs import Drop, Postpone, Refuse, Run
 from .attach import attach
 from .execution import Execution
-from .wire import HEADER, KEY, carried
+from .wire import HEADER, KEY, carried, chain_of
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -35,8 +36,10 @@ class OJSRequest(Request):  # type: ignore[misc]
     def acknowledge(self) -> None:
         """Acknowledge the message, and have the store forget it, some time, if it was a job's only one."""
         super().acknowledge()
-        if self.acknowledged and not self._request_dict.get("retries") and HEADER not in self._request_dict:
-            attach(self._app).acknowledged(Turn(self.id, 0))
+        headers = self._request_dict
+        if self.acknowledged and not headers.get("retries") and HEADER not in headers:
+            first = Job(self.id, self.name, "", chain=chain_of(headers))
+            attach(self._app).acknowledged(turn_of(first))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; what the child could not report, because it died, is judged here."""
@@ -70,24 +73,22 @@ class OJSRequest(Request):  # type: ignore[misc]
         self._ojs_settled = True
         task_ready(self)
         execution = Execution(self.task, self._context, pause=0)
-        begun = execution.resume()
-        if isinstance(begun, Run):
-            execution.bridge.give_back(begun)
+        with execution.bridge.at_once():
+            begun = execution.resume(self.worker_pid or 0)
+            if isinstance(begun, Run):
+                execution.bridge.give_back(begun)
 
     def _ojs_retried(self, exc: Exception, exc_info: Any) -> bool:
         """Have a crash judged; True when the job was sent on and is done with here."""
         self._ojs_settled = True
         # This is the worker's main process, which must not wait.
         execution = Execution(self.task, self._context, pause=0)
-        begun = execution.resume()
-        if isinstance(begun, Drop):
-            # The child died after it had ended the job, and before it could say so.
-            logger.info("job %s: %s", self.id, begun.reason)
+        with execution.bridge.at_once():
+            signal = self._ojs_judged(execution, exc)
+        if isinstance(signal, Ignore):
             task_ready(self)
             self.acknowledge()
             return True
-        decision = begun.decision if isinstance(begun, Refuse) else execution.bridge.judge(begun, exc)
-        signal = execution.conclude(begun, decision, exc)
         if isinstance(signal, Reject):
             task_ready(self)
             self.reject(requeue=True)
@@ -97,6 +98,22 @@ class OJSRequest(Request):  # type: ignore[misc]
         task_ready(self)
         self._ojs_report_retry(signal, exc, exc_info)
         return True
+
+    def _ojs_judged(self, execution: Execution, exc: Exception) -> Exception:
+        """Return what tells Celery of what was decided of a crash."""
+        begun = execution.resume(self.worker_pid or 0)
+        match begun:
+            case Drop():
+                # The child died after it had ended the job, and before it could say so.
+                logger.info("job %s: %s", self.id, begun.reason)
+                dropped: Exception = Ignore(begun.reason)
+                return dropped
+            case Postpone():
+                return execution.postpone(begun)
+            case Refuse():
+                return execution.conclude(begun, begun.decision, exc)
+            case Run():
+                return execution.conclude(begun, execution.bridge.judge(begun, exc), exc)
 
     def _ojs_report_retry(self, signal: Retry, exc: Exception, exc_info: Any) -> None:
         if self.task.acks_late:

@@ -185,6 +185,12 @@ def from_json(message: Mapping[str, Any]) -> Wire:
     )
 
 
+def chain_of(headers: Mapping[str, Any]) -> str:
+    """Return what tells a job that `self.replace(...)` has sent from the one whose id it has."""
+    nesting = headers.get("replaced_task_nesting")
+    return f"r{nesting}" if nesting else ""
+
+
 def expiry(app: Celery, headers: Mapping[str, Any]) -> datetime | None:
     """Return when a message expires, or None; a time without a zone is in the app's."""
     expires = headers.get("expires")

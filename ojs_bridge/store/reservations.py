@@ -26,10 +26,11 @@ class Grant(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What became of a request to run a job; with HELD, `until` is when the holder's time ends."""
+    """What became of a request to run a job; with HELD, `until` is when the time of its `holder` ends."""
 
     grant: Grant
     until: datetime | None = None
+    holder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

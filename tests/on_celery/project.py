@@ -273,9 +273,9 @@ def define_odd_tasks(app: Celery, noting: Noting) -> None:
         self.retry()
 
     @ojs(name="replaces")
-    def replaces(self: Task, *steps: str) -> Any:
+    def replaces(self: Task, *steps: str, **options: Any) -> Any:
         noting.run(self)
-        return self.replace(app.tasks["act"].s(*steps))
+        return self.replace(app.tasks["act"].s(*steps).set(**options))
 
     @ojs(name="passes_on")
     def passes_on(self: Task) -> str:

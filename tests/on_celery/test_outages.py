@@ -103,8 +103,23 @@ def test_while_the_store_is_away_jobs_wait(separate, rabbitmq: RabbitMQ, tmp_pat
     assert [run.attempt for run in fleet.runs(job)] == [1, 2]
 
 
+def test_a_worker_that_judges_a_dead_child_does_not_wait_for_a_store_that_hangs(separate) -> None:
+    """Its main process would wait with it, and with that everything: deliveries, results, heartbeats."""
+    with Valkey() as store:
+        fleet = separate(store=f"{store.url}?socket_timeout=3", insist=9, reservation="PT2S")
+        fleet.start("-c", "2").await_ready()
+        assert fleet.end(fleet.send("act", "'warm'")) == "SUCCESS"
+        job = fleet.send("act_kept", "time.sleep(3) or sigkill()", "'ok'")
+        eventually(lambda: fleet.runs(job), seconds=20, what="a run")
+        with paused(store):
+            eventually(lambda: "signal 9 (SIGKILL)" in fleet.worker.log, seconds=20, what="the death")
+            assert fleet.end(fleet.send("ping"), seconds=25) == "SUCCESS"
+        assert fleet.end(job, seconds=90) == "SUCCESS"
+        assert [run.attempt for run in fleet.runs(job)] == [1, 2]
+
+
 @contextmanager
-def paused(server: RabbitMQ) -> Iterator[None]:
+def paused(server: RabbitMQ | Valkey) -> Iterator[None]:
     os.kill(server.pid, signal.SIGSTOP)
     try:
         yield

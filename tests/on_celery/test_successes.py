@@ -11,7 +11,7 @@ import pytest
 from celery import chain
 
 from tests.on_celery.fleet import Fleet
-from tests.servers import Valkey, eventually
+from tests.servers import RabbitMQ, Valkey, eventually
 
 Made = Callable[..., Fleet]
 
@@ -45,3 +45,23 @@ def test_a_soft_limit_that_strikes_while_the_store_hangs_costs_the_job_nothing(
             os.kill(store.pid, signal.SIGCONT)
         assert fleet.end(job, seconds=90) == "SUCCESS"
         assert [run.attempt for run in fleet.runs(job)] == [1]
+
+
+@pytest.mark.requirement("RET-13")
+def test_a_replacement_that_comes_a_second_time_is_no_copy_of_what_it_replaces(
+    separate: Made, rabbitmq: RabbitMQ
+) -> None:
+    """It has the same id, and RabbitMQ tells of a redelivery no more than that it is one."""
+    fleet = separate(broker=rabbitmq.url)
+    worker = fleet.start("-c", "1", "-Q", fleet.settings.queue)
+    other = f"{fleet.settings.queue}-other"
+    with fleet.app.connection_for_write() as connection:
+        queue = fleet.app.amqp.queues[other](connection.default_channel)
+        queue.declare()
+        job = fleet.task("replaces").apply_async(("'replaced'",), {"queue": other})
+        eventually(lambda: (found := queue.get()) and found.requeue() is None, seconds=30)
+    eventually(lambda: f"[{job.id}] ignored" in worker.log, what="the end of what is replaced")
+    assert worker.stop() == 0
+    fleet.start("-c", "1", "-Q", other)
+    assert fleet.end(job) == "SUCCESS"
+    assert job.get() == "replaced"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from ..protocol import StoreError
 from ..records import from_ms, to_ms
@@ -47,7 +48,7 @@ _RESERVE = Script("""
 local fence, publication, told = tonumber(ARGV[1]), ARGV[2], -1
 local known = redis.call('GET', KEYS[1])
 if known then
-  local its_fence, its_until, _, its_publication, its_mark, its_told = cmsgpack.unpack(known)
+  local its_fence, its_until, its_holder, its_publication, its_mark, its_told = cmsgpack.unpack(known)
   if its_mark == ARGV[7] then return its_told end
   if fence == 0 and publication ~= '' and its_publication ~= '' and publication ~= its_publication then
     return -4
@@ -55,7 +56,7 @@ if known then
   if its_fence > fence then return -3 end
   if its_fence == fence then
     if its_until < 0 then return -3 end
-    if its_until > tonumber(ARGV[4]) then return its_until end
+    if its_until > tonumber(ARGV[4]) then return {its_until, its_holder} end
     told = -2
   end
   publication = its_publication
@@ -133,8 +134,10 @@ class RedisReservations:
             end + OUTLIVE_MS,
             mark,
         )
-        told: int = self._redis.run(_RESERVE, (self._redis.turn(turn),), words)
-        return _WITHOUT_TIME[told] if told < 0 else Reservation(Grant.HELD, from_ms(told))
+        told: int | list[Any] = self._redis.run(_RESERVE, (self._redis.turn(turn),), words)
+        if isinstance(told, int):
+            return _WITHOUT_TIME[told]
+        return Reservation(Grant.HELD, from_ms(told[0]), told[1].decode("utf-8", "surrogatepass"))
 
     def extend(self, turns: Sequence[Turn], *, holder: str, until: datetime) -> Sequence[Turn]:
         """Extend the turns that `holder` holds, unsettled; return the others."""

@@ -36,7 +36,8 @@ _SETTLE_FOR_DEAD = Upsert(
     *("settled", "holder", "keep_until_ms"),
     where=lambda new: sa.and_(_c.fence == new["fence"], sa.or_(sa.not_(_c.settled), _c.holder == "")),
 )
-_LOOK = sa.select(_c.fence, _c.settled, _c.publication, _c.until_ms, _c.mark, _c.lost).where(
+_LOOKED_AT = ("fence", "settled", "publication", "holder", "until_ms", "mark", "lost")
+_LOOK = sa.select(*(_c[name] for name in _LOOKED_AT)).where(
     _c.namespace == sa.bindparam("namespace"), _c.key == sa.bindparam("key")
 )
 
@@ -69,9 +70,10 @@ class Reservations(Database):
                 repeated = found is not None and found.mark == row["mark"]
                 if grant is Grant.LOST and not repeated and not _take_over(connection, row, to_ms(now)):
                     continue
+                if found and grant is Grant.HELD:
+                    return Reservation(grant, from_ms(found.until_ms), found.holder)
                 if grant is not None:
-                    held_until = from_ms(found.until_ms) if found and grant is Grant.HELD else None
-                    return Reservation(grant, held_until)
+                    return Reservation(grant)
         return Reservation(Grant.TAKEN)
 
     def extend(self, turns: Sequence[Turn], *, holder: str, until: datetime) -> Sequence[Turn]:
