@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -102,15 +103,24 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the worker and its pool with signal 9, as a machine that loses its power would."""
-        pool = [int(pid) for threads in self._threads() for pid in threads.read_text().split()]
+        pool = self._pool()
         self.process.kill()
         for pid in pool:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
-    def _threads(self) -> list[Path]:
-        return list(Path(f"/proc/{self.process.pid}/task").glob("*/children"))
+    def say_where_it_stands(self) -> str:
+        """Have every process of the worker write its stacks, and return the end of the log with them."""
+        for pid in (self.process.pid, *self._pool()):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGRTMIN)
+            time.sleep(0.3)  # one after the other, into one log
+        return self.log[-20_000:]
+
+    def _pool(self) -> list[int]:
+        threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        return [int(pid) for thread in threads for pid in thread.read_text().split()]
 
 
 class Fleet:
@@ -157,7 +167,7 @@ class Fleet:
         try:
             eventually(ended, seconds=seconds)
         except TimeoutError:
-            log = self.worker.log[-6000:] if self.worker else ""
+            log = self.worker.say_where_it_stands() if self.worker else ""
             raise AssertionError(f"{job.id} is {job.state} after {len(self.runs(job))} runs\n{log}") from None
         return str(job.state)
 

@@ -17,8 +17,12 @@ Made = Callable[..., Fleet]
 
 
 @pytest.mark.requirement("RET-12")
-def test_a_chain_goes_on_though_its_worker_died_before_it_was_sent_on(separate: Made, valkey: Valkey) -> None:
-    fleet = separate(broker=valkey.url, reservation="PT2S", visibility=3)
+@pytest.mark.parametrize("broker", ["valkey", "rabbitmq"])
+def test_a_chain_goes_on_though_its_worker_died_before_it_was_sent_on(
+    separate: Made, broker: str, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue(broker).url
+    fleet = separate(broker=url, reservation="PT2S", visibility=3 if broker == "valkey" else None)
     fleet.start("-c", "1")
     act = fleet.task("act")
     second = chain(act.si("'one'"), act.si("'two'").set(headers={"deadly": True})).delay()

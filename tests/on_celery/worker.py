@@ -1,5 +1,6 @@
 """The app of a worker process."""
 
+import faulthandler
 import os
 import signal
 import time
@@ -9,6 +10,8 @@ from celery import signals
 
 from tests.on_celery.project import Noting, Settings, client, make_app
 
+#: What `Worker.say_where_it_stands` sends; a forked child hears it too.
+faulthandler.register(signal.SIGRTMIN)
 settings = Settings.from_env()
 app = make_app(settings)
 app.set_current()
