@@ -13,7 +13,7 @@ from tests.chaos.fates import load
 from tests.chaos.frameworks import OnCelery, OnDramatiq
 from tests.chaos.report import Verdict, judge, table
 from tests.chaos.trial import Outage, Storm, Trial
-from tests.servers import RabbitMQ, Valkey
+from tests.servers import Postgres, RabbitMQ, Valkey
 
 STORM = Storm(
     seconds=70,
@@ -32,6 +32,7 @@ BOUND = 150
 MOST = 1000
 FRAMEWORKS: dict[str, type[OnCelery] | type[OnDramatiq]] = {"celery": OnCelery, "dramatiq": OnDramatiq}
 BROKERS: dict[str, type[Valkey] | type[RabbitMQ]] = {"valkey": Valkey, "rabbitmq": RabbitMQ}
+STORES: dict[str, type[Valkey] | type[Postgres]] = {"valkey": Valkey, "postgres": Postgres}
 SIDES = {"bridge": True, "native": False}
 
 
@@ -56,6 +57,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
     parser.add_argument("--brokers", nargs="+", choices=BROKERS, default=list(BROKERS))
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--store", choices=STORES, default="valkey", help="what keeps the bridge's records")
     parser.add_argument("--folder", type=Path, help="keep ledgers and logs here")
     return parser.parse_args()
 
@@ -63,8 +65,14 @@ def _arguments() -> argparse.Namespace:
 def _trial(framework: str, broker: str, asked: argparse.Namespace, *, bridged: bool) -> Verdict:
     side = "with the bridge" if bridged else "alone"
     name = f"{FRAMEWORKS[framework].name} on {BROKERS[broker].__name__}, {side}"
+    if bridged and asked.store != "valkey":
+        name += f", store on {STORES[asked.store].__name__}"
     jobs = load(asked.jobs, seed=1)
-    with tempfile.TemporaryDirectory() as temporary, BROKERS[broker]() as queue, Valkey() as store:
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        BROKERS[broker]() as queue,
+        STORES[asked.store]() as store,
+    ):
         folder = (asked.folder or Path(temporary)) / name.replace(" ", "-")
         trial = Trial(FRAMEWORKS[framework](), queue, store if bridged else None, jobs, folder)
         storm = STORM if bridged else replace(STORM, patience=BOUND)

@@ -103,6 +103,23 @@ def test_what_was_settled_but_not_acknowledged_does_not_run_again(
     assert len(fleets["retry"].bridge.dead_letters.get(sent["retry"].id).errors) == 3
 
 
+@pytest.mark.requirement("RET-01", "RET-12")
+@pytest.mark.parametrize("broker", ["valkey", "rabbitmq"])
+def test_a_hard_limit_that_strikes_when_the_retry_is_published_starts_no_second_chain(
+    made: Made, broker: str, request: pytest.FixtureRequest
+) -> None:
+    """The main process kills the child that has just decided, and decides once more; one of both counts."""
+    fleet = made(broker=request.getfixturevalue(broker).url)
+    fleet.start("-c", "2").await_ready()
+    slow = {"initial_interval": "PT4S"}
+    job = fleet.send("hard", "OSError()", "'ok'", headers={"linger": 30, "once": True}, ojs_retry=slow)
+    assert fleet.end(job, seconds=60) == "SUCCESS"
+    assert any("failed with timeout" in line for line in fleet.lines(job))
+    dropped(fleet, job)
+    assert [run.attempt for run in fleet.runs(job)] == [1, 2]
+    assert types(fleet, job).count("job.completed") == 1
+
+
 def types(fleet: Fleet, job: AsyncResult) -> list[str]:
     return [event["type"] for event in fleet.events(job)]
 

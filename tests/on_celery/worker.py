@@ -29,4 +29,5 @@ def note_publishing(headers: dict[str, Any], **_: Any) -> None:
 def note_published(headers: dict[str, Any], **_: Any) -> None:
     """Note what the worker has published, and linger where the message asks for it."""
     Noting(settings.backend).call("after_publish", headers["id"])
-    time.sleep(headers.get("linger", 0))
+    if "once" not in headers or client(settings.backend).set(f"lingered:{headers['id']}", 1, nx=True):
+        time.sleep(headers.get("linger", 0))
