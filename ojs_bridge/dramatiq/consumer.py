@@ -50,6 +50,10 @@ class Settlement(enum.Enum):
     """As Dramatiq itself would."""
 
 
+#: Looked up once, because enumerations are slow and every job comes by here.
+NATIVE, HOLD = Settlement.NATIVE, Settlement.HOLD
+
+
 def leave_by(message: MessageProxy, ending: Ending) -> None:
     """Say that a message leaves by its own ending."""
     message.__dict__[_ENDING] = ending
@@ -75,6 +79,7 @@ class SettlingConsumer(Consumer):
         self._inner = inner
         self._broker = broker
         self._hands = hands
+        self._takes = is_redis(broker)
 
     def ack(self, message: MessageProxy) -> None:
         """Acknowledge, or settle as marked."""
@@ -93,24 +98,32 @@ class SettlingConsumer(Consumer):
             logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", message.message_id)
             return
         try:
-            match state.get(_MARK, Settlement.NATIVE):
-                case Settlement.NATIVE:
-                    otherwise(message)
-                case Settlement.ENDING:
-                    self._end(message, state[_ENDING], otherwise)
-                case Settlement.DROP:
-                    self._inner.ack(message)
-                case Settlement.DEAD:
-                    _bury(self._broker, self._inner, message)
-                case Settlement.HOLD:
-                    time.sleep(HOLD_SECONDS)
-                    self._give_back(message)
-                case Settlement.GIVE_BACK:
-                    self._give_back(message)
+            settlement = state.get(_MARK, NATIVE)
+            if settlement is NATIVE:
+                otherwise(message)
+            else:
+                self._carry_out(settlement, message, otherwise)
         except (StoreError, *redis_outages()) as error:  # type: ignore[misc]
             # After any other error Dramatiq leaves the message in a live worker's set, where nobody finds it.
             raise ConnectionClosed(error) from None
-        self._hands.put(message)
+        if self._takes:
+            self._hands.put(message)
+
+    def _carry_out(
+        self, settlement: Settlement, message: MessageProxy, otherwise: Callable[[MessageProxy], None]
+    ) -> None:
+        match settlement:
+            case Settlement.ENDING:
+                self._end(message, message.__dict__[_ENDING], otherwise)
+            case Settlement.DROP:
+                self._inner.ack(message)
+            case Settlement.DEAD:
+                _bury(self._broker, self._inner, message)
+            case Settlement.HOLD:
+                time.sleep(HOLD_SECONDS)
+                self._give_back(message)
+            case Settlement.GIVE_BACK:
+                self._give_back(message)
 
     def _give_back(self, message: MessageProxy) -> None:
         # First, or this very process might fetch it again and take it for the one it has.
@@ -136,8 +149,8 @@ class SettlingConsumer(Consumer):
         message = next(self._inner)
         if message is not None:
             if "_tag" in message.__dict__:
-                setattr(message, _FROM, self._inner)
-            elif not self._hands.take(message):
+                message.__dict__[_FROM] = self._inner
+            elif self._takes and not self._hands.take(message):
                 return None
         return message
 

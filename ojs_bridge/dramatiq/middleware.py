@@ -19,7 +19,7 @@ from ..store import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import ERRORS_OPTION, Actors, BootError
 from .caveats import say_caveats
-from .consumer import Settlement, SettlingConsumer, mark, wrap
+from .consumer import HOLD, NATIVE, Settlement, SettlingConsumer, mark, wrap
 from .execution import Execution, NotSent
 from .interrupts import Interrupts
 from .producer import add_headers, carry_wishes, is_plain
@@ -118,7 +118,7 @@ class OJSRetries(Retries):
             message.options["store_results"] = False
             raise SkipMessage("this worker shuts down")
         # Whatever ends this delivery before something durable follows it gives the job back.
-        mark(message, Settlement.HOLD)
+        mark(message, HOLD)
         if self.bridge.store is None and not self.bridge.listened_to and is_plain(envelope.options):
             # Nothing to read and nobody to tell: the job is begun when it turns out to have failed.
             return
@@ -143,7 +143,7 @@ class OJSRetries(Retries):
         if isinstance(begun, Run):
             self.bridge.give_back(begun)
         if begun is not None:
-            mark(message, Settlement.NATIVE)
+            mark(message, NATIVE)
 
     def after_process_message(
         self,
@@ -164,15 +164,15 @@ class OJSRetries(Retries):
         state[_RUN] = None
         if begun is None:
             return
+        if begun is _UNBEGUN and exception is None:
+            mark(message, NATIVE)
+            return
         try:
             if self._interrupts:
                 self._interrupts.disarm(exception)
-            if begun is _UNBEGUN and exception is None:
-                mark(message, Settlement.NATIVE)
-                return
             execution = Execution(self.bridge, broker, message, self._acknowledging)
             if begun is _UNBEGUN:
-                mark(message, Settlement.HOLD)
+                mark(message, HOLD)
                 begun = execution.begin(task)
                 if isinstance(begun, (Postpone, Drop)):
                     execution.put_aside(begun)

@@ -31,16 +31,17 @@ class Hands:
 
     def take(self, message: MessageProxy) -> bool:
         """Take note of a delivery; False for one that is in hand already, and was taken away meanwhile."""
-        redis_id = message.options.get("redis_message_id")
+        envelope = message._message
+        redis_id = envelope.options.get("redis_message_id")
         if redis_id in self._ids:
             return False
-        if redis_id is not None and message.queue_name != dq_name(message.queue_name):
+        if redis_id is not None and envelope.queue_name != dq_name(envelope.queue_name):
             self._ids.add(redis_id)
         return True
 
     def put(self, message: MessageProxy) -> None:
         """Take note that a delivery was settled, or is about to be given back."""
-        self._ids.discard(message.options.get("redis_message_id", ""))
+        self._ids.discard(message._message.options.get("redis_message_id", ""))
 
     def __contains__(self, message: MessageProxy) -> bool:
         return message.options.get("redis_message_id") in self._ids
