@@ -12,7 +12,9 @@ import functools
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from queue import Empty
+from types import MappingProxyType
 from typing import Any
 
 from celery import Celery
@@ -21,6 +23,8 @@ logger = logging.getLogger("ojs_bridge")
 
 #: Seconds that an idle worker waits at one queue before it looks at all of them, priorities included.
 WAIT_SECONDS = 0.5
+#: How many packed commands a channel keeps: one for each turn of its queues, which may come and go.
+MOST_PACKED = 100
 
 #: KEYS: unacked, its index, then queues by priority. ARGV: now. Writes what kombu does when it has read a
 #: message, and first, for a server without memory refuses that, and nothing may be popped then.
@@ -85,6 +89,7 @@ class Taking:
     _ojs_idle = False
     _ojs_waits = 0
     _ojs_stock = False
+    _ojs_packed: Mapping[tuple[str, ...], bytes] = MappingProxyType({})
 
     def basic_consume(self: Any, queue: str, no_ack: bool, *args: Any, **options: Any) -> Any:
         """Consume from a queue."""
@@ -96,16 +101,27 @@ class Taking:
         if self._ojs_stock or not queues:
             super()._brpop_start(*args, **options)  # type: ignore[misc]
             return
-        self._in_poll = self.client.connection
+        self._in_poll = connection = self.client.connection
         self._brpop_sent_at = time.monotonic()
-        self.client.connection.send_command(
-            *(self._ojs_wait(queues) if self._ojs_idle else self._ojs_take(queues))
-        )
+        if self._ojs_idle:
+            connection.send_command(*self._ojs_wait(queues))
+        else:
+            now = b"%.6f" % time.time()
+            last_word = b"$%d\r\n%s\r\n" % (len(now), now)
+            connection.send_packed_command((self._ojs_take(tuple(queues)), last_word))
 
-    def _ojs_take(self: Any, queues: list[str]) -> list[Any]:
-        keys = [self._q_for_pri(queue, step) for step in self.priority_steps for queue in queues]
-        keys = [self.global_keyprefix + key for key in (self.unacked_key, self.unacked_index_key, *keys)]
-        return ["EVAL", _TAKE, len(keys), *keys, time.time()]
+    def _ojs_take(self: Any, queues: tuple[str, ...]) -> bytes:
+        """Return the command but for its last word, the time; packed once, for every message asks with it."""
+        packed: bytes | None = self._ojs_packed.get(queues)
+        if packed is None:
+            keys = [self._q_for_pri(queue, step) for step in self.priority_steps for queue in queues]
+            keys = [self.global_keyprefix + key for key in (self.unacked_key, self.unacked_index_key, *keys)]
+            words = ("EVAL", _TAKE, len(keys), *keys)
+            _, rest = b"".join(self.client.connection.pack_command(*words)).split(b"\r\n", 1)
+            packed = b"*%d\r\n%s" % (len(words) + 1, rest)
+            known = self._ojs_packed if len(self._ojs_packed) < MOST_PACKED else {}
+            self._ojs_packed = {**known, queues: packed}
+        return packed
 
     def _ojs_wait(self: Any, queues: list[str]) -> list[Any]:
         """Wait for a message at one queue, and put it back where it was."""

@@ -79,7 +79,9 @@ class SettlingConsumer(Consumer):
         self._inner = inner
         self._broker = broker
         self._hands = hands
-        self._takes = is_redis(broker)
+        queue_name = getattr(inner, "queue_name", "")
+        # Not what is delayed, which Dramatiq may forget.
+        self._takes = is_redis(broker) and queue_name != dq_name(queue_name)
 
     def ack(self, message: MessageProxy) -> None:
         """Acknowledge, or settle as marked."""
@@ -156,8 +158,7 @@ class SettlingConsumer(Consumer):
 
     def stop_fetching(self) -> None:
         """Leave to other workers what comes from now on; on RabbitMQ only what they get first."""
-        queue_name = getattr(self._inner, "queue_name", "")
-        if is_redis(self._broker) and queue_name != dq_name(queue_name):
+        if self._takes:
             # The delayed queue's consumer goes on, and is the heartbeat of jobs that still run.
             self._inner.prefetch = 0  # type: ignore[attr-defined]
 

@@ -22,7 +22,7 @@ from .caveats import say_caveats
 from .consumer import HOLD, NATIVE, Settlement, SettlingConsumer, mark, wrap
 from .execution import Execution, NotSent
 from .interrupts import Interrupts
-from .producer import add_headers, carry_wishes, is_plain
+from .producer import add_headers, carry_wishes, is_plain, may_wish
 from .replay import FRAMEWORK, DramatiqPublisher
 from .translate import RETRY_OPTION, LostAttempt, Refused
 
@@ -100,6 +100,8 @@ class OJSRetries(Retries):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
+        if not may_wish(message.options):
+            return
         if isinstance(threading.current_thread(), ConsumerThread):
             # A delayed message on its way back: refusing it here would end the consumer.
             carry_wishes(message.options)

@@ -11,7 +11,7 @@ from typing import Any
 
 import dramatiq
 from dramatiq.broker import Broker, MessageProxy
-from dramatiq.common import dq_name, xq_name
+from dramatiq.common import xq_name
 
 from .encoding import encodable
 
@@ -21,22 +21,17 @@ _CONSUMED = "_ojs_consumed"
 
 
 class Hands:
-    """The deliveries that this process has taken from a broker's queues and not settled yet.
-
-    Not the delayed ones, which Dramatiq may forget.
-    """
+    """The deliveries that this process has taken from a broker's queues and not settled yet."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
 
     def take(self, message: MessageProxy) -> bool:
         """Take note of a delivery; False for one that is in hand already, and was taken away meanwhile."""
-        envelope = message._message
-        redis_id = envelope.options.get("redis_message_id")
+        redis_id = message._message.options["redis_message_id"]
         if redis_id in self._ids:
             return False
-        if redis_id is not None and envelope.queue_name != dq_name(envelope.queue_name):
-            self._ids.add(redis_id)
+        self._ids.add(redis_id)
         return True
 
     def put(self, message: MessageProxy) -> None:

@@ -18,12 +18,14 @@ _WISHING = frozenset((RETRY_OPTION, *_NESTS))
 _READ = frozenset((HEADER, *_WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
 
 
+def may_wish(options: Mapping[str, Any]) -> bool:
+    """Return whether a message brings a policy of its own, or carries messages that may."""
+    return not _WISHING.isdisjoint(options)
+
+
 def add_headers(message: dramatiq.Message[Any], header_of: HeaderOf) -> None:
     """Turn the `ojs_retry` of a message, and of those it will send on, into `ojs` headers: all or none."""
-    options = message.options
-    if options.keys().isdisjoint(_WISHING):
-        return
-    found = [m for m in (message, *_nested(options)) if RETRY_OPTION in m.options]
+    found = [m for m in (message, *_nested(message.options)) if RETRY_OPTION in m.options]
     wishes = [m.options[RETRY_OPTION] for m in found]
     headers = [None if wish is None else header_of(m, wish) for m, wish in zip(found, wishes, strict=True)]
     for each, header in zip(found, headers, strict=True):
@@ -42,8 +44,6 @@ def carry_wishes(options: dict[str, Any]) -> None:
 
     The worker that runs the message judges it: what has been sent can no longer be refused.
     """
-    if options.keys().isdisjoint(_WISHING):
-        return
     for each in (options, *(message.options for message in _nested(options))):
         wish = each.pop(RETRY_OPTION, None)
         if wish is not None and HEADER not in each:
