@@ -7,17 +7,13 @@ import subprocess
 import sys
 import time
 
-from benchmarks.celery_app import JOBS, KIND, counters, fails, mark, succeeds
+from benchmarks.celery_app import JOBS, counters
+from benchmarks.celery_feed import feed
 
 
 def main() -> None:
     """Enqueue first, then let one prefork child work; what it notes itself is the measurement."""
-    counters.flushdb()
-    mark.delay("begin")
-    for _ in range(JOBS):
-        (succeeds if KIND == "succeeds" else fails).delay()
-    if KIND == "succeeds":
-        mark.delay("end")
+    feed()
     command = ["celery", "-A", "benchmarks.celery_app", "worker", "-c", "1", "-l", "CRITICAL"]
     worker = subprocess.Popen(
         [sys.executable, "-m", *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

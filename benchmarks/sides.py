@@ -1,6 +1,6 @@
 """One side of a comparison is a process of its own; sides run in turn.
 
-A ratio is that of the least time a job each side needed: what else a machine does only ever adds to it.
+A ratio is the median of pairs that ran one right after the other: what a machine does beside changes slowly.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of times a job, and its range pair by pair."""
+    """A ratio of times a job: the median of all pairs, and their range."""
 
-    best: float
+    median: float
     lowest: float
     highest: float
 
@@ -72,7 +72,7 @@ def compare(
 
 def _ratio(first: list[float], second: list[float]) -> Ratio:
     pairs = [b / a for a, b in zip(first, second, strict=True)]
-    return Ratio(min(second) / min(first), min(pairs), max(pairs))
+    return Ratio(statistics.median(pairs), min(pairs), max(pairs))
 
 
 def _run(module: str, options: dict[str, str]) -> Result:

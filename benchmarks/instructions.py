@@ -1,0 +1,106 @@
+"""Counts what the bridge costs a job in CPU instructions, which no busy machine blurs.
+
+`python -m benchmarks.instructions`; needs valgrind. Each side runs with few jobs and with more: what a job
+costs is the difference, start-up and shutdown left out. Enqueueing counts too, where the worker does it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+import redis
+
+from tests.servers import Valkey
+
+#: How many jobs, few and more; those that fail run four times each.
+JOBS = {"succeeds": (200, 1200), "fails": (50, 250)}
+COUNTED = re.compile(r"I +refs: +([\d,]+)")
+SIDES = ("native", "bridged")
+Count: TypeAlias = Callable[[dict[str, str]], int]
+
+
+def main() -> None:
+    """Print the table."""
+    print("| instructions a job | native | with the bridge | ratio | goal |")
+    print("|---|---:|---:|---:|---:|")
+    with Valkey(appendonly="no") as valkey:
+        there = {"BENCH_URL": valkey.url}
+        for where, options in (("in memory", {}), ("on Valkey", there)):
+            _row(f"Dramatiq {where}, succeeds", _of_dramatiq, {**options, "BENCH_KIND": "succeeds"}, 1.02)
+            _row(f"Dramatiq {where}, 4 runs fail", _of_dramatiq, {**options, "BENCH_KIND": "fails"}, 0.8)
+        _row("Celery on Valkey, succeeds", _of_celery, {**there, "BENCH_KIND": "succeeds"}, 1.02)
+
+
+def _row(name: str, count: Count, options: dict[str, str], goal: float) -> None:
+    native, bridged = (_a_job(count, {**options, "BENCH_SIDE": side}) for side in SIDES)
+    print(f"| {name} | {native:,} | {bridged:,} | **{bridged / native:.3f}** | ≤ {goal:.2f} |", flush=True)
+
+
+def _a_job(count: Count, options: dict[str, str]) -> int:
+    few, more = JOBS[options["BENCH_KIND"]]
+    least, most = (count({**options, "BENCH_THREADS": "1", "BENCH_JOBS": str(jobs)}) for jobs in (few, more))
+    return (most - least) // (more - few)
+
+
+def _of_dramatiq(options: dict[str, str]) -> int:
+    if "BENCH_URL" in options:
+        with redis.Redis.from_url(options["BENCH_URL"]) as client:
+            client.flushdb()
+    with _Counted(["-m", "benchmarks.dramatiq_side"], options) as counted:
+        counted.process.wait(600)
+    return counted.instructions
+
+
+def _of_celery(options: dict[str, str]) -> int:
+    """Count a worker and its child; the jobs are enqueued before by somebody else."""
+    subprocess.run(
+        [sys.executable, "-m", "benchmarks.celery_feed"], env={**os.environ, **options}, check=True
+    )
+    worker = ["-m", "celery", "-A", "benchmarks.celery_app", "worker", "-c", "1", "-l", "CRITICAL"]
+    with _Counted(worker, options) as counted, redis.Redis.from_url(options["BENCH_URL"]) as client:
+        deadline = time.monotonic() + 600
+        while not client.hexists("bench", "end_cpu") and time.monotonic() < deadline:
+            time.sleep(0.5)
+        counted.process.terminate()
+        counted.process.wait(60)
+    return counted.instructions
+
+
+class _Counted:
+    """A Python process under valgrind, with its children."""
+
+    def __init__(self, arguments: list[str], options: dict[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        tool = ["valgrind", "--tool=cachegrind", "--cache-sim=no", "--trace-children=yes"]
+        files = [
+            f"--log-file={self._folder.name}/%p.log",
+            f"--cachegrind-out-file={self._folder.name}/%p.out",
+        ]
+        environment = {**os.environ, **options, "PYTHONHASHSEED": "0"}
+        self.process = subprocess.Popen(
+            [*tool, *files, sys.executable, *arguments],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.instructions = 0
+
+    def __enter__(self) -> _Counted:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logs = [path.read_text() for path in Path(self._folder.name).glob("*.log")]
+        found = [match[1] for log in logs if (match := COUNTED.search(log))]
+        self.instructions = sum(int(number.replace(",", "")) for number in found)
+        self._folder.cleanup()
+
+
+main()
