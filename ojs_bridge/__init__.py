@@ -18,6 +18,7 @@ from .errors import (
 from .events import Event, Listener
 from .parked_retries import RetryNotFound
 from .policy import PartialPolicy, RetryPolicy
+from .retention import Retention
 from .storage_retry import StorageRetry
 from .store import Letter, Page, Parked, ParkedPage, Stats, Store, StoreError, open_store
 
@@ -41,6 +42,7 @@ __all__ = [
     "ParkedPage",
     "PartialPolicy",
     "Response",
+    "Retention",
     "Retry",
     "RetryNotFound",
     "RetryPolicy",

@@ -32,6 +32,7 @@ from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, Header, Job, enc
 from .parked_retries import ParkedRetries, job_of, parked_of
 from .policy import PartialPolicy, RetryPolicy
 from .publishing import Publisher
+from .retention import Retention
 from .runs import Begun, Drop, Postpone, Refuse, Run, TaskPolicy
 from .scheduler import Scheduler
 from .storage_retry import INSISTING, POLLING, Insistence, StorageRetry
@@ -68,6 +69,7 @@ class Bridge:
         reservation: str | timedelta = timedelta(minutes=1),
         park_after: str | timedelta = timedelta(minutes=1),
         fail_open: bool = False,
+        retention: Retention | None = None,
         storage_retry: StorageRetry = INSISTING,
         polling_retry: StorageRetry = POLLING,
     ) -> None:
@@ -91,7 +93,12 @@ class Bridge:
         self._scheduler: Scheduler | None = None
         self.task()
         self.dead_letters = DeadLetters(
-            self.store, self.publishers, encode=self._history.encode, clock=self.now, emit=self._emit
+            self.store,
+            self.publishers,
+            encode=self._history.encode,
+            clock=self.now,
+            emit=self._emit,
+            retention=settings.the_retention(retention),
         )
         self.retries = ParkedRetries(self.store, clock=self.now, cancelled=self._cancelled)
 
@@ -361,7 +368,14 @@ class Bridge:
     def start(self) -> None:
         """Begin to publish parked retries when they are due; workers call it."""
         if self.store and self._scheduler is None:
-            self._scheduler = Scheduler(self.store, self.publishers, self.now, self._give_up, self._polling)
+            self._scheduler = Scheduler(
+                self.store,
+                self.publishers,
+                self.now,
+                self._give_up,
+                self.dead_letters.prune_in_turn,
+                self._polling,
+            )
             self._scheduler.start()
 
     def stop(self) -> None:

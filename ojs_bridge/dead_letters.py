@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
 from .decision import DeadLetter
 from .errors import ConfigurationError
-from .events import Event, dead_letter
+from .events import Event, dead_letter, pruned
 from .job import ErrorEntry, Header, Job
 from .policy import RetryPolicy
 from .publishing import Publisher
+from .retention import Pruner, Retention
 from .store import Claim, Letter, LetterFilter, Page, Stats, Store
+
+logger = logging.getLogger("ojs_bridge")
 
 #: How long one replay may hold a letter before another may take it over.
 CLAIM_SECONDS = 60.0
@@ -37,12 +41,15 @@ class DeadLetters:
         encode: Callable[[Job], Header],
         clock: Callable[[], datetime],
         emit: Callable[[Event], None],
+        retention: Retention,
     ) -> None:
         self._maybe_store = store
         self._publishers = publishers
         self._encode = encode
         self._clock = clock
         self._emit = emit
+        #: How long letters are kept, and how many.
+        self.retention = retention
 
     def list(
         self,
@@ -50,14 +57,18 @@ class DeadLetters:
         queue: str | None = None,
         type: str | None = None,  # noqa: A002 - the spec's word
         error_type: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
         limit: int = 50,
         cursor: str | None = None,
     ) -> Page:
         """Return a page, newest first; `type` and `error_type` take `prefix.*` (DLQ-006, DLQ-R005).
 
+        `since` and `until` say when a job died; the latter moment is not included.
+
         Raises ValueError for a limit outside 1 to 1000 and for a cursor that no page gave out.
         """
-        where = LetterFilter(queue, type, error_type)
+        where = LetterFilter(queue, type, error_type, since, until)
         return self._store.list(where, limit=page_size(limit), cursor=cursor)
 
     def get(self, letter_id: str) -> Letter:
@@ -105,6 +116,27 @@ class DeadLetters:
     def stats(self) -> Stats:
         """Count the dead letters, in all and by queue, job type and last error type (DLQ-R004)."""
         return self._store.stats()
+
+    def prune(self) -> int:
+        """Delete the letters that exceed the retention, now, and return how many (DLQ-004).
+
+        Workers do so every five minutes. Raises OSError when the archive cannot be written.
+        """
+        return self._pruned(self._pruner().prune())
+
+    def prune_in_turn(self) -> None:
+        """Do so unless another worker of the fleet has, or is at it (DLQ-005)."""
+        self._pruned(self._pruner().prune_in_turn() or 0)
+
+    def _pruner(self) -> Pruner:
+        return Pruner(self._store, self.retention, self._clock)
+
+    def _pruned(self, count: int) -> int:
+        if count:
+            archived = self.retention.archive is not None
+            self._emit(pruned(count, self._clock(), archived=archived))
+            logger.info("%d dead letters were pruned", count)
+        return count
 
     def _replay(self, letter: Letter, publisher: Publisher) -> Job:
         header = self._encode(_job(letter).replayed())

@@ -120,6 +120,13 @@ def dead_letter(what: str, job: Job, at: datetime, **data: Any) -> Event:
     return _event(f"dead_letter.{what}", job, at, **data)
 
 
+def pruned(count: int, at: datetime, *, archived: bool) -> Event:
+    """Return the event of dead letters that their retention has ended (spec section dlq 8)."""
+    return Event(
+        "dead_letter.pruned", "", at, {"count": count, "pruning_policy": "archive" if archived else "delete"}
+    )
+
+
 def cancelled(job: Job, at: datetime) -> Event:
     """Return the event of a parked retry that an operator has cancelled."""
     return _event("job.cancelled", job, at, attempt=job.attempt)

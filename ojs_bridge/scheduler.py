@@ -27,19 +27,23 @@ UNPARK = 25
 #: How often old reservations are swept away, in seconds, and how many at a time.
 SWEEP_SECONDS = 60.0
 SWEEP = 5000
+#: How often dead letters are pruned, in seconds (DLQ-005).
+PRUNE_SECONDS = 300.0
 
 
 @dataclass
 class Scheduler:
     """Publishes what is due through the publishers of this process.
 
-    `give_up` is called with a retry whose message nobody can publish, and must keep it some other way.
+    `give_up` is called with a retry whose message nobody can publish, and must keep it some other way, and
+    `prune` every five minutes.
     """
 
     store: Store
     publishers: Mapping[str, Publisher]
     clock: Callable[[], datetime]
     give_up: Callable[[Parked, Exception], None]
+    prune: Callable[[], object]
     polling: StorageRetry = POLLING
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -98,15 +102,24 @@ class Scheduler:
         return True
 
     def _run(self) -> None:
-        slept = SWEEP_SECONDS
+        slept, pruned = SWEEP_SECONDS, -PRUNE_SECONDS
         while not self._stop.is_set():
             more = [self._publish_all(*served) for served in tuple(self.publishers.items())]
             if slept >= SWEEP_SECONDS:
                 slept = 0.0
                 self._sweep()
+            if time.monotonic() - pruned >= PRUNE_SECONDS:
+                pruned = time.monotonic()
+                self._prune()
             if not any(more):
                 slept += POLL_SECONDS
                 self._stop.wait(POLL_SECONDS)
+
+    def _prune(self) -> None:
+        try:
+            self.prune()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it comes again in five minutes
+            logger.warning("dead letters are not pruned: %r", error)
 
     def _publish_all(self, framework: str, publisher: Publisher) -> bool:
         """Publish a framework's batch; return whether there may be more."""

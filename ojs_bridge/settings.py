@@ -12,6 +12,7 @@ from .duration import read_duration
 from .errors import ConfigurationError, InvalidRetryPolicy
 from .failures import Mapped
 from .policy import PartialPolicy, RetryPolicy
+from .retention import Retention
 from .store import Store, open_store
 
 
@@ -43,6 +44,12 @@ def retry_from_environment() -> PartialPolicy | None:
     except InvalidRetryPolicy as error:
         raise InvalidRetryPolicy([f"OJS_BRIDGE_RETRY: {problem}" for problem in error.problems]) from None
     return partial
+
+
+def the_retention(retention: Retention | None) -> Retention:
+    if retention is not None and not isinstance(retention, Retention):
+        raise ConfigurationError(f"retention: {retention!r} is not a Retention")
+    return retention or Retention()
 
 
 def error_map(errors: Mapping[type[BaseException], Mapped] | None) -> dict[type[BaseException], Mapped]:

@@ -27,7 +27,7 @@ ROWS = [
     {"policy", "job"},
     {"decision", "patterns", "storage_retry"},
     {"store", "events"},
-    {"history", "publishing", "reservations", "runs", "settings"},
+    {"history", "publishing", "reservations", "retention", "runs", "settings"},
     {"dead_letters", "scheduler", "turns"},
     {"parked_retries"},
     {"bridge"},

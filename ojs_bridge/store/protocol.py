@@ -77,11 +77,18 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which dead letters: by queue, job type and last error type; both types take `prefix.*` (DLQ-006)."""
+    """Which dead letters: by queue, job type and last error type; both types take `prefix.*` (DLQ-006).
+
+    And by when they died: `since` a time, and `until` one, which is not among them. `but_queues` leaves some
+    queues out.
+    """
 
     queue: str | None = None
     type: str | None = None
     error_type: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    but_queues: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +139,13 @@ class Store(Parking, Reserving, Protocol):
     def forget_errors(self, job_id: str) -> None:
         """Delete the kept entries of a job that has ended."""
 
-    def list(self, where: LetterFilter, *, limit: int, cursor: str | None) -> Page:
-        """Return a page of dead letters, newest first."""
+    def list(
+        self, where: LetterFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
+    ) -> Page:
+        """Return a page of dead letters, newest first unless asked otherwise."""
+
+    def count(self, where: LetterFilter) -> int:
+        """Return how many dead letters there are of some kind."""
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
@@ -146,6 +158,9 @@ class Store(Parking, Reserving, Protocol):
 
     def delete(self, letter_id: str, claim: Claim) -> bool:
         """Delete a claimed dead letter; False when there is none, or its job has died again meanwhile."""
+
+    def prune(self, letters: Sequence[Letter], *, now: datetime) -> int:
+        """Delete letters, and return how many; one that is being replayed, or has died again, stays."""
 
     def stats(self) -> Stats:
         """Count the dead letters."""

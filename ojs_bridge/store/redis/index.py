@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -107,28 +107,67 @@ return answer
 """)
 
 
+#: KEYS: by_time, by_kind. ARGV: the least place, one beyond, kinds or none for all. It reads.
+_COUNT = Script("""
+if #ARGV == 2 then return redis.call('ZLEXCOUNT', KEYS[1], '[' .. ARGV[1], '(' .. ARGV[2]) end
+local count = 0
+for n = 3, #ARGV do
+  local low, high = '[' .. ARGV[n] .. '\\0' .. ARGV[1], '(' .. ARGV[n] .. '\\0' .. ARGV[2]
+  count = count + redis.call('ZLEXCOUNT', KEYS[2], low, high)
+end
+return count
+""")
+
 Rows: TypeAlias = list[tuple[bytes, bytes]]
+#: Whether the texts of a kind are asked for.
+Wanted: TypeAlias = Callable[[Sequence[str]], bool]
 
 
 class RedisIndex:
     """The pages of what is kept under `records`, `by_time`, `by_kind` and `kinds`."""
 
-    def __init__(self, redis: RedisNamespace, keys: Sequence[bytes], order: str) -> None:
+    def __init__(self, redis: RedisNamespace, keys: Sequence[bytes], *, newest_first: bool) -> None:
         self._redis = redis
         *self._keys, self._kinds = keys
-        self._order = order
+        self._newest_first = newest_first
 
-    def page(self, wanted: Sequence[str | None], limit: int, cursor: str | None) -> tuple[Rows, str | None]:
-        """Return a page of the kinds whose texts match, and the cursor of the next page."""
-        after = "" if cursor is None else _read_cursor(cursor)
-        kinds: list[bytes] = []
-        if any(pattern is not None for pattern in wanted):
-            kinds = [kind for kind in self._redis.ask("SMEMBERS", self._kinds) if _is_of(kind, wanted)]
-            if not kinds:
-                return [], None
-        found = rows_of(self._redis.run(PAGE, self._keys, (limit + 1, self._order, after, *kinds)))
+    def page(
+        self,
+        wanted: Wanted | None,
+        limit: int,
+        cursor: str | None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        oldest_first: bool | None = None,
+    ) -> tuple[Rows, str | None]:
+        """Return a page of the wanted kinds, of a span of time, and the cursor of the next page."""
+        kinds = self._kinds_of(wanted)
+        if kinds == []:
+            return [], None
+        newest = self._newest_first if oldest_first is None else not oldest_first
+        low, high = _low(since), _high(until)
+        after = _read_cursor(cursor) if cursor is not None else high if newest else low
+        after = min(after, high) if newest else max(after, low)
+        order = "newest" if newest else "oldest"
+        found = rows_of(self._redis.run(PAGE, self._keys, (limit + 1, order, after, *(kinds or ()))))
+        found = [row for row in found if low.encode() <= row[0] < high.encode()]
         more = found[limit - 1][0].decode() if len(found) > limit else None
         return found[:limit], more
+
+    def count(self, wanted: Wanted | None, since: datetime | None, until: datetime | None) -> int:
+        """Return how many there are of the wanted kinds, of a span of time."""
+        kinds = self._kinds_of(wanted)
+        if kinds == []:
+            return 0
+        words = (_low(since), _high(until), *(kinds or ()))
+        return int(self._redis.run(_COUNT, self._keys[1:], words))
+
+    def _kinds_of(self, wanted: Wanted | None) -> list[bytes] | None:
+        """Return the kinds that are wanted, None for all."""
+        if wanted is None:
+            return None
+        return [kind for kind in self._redis.ask("SMEMBERS", self._kinds) if wanted(texts_of(kind))]
 
 
 def rows_of(answer: Sequence[Any]) -> list[tuple[Any, Any]]:
@@ -156,8 +195,20 @@ def texts_of(kind: bytes) -> list[str]:
     return kind.decode().split("\0")
 
 
-def _is_of(kind: bytes, wanted: Sequence[str | None]) -> bool:
-    return all(map(matches, texts_of(kind), wanted))
+def wanting(patterns: Sequence[str | None]) -> Wanted | None:
+    """Return whether the texts of a kind match some patterns; None where all do."""
+    if all(pattern is None for pattern in patterns):
+        return None
+    return lambda texts: all(map(matches, texts, patterns))
+
+
+def _low(since: datetime | None) -> str:
+    return "" if since is None else moment(since)
+
+
+def _high(until: datetime | None) -> str:
+    """Return what comes after all places before a time; a colon comes after all digits."""
+    return ":" if until is None else moment(until)
 
 
 def _read_cursor(cursor: str) -> str:

@@ -12,8 +12,8 @@ from ...job import PlacedEntry
 from ..protocol import Claim, Letter, LetterFilter, Page, Stats, StoreError
 from ..records import letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
-from ..texts import index_id
-from .index import INDEX, RedisIndex, entry_of, rows_of, texts_of, time_of
+from ..texts import index_id, index_text
+from .index import INDEX, RedisIndex, Wanted, entry_of, rows_of, texts_of, time_of, wanting
 from .namespace import RedisNamespace
 from .reservations import SETTLE, settle_words
 from .server import Script, Word
@@ -77,6 +77,26 @@ return 1
 """
 )
 
+#: KEYS: records, by_time, by_kind, kinds, entries, claims. ARGV: now, ids and entries by turns. Repeated, it
+#: finds them gone, and counts fewer.
+_PRUNE = Script(
+    INDEX
+    + """
+local pruned = 0
+for n = 2, #ARGV, 2 do
+  local id, entry = ARGV[n], ARGV[n + 1]
+  local held = redis.call('HGET', KEYS[6], id)
+  local free = not held or tonumber(string.match(held, '(.+) .+')) <= tonumber(ARGV[1])
+  if free and redis.call('HGET', KEYS[5], id) == entry then
+    leave(KEYS[2], KEYS[3], KEYS[4], entry)
+    for _, key in ipairs({KEYS[1], KEYS[5], KEYS[6]}) do redis.call('HDEL', key, id) end
+    pruned = pruned + 1
+  end
+end
+return pruned
+"""
+)
+
 #: KEYS: kept. ARGV: places and records by turns. One that is there stays.
 _KEEP = Script("for n = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[n], ARGV[n + 1]) end return 0")
 
@@ -100,14 +120,13 @@ class RedisLetters:
         self._letters, self._letters_by_time, self._letters_by_kind, self._letter_kinds = listed
         self._letter_entries, self._letter_claims = redis.keys("letters:entries", "letters:claims")
         self._letter_keys = (*listed, self._letter_entries, self._letter_claims)
-        self._letter_index = RedisIndex(redis, listed, "newest")
+        self._letter_index = RedisIndex(redis, listed, newest_first=True)
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> None:
         """Write a dead letter, in place of an earlier one of its job and of the entries kept for it."""
         letter_id = index_id(letter.id)
-        entry = entry_of((letter.queue, letter.type, letter.error_type), letter.discarded_at, letter_id)
         keys = [*self._letter_keys, self._kept(letter.id)]
-        words: list[Word] = [letter_id, letter_to_json(letter), entry]
+        words: list[Word] = [letter_id, letter_to_json(letter), _entry(letter)]
         if settle:
             keys.append(self._redis.turn(settle.turn))
             words += settle_words(settle)
@@ -132,11 +151,30 @@ class RedisLetters:
         """Delete the kept entries of a job."""
         self._redis.ask("DEL", self._kept(job_id))
 
-    def list(self, where: LetterFilter, *, limit: int, cursor: str | None) -> Page:
+    def list(
+        self, where: LetterFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
+    ) -> Page:
         """Return a page, newest first; the cursor names the last letter seen, so new ones do not shift it."""
-        wanted = (where.queue, where.type, where.error_type)
-        found, more = self._letter_index.page(wanted, limit, cursor)
+        found, more = self._letter_index.page(
+            _wanted(where),
+            limit,
+            cursor,
+            since=where.since,
+            until=where.until,
+            oldest_first=oldest_first,
+        )
         return Page(tuple(letter_from_json(record.decode()) for _, record in found), more)
+
+    def count(self, where: LetterFilter) -> int:
+        """Return how many letters there are of some kind."""
+        return self._letter_index.count(_wanted(where), where.since, where.until)
+
+    def prune(self, letters: Sequence[Letter], *, now: datetime) -> int:
+        """Delete letters that nobody replays and that have not died again."""
+        words: list[Word] = [to_ms(now)]
+        for letter in letters:
+            words += (index_id(letter.id), _entry(letter))
+        return int(self._redis.run(_PRUNE, self._letter_keys, words))
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
@@ -175,3 +213,17 @@ class RedisLetters:
 
     def _kept(self, job_id: str) -> bytes:
         return self._redis.key(f"kept:{index_id(job_id)}")
+
+
+def _entry(letter: Letter) -> str:
+    texts = (letter.queue, letter.type, letter.error_type)
+    return entry_of(texts, letter.discarded_at, index_id(letter.id))
+
+
+def _wanted(where: LetterFilter) -> Wanted | None:
+    """Return which kinds a filter asks for; None for all."""
+    wanted = wanting((where.queue, where.type, where.error_type))
+    if not where.but_queues:
+        return wanted
+    left_out = {*map(index_text, where.but_queues)}
+    return lambda texts: texts[0] not in left_out and (wanted is None or wanted(texts))

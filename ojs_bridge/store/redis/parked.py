@@ -10,7 +10,7 @@ from ..parked import Due, Parked, ParkedFilter, ParkedPage
 from ..records import parked_from_json, parked_to_json, to_ms
 from ..reservations import Settle
 from ..texts import index_id
-from .index import INDEX, RedisIndex, Rows, entry_of, moment, rows_of, time_of
+from .index import INDEX, RedisIndex, Rows, entry_of, moment, rows_of, time_of, wanting
 from .namespace import RedisNamespace
 from .reservations import SETTLE, settle_words
 from .server import Script, Word
@@ -188,7 +188,7 @@ class RedisParked:
         others = redis.keys("parked:states", "parked:ready", "parked:jobs", "parked:claims", "parked:tokens")
         self._parked = listed[0]
         self._parked_keys = (*listed, *others)
-        self._parked_index = RedisIndex(redis, listed, "next due")
+        self._parked_index = RedisIndex(redis, listed, newest_first=False)
 
     def park(self, parked: Parked, settle: Settle | None = None) -> None:
         """Write a parked retry and settle the turn it follows, in one step."""
@@ -219,7 +219,7 @@ class RedisParked:
 
     def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:
         """Return a page, the next one due first."""
-        found, more = self._parked_index.page((where.queue, where.type), limit, cursor)
+        found, more = self._parked_index.page(wanting((where.queue, where.type)), limit, cursor)
         return ParkedPage(_retries(found), more)
 
     def get_parked(self, job_id: str) -> Parked | None:

@@ -17,7 +17,7 @@ from ..texts import index_id, index_text
 from .database import Database
 from .pages import equals, matches, read_cursor, write_cursor
 from .reservations import mark_settled
-from .statements import Upsert
+from .statements import Upsert, batches
 from .tables import errors, letters
 
 _BURY = Upsert(letters, "type", "queue", "error_type", "discarded_ms", "claimed_until_ms", "record")
@@ -63,18 +63,41 @@ class Letters(Database):
         with self._statement() as connection:
             connection.execute(sa.delete(errors).where(self._of(job_id)))
 
-    def list(self, where: LetterFilter, *, limit: int, cursor: str | None) -> Page:
+    def list(
+        self, where: LetterFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
+    ) -> Page:
         """Return a page, newest first; raises ValueError for a cursor that no page gave out."""
         at, key = letters.c.discarded_ms, letters.c.id
         query = sa.select(letters.c.record, at, key).where(*self._matching(where))
         if cursor is not None:
             last_at, last_key = read_cursor(cursor)
-            query = query.where(sa.or_(at < last_at, sa.and_(at == last_at, key < last_key)))
-        query = query.order_by(at.desc(), key.desc()).limit(limit + 1)
+            beyond = (at > last_at, key > last_key) if oldest_first else (at < last_at, key < last_key)
+            query = query.where(sa.or_(beyond[0], sa.and_(at == last_at, beyond[1])))
+        order = (at, key) if oldest_first else (at.desc(), key.desc())
+        query = query.order_by(*order).limit(limit + 1)
         with self._statement() as connection:
             rows = connection.execute(query).all()
         more = write_cursor(rows[limit - 1].discarded_ms, rows[limit - 1].id) if len(rows) > limit else None
         return Page(tuple(letter_from_json(row.record) for row in rows[:limit]), more)
+
+    def count(self, where: LetterFilter) -> int:
+        """Return how many letters there are of some kind."""
+        query = sa.select(sa.func.count()).select_from(letters).where(*self._matching(where))
+        with self._statement() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def prune(self, letters_: Sequence[Letter], *, now: datetime) -> int:
+        """Delete letters that nobody replays and that have not died again."""
+        pruned = 0
+        for batch in batches(letters_):
+            pairs = [(index_id(letter.id), to_ms(letter.discarded_at)) for letter in batch]
+            same = sa.tuple_(letters.c.id, letters.c.discarded_ms).in_(pairs)
+            known = letters.c.id.in_([letter_id for letter_id, _ in pairs])
+            free = letters.c.claimed_until_ms <= to_ms(now)
+            mine = letters.c.namespace == self._namespace
+            with self._statement() as connection:
+                pruned += connection.execute(sa.delete(letters).where(mine, known, same, free)).rowcount
+        return pruned
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
@@ -126,6 +149,12 @@ class Letters(Database):
         yield from equals(letters.c.queue, where.queue)
         yield from matches(letters.c.type, where.type)
         yield from matches(letters.c.error_type, where.error_type)
+        if where.since is not None:
+            yield letters.c.discarded_ms >= to_ms(where.since)
+        if where.until is not None:
+            yield letters.c.discarded_ms < to_ms(where.until)
+        if where.but_queues:
+            yield letters.c.queue.not_in([*map(index_text, where.but_queues)])
 
 
 def _counts(column: sa.Column[str]) -> Any:

@@ -1,0 +1,92 @@
+"""What retention asks of a store: the same in every one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from ojs_bridge.store import LetterFilter, Store
+from tests.store.test_store import EVERYTHING, NOW, claim, ids, letter
+
+HOUR = timedelta(hours=1)
+#: what is asked for -> the hours, of the letters j-0 to j-5 which died an hour apart, that are found
+SPANS: dict[str, tuple[LetterFilter, list[int]]] = {
+    "everything": (EVERYTHING, [0, 1, 2, 3, 4, 5]),
+    "since": (LetterFilter(since=NOW + 2 * HOUR), [2, 3, 4, 5]),
+    "until": (LetterFilter(until=NOW + 2 * HOUR), [0, 1]),
+    "both": (LetterFilter(since=NOW + HOUR, until=NOW + 3 * HOUR), [1, 2]),
+    "nothing": (LetterFilter(since=NOW + 3 * HOUR, until=NOW + HOUR), []),
+    "of a queue": (LetterFilter(queue="even", until=NOW + 4 * HOUR), [0, 2]),
+    "but one queue": (LetterFilter(but_queues=frozenset(["even"]), since=NOW + HOUR), [1, 3, 5]),
+    "but all queues": (LetterFilter(but_queues=frozenset(["even", "odd"])), []),
+    "a queue and not": (LetterFilter(queue="even", but_queues=frozenset(["even"])), []),
+    "of a type": (LetterFilter(type="billing.*", since=NOW + 4 * HOUR), [4, 5]),
+    "of no type": (LetterFilter(type="mail.*"), []),
+}
+
+
+@pytest.fixture
+def hourly(store: Store) -> Store:
+    """A store with six letters, which died an hour apart."""
+    for n in range(6):
+        store.bury(letter(f"j-{n}", discarded_at=NOW + n * HOUR, queue=("even", "odd")[n % 2]))
+    return store
+
+
+@pytest.mark.requirement("DLQ-006")
+@pytest.mark.parametrize(("where", "found"), SPANS.values(), ids=SPANS)
+@pytest.mark.parametrize("oldest_first", [False, True])
+def test_spans_of_time(hourly: Store, where: LetterFilter, found: list[int], oldest_first: bool) -> None:
+    """In either order, page by page, and counted."""
+    seen: list[str] = []
+    cursor = None
+    for _ in range(10):
+        page = hourly.list(where, limit=2, cursor=cursor, oldest_first=oldest_first)
+        seen += [letter.id for letter in page.letters]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    expected = [f"j-{n}" for n in found]
+    assert seen == (expected if oldest_first else expected[::-1])
+    assert hourly.count(where) == len(expected)
+
+
+@pytest.mark.requirement("DLQ-004")
+def test_what_is_pruned_is_gone(hourly: Store) -> None:
+    """From every listing and every count, and a second time there is nothing."""
+    doomed = hourly.list(LetterFilter(until=NOW + 4 * HOUR), limit=10, cursor=None).letters
+    assert hourly.prune(doomed, now=NOW) == 4
+    assert ids(hourly) == ["j-5", "j-4"]
+    assert ids(hourly, LetterFilter(queue="even")) == ["j-4"]
+    assert (hourly.stats().total, hourly.count(EVERYTHING)) == (2, 2)
+    assert hourly.prune(doomed, now=NOW) == 0
+
+
+@pytest.mark.requirement("DLQ-004")
+def test_what_is_replayed_or_has_died_again_is_not_pruned(hourly: Store) -> None:
+    """A claim that has run out protects nothing."""
+    doomed = hourly.list(EVERYTHING, limit=10, cursor=None).letters
+    assert claim(hourly, "j-0")
+    assert claim(hourly, "j-1", now=NOW - HOUR)
+    hourly.bury(replace(doomed[0], discarded_at=NOW + 9 * HOUR))
+    assert hourly.prune(doomed, now=NOW) == 4
+    assert ids(hourly) == ["j-5", "j-0"]
+
+
+def test_pruning_nothing(store: Store) -> None:
+    """It is no error."""
+    assert store.prune([], now=NOW) == 0
+    assert store.prune([letter()], now=NOW) == 0
+    assert store.count(EVERYTHING) == 0
+
+
+@pytest.mark.requirement("DLQ-004")
+def test_a_thousand_at_a_time(store: Store) -> None:
+    """More than one statement may name."""
+    many = [letter(f"j-{n}", discarded_at=NOW + n * timedelta(seconds=1)) for n in range(1000)]
+    for each in many:
+        store.bury(each)
+    assert store.prune(many, now=NOW) == 1000
+    assert store.stats().total == 0

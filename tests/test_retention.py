@@ -1,0 +1,142 @@
+"""How long dead letters are kept, and how many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ojs_bridge import Bridge, ConfigurationError, Event, Retention
+from ojs_bridge.retention import Pruner, turn_at
+from ojs_bridge.store import LetterFilter, Store
+from tests.servers import eventually
+from tests.store.test_store import ids, letter
+
+DAY = timedelta(days=1)
+
+
+def fill(bridge: Bridge, ages: dict[str, int], queue: str = "default") -> Store:
+    """Bury letters of so many days."""
+    assert bridge.store is not None
+    for letter_id, days in ages.items():
+        bridge.store.bury(letter(letter_id, discarded_at=bridge.now() - days * DAY, queue=queue))
+    return bridge.store
+
+
+@pytest.mark.requirement("DLQ-004")
+def test_too_old_and_too_many(url: str) -> None:
+    """Either limit is enough; the oldest go first."""
+    bridge = Bridge(url, retention=Retention("P30D", 2))
+    store = fill(bridge, {"old": 31, "fourth": 4, "third": 3, "second": 2, "first": 1})
+    assert bridge.dead_letters.prune() == 3
+    assert ids(store) == ["first", "second"]
+    assert bridge.dead_letters.prune() == 0
+
+
+@pytest.mark.requirement("DLQ-004")
+def test_by_default(url: str) -> None:
+    """The spec's own limits: 180 days, 10,000 letters."""
+    bridge = Bridge(url)
+    store = fill(bridge, {"too old": 181, "old": 179})
+    assert bridge.dead_letters.prune() == 1
+    assert ids(store) == ["old"]
+    assert bridge.dead_letters.retention == Retention("P180D", 10_000)
+
+
+@pytest.mark.requirement("DLQ-004")
+def test_queues_with_limits_of_their_own(url: str) -> None:
+    """They are counted by themselves, and all others together."""
+    own = {"billing": Retention("P365D", 3), "noise": Retention("P1D", 0)}
+    bridge = Bridge(url, retention=Retention("P30D", 1, queues=own))
+    fill(bridge, {f"b-{n}": 100 + n for n in range(5)}, "billing")
+    fill(bridge, {"n-1": 0}, "noise")
+    fill(bridge, {"m-1": 1}, "mail")
+    store = fill(bridge, {"d-1": 2, "d-2": 100})
+    assert bridge.dead_letters.prune() == 2 + 1 + 2
+    assert ids(store) == ["m-1", "b-0", "b-1", "b-2"]
+
+
+@pytest.mark.requirement("DLQ-004")
+def test_an_archive(url: str, tmp_path: Path) -> None:
+    """JSON Lines, each letter with its whole history; what is there stays."""
+    archive = tmp_path / "dead.jsonl"
+    archive.write_text('{"id": "earlier"}\n')
+    bridge = Bridge(url, retention=Retention("P30D", archive=archive))
+    fill(bridge, {"older": 41, "old": 40, "new": 1})
+    assert bridge.dead_letters.prune() == 2
+    lines = [json.loads(line) for line in archive.read_text().splitlines()]
+    assert [line["id"] for line in lines] == ["earlier", "older", "old"]
+    assert lines[1]["errors"][0]["type"] == "external.timeout"
+    assert lines[1]["message"] == {"args": [7]}
+
+
+def test_an_archive_that_cannot_be_written_loses_nothing(url: str, tmp_path: Path) -> None:
+    """The letters stay."""
+    bridge = Bridge(url, retention=Retention("P30D", archive=tmp_path / "missing" / "dead.jsonl"))
+    store = fill(bridge, {"old": 40})
+    with pytest.raises(FileNotFoundError):
+        bridge.dead_letters.prune()
+    assert ids(store) == ["old"]
+
+
+@pytest.mark.requirement("DLQ-005")
+def test_one_worker_of_a_fleet_prunes_at_a_time(url: str) -> None:
+    """When it starts, and every five minutes; it says how many went, once."""
+    told: list[Event] = []
+    fleet = [Bridge(url, retention=Retention("P30D"), listeners=[told.append]) for _ in range(4)]
+    store = fill(fleet[0], {f"j-{n}": 40 for n in range(700)})
+    for bridge in fleet:
+        bridge.start()
+    eventually(lambda: store.count(LetterFilter()) == 0, what="they were pruned")
+    for bridge in fleet:
+        bridge.stop()
+    pruned = [event.data for event in told if event.type == "dead_letter.pruned"]
+    assert pruned == [{"count": 700, "pruning_policy": "delete"}]
+    fill(fleet[0], {"late": 40})
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda bridge: bridge.dead_letters.prune_in_turn(), fleet))
+    assert ids(store) == ["late"]  # in the next five minutes
+
+
+@pytest.mark.requirement("DLQ-005")
+def test_who_died_while_pruning_stands_in_nobodys_way(url: str) -> None:
+    """The next five minutes have a turn of their own."""
+    bridge = Bridge(url, retention=Retention("P30D"))
+    store, now = fill(bridge, {"old": 40}), bridge.now()
+    until = now + timedelta(minutes=10)
+    store.reserve(turn_at(now), publication="", holder="dead", mark="its", now=now, until=until)
+    assert Pruner(store, Retention("P30D"), lambda: now).prune_in_turn() is None
+    assert ids(store) == ["old"]
+    assert Pruner(store, Retention("P30D"), lambda: now + timedelta(minutes=5)).prune_in_turn() == 1
+    assert ids(store) == []
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "no duration": (lambda: Retention("soon"), "retention: max_age: 'soon'"),
+    "no time": (lambda: Retention("PT0S"), "retention: max_age: 'PT0S' must be greater than zero"),
+    "negative": (
+        lambda: Retention(max_count=-1),
+        "retention: max_count: -1 must be an integer of at least 0",
+    ),
+    "a number of text": (
+        lambda: Retention(max_count="9"),  # type: ignore[arg-type]
+        "retention: max_count: '9' must be an integer of at least 0",
+    ),
+    "queues of queues": (
+        lambda: Retention(queues={"a": Retention(queues={"b": Retention()})}),
+        "retention: queues: 'a' must have a Retention of max_age and max_count alone",
+    ),
+    "no retention": (lambda: Bridge(retention=7), "retention: 7 is not a Retention"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize(("make", "says"), WRONG.values(), ids=WRONG)
+def test_a_wrong_retention(make: Callable[[], object], says: str) -> None:
+    """Where it is written."""
+    with pytest.raises(ConfigurationError) as error:
+        make()
+    assert says in str(error.value)
