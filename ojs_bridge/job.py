@@ -27,6 +27,11 @@ ErrorEntry: TypeAlias = dict[str, Any]
 PlacedEntry: TypeAlias = tuple[int, ErrorEntry]
 
 
+def key_of(job_id: str, chain: str) -> str:
+    """Return what the reservations of a job are kept under."""
+    return f"{job_id}#{chain}" if chain else job_id
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One job at one attempt, whatever framework carries it.
@@ -54,7 +59,7 @@ class Job:
     @property
     def key(self) -> str:
         """What the job's reservations are kept under."""
-        return f"{self.id}#{self.chain}" if self.chain else self.id
+        return key_of(self.id, self.chain)
 
     def failed(self, failure: Failure, *, at: datetime, next_at: datetime | None = None) -> Job:
         """Return the job with this attempt's failure at the end of its history (spec section 10.1).

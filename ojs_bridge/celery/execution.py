@@ -12,7 +12,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from ..bridge import Bridge
 from ..decision import Complete, Decision
 from ..failures import Outcome
-from ..runs import Drop, Lost, Postpone, Refuse, Run
+from ..runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
 from .attach import attach, task_policy
 from .conclusion import PAUSE, Conclusion
@@ -46,10 +46,13 @@ class Execution:
         self._request = request
         self._pause = pause
         self._delivery = Delivery(task, request)
-        self._policy = task_policy(task.app, task)
         self._wish: Wish | None = None
         self._begun: Run | None = None
         self.bridge: Bridge = attach(task.app)
+
+    @property
+    def _policy(self) -> TaskPolicy:
+        return task_policy(self._task.app, self._task)
 
     def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the user's code and carry out what is decided; raises what tells Celery of it."""

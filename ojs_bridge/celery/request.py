@@ -13,9 +13,9 @@ from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
-from ..job import Job
-from ..reservations import turn_of
+from ..job import key_of
 from ..runs import Drop, Postpone, Refuse, Run
+from ..store import Turn
 from .attach import attach
 from .execution import Execution
 from .wire import HEADER, KEY, carried, chain_of
@@ -36,10 +36,11 @@ class OJSRequest(Request):  # type: ignore[misc]
     def acknowledge(self) -> None:
         """Acknowledge the message, and have the store forget it, some time, if it was a job's only one."""
         super().acknowledge()
-        headers = self._request_dict
-        if self.acknowledged and not headers.get("retries") and HEADER not in headers:
-            first = Job(self.id, self.name, "", chain=chain_of(headers))
-            attach(self._app).acknowledged(turn_of(first))
+        headers, bridge = self._request_dict, attach(self._app)
+        if bridge.store is None or not self.acknowledged:
+            return
+        if not headers.get("retries") and HEADER not in headers:
+            bridge.acknowledged(Turn(key_of(self.id, chain_of(headers)), 0))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; what the child could not report, because it died, is judged here."""
