@@ -30,24 +30,21 @@ class Actors:
     def __init__(self, bridge: Bridge, policies: Mapping[str, PartialPolicy] | None) -> None:
         self._bridge = bridge
         self._policies = Policies(policies)
-        self._tasks: dict[str, TaskPolicy | None] = {}
+        #: The policies by name, None for actors that stay with the native retries.
+        self.tasks: dict[str, TaskPolicy | None] = {}
         self._undeclared = bridge.task()
 
     def declare(self, actor: Actor[..., Any]) -> None:
         """Resolve an actor's policy; raises InvalidRetryPolicy and ConfigurationError."""
-        self._tasks[actor.actor_name] = self._resolve(actor)
+        self.tasks[actor.actor_name] = self._resolve(actor)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tasks
-
-    def policy(self, name: str) -> TaskPolicy | None:
-        """Return an actor's policy; None for one that stays with the native retries."""
-        return self._tasks.get(name)
+        return name in self.tasks
 
     def header_of(self, message: Message[Any], partial: Any) -> dict[str, Any]:
         """Return the header of a message that brings its own partial policy; raises InvalidRetryPolicy."""
         name = message.actor_name
-        task = self._tasks.get(name, self._undeclared)
+        task = self.tasks.get(name, self._undeclared)
         if task is None:
             raise InvalidOptions(
                 [f"{RETRY_OPTION} of {name}: `policies` leaves this actor to native retries"]

@@ -22,7 +22,8 @@ from .outages import redis_outages
 
 logger = logging.getLogger("ojs_bridge")
 
-_MARK = "_ojs_settlement"
+#: Where a message keeps how it is to be settled.
+MARK = "_ojs_settlement"
 _ENDING = "_ojs_ending"
 _FROM = "_ojs_consumer"
 
@@ -62,7 +63,7 @@ def leave_by(message: MessageProxy, ending: Ending) -> None:
 
 def mark(message: MessageProxy, settlement: Settlement) -> None:
     """Say how a message is to be settled, whatever Dramatiq thinks of it."""
-    message.__dict__[_MARK] = settlement
+    message.__dict__[MARK] = settlement
 
 
 def publication(message: MessageProxy) -> str:
@@ -100,7 +101,7 @@ class SettlingConsumer(Consumer):
             logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", message.message_id)
             return
         try:
-            settlement = state.get(_MARK, NATIVE)
+            settlement = state.get(MARK, NATIVE)
             if settlement is NATIVE:
                 otherwise(message)
             else:

@@ -19,10 +19,10 @@ from ..store import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import ERRORS_OPTION, Actors, BootError
 from .caveats import say_caveats
-from .consumer import HOLD, NATIVE, Settlement, SettlingConsumer, mark, wrap
+from .consumer import HOLD, MARK, NATIVE, Settlement, SettlingConsumer, mark, wrap
 from .execution import Execution, NotSent
 from .interrupts import Interrupts
-from .producer import add_headers, carry_wishes, is_plain, may_wish
+from .producer import READ, add_headers, carry_wishes, may_wish
 from .replay import FRAMEWORK, DramatiqPublisher
 from .translate import RETRY_OPTION, LostAttempt, Refused
 
@@ -48,6 +48,7 @@ class OJSRetries(Retries):
         self.bridge = bridge or Bridge()
         self._actors = Actors(self.bridge, policies)
         self._interrupts: Interrupts | None = None
+        self._is_silent = self.bridge.store is None and not self.bridge.listened_to
         self._swapped = False
         self._stopping: list[Any] = []
         self._acknowledging: Acknowledging | None = None
@@ -111,7 +112,7 @@ class OJSRetries(Retries):
     def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
         """Begin the job: it runs, waits for its time, or is refused."""
         envelope, state = message._message, message.__dict__
-        task = self._actors.policy(envelope.actor_name)
+        task = self._actors.tasks.get(envelope.actor_name)
         if task is None or message.failed:
             return
         if self._stopping and any(threading.current_thread() in w.workers for w in self._stopping):
@@ -120,8 +121,8 @@ class OJSRetries(Retries):
             message.options["store_results"] = False
             raise SkipMessage("this worker shuts down")
         # Whatever ends this delivery before something durable follows it gives the job back.
-        mark(message, HOLD)
-        if self.bridge.store is None and not self.bridge.listened_to and is_plain(envelope.options):
+        state[MARK] = HOLD
+        if self._is_silent and READ.isdisjoint(envelope.options):
             # Nothing to read and nobody to tell: the job is begun when it turns out to have failed.
             return
         execution = Execution(self.bridge, broker, message)
@@ -156,7 +157,7 @@ class OJSRetries(Retries):
         exception: BaseException | None = None,
     ) -> None:
         """Have the outcome judged and the decision carried out; whatever happens, the job is somewhere."""
-        task = self._actors.policy(message._message.actor_name)
+        task = self._actors.tasks.get(message._message.actor_name)
         if task is None:
             super().after_process_message(broker, message, result=result, exception=exception)
             return
@@ -167,7 +168,7 @@ class OJSRetries(Retries):
         if begun is None:
             return
         if begun is _UNBEGUN and exception is None:
-            mark(message, NATIVE)
+            state[MARK] = NATIVE
             return
         try:
             if self._interrupts:

@@ -15,7 +15,8 @@ HeaderOf: TypeAlias = Callable[[dramatiq.Message[Any], Any], dict[str, Any]]
 
 _NESTS = ("pipe_target", "group_completion_callbacks")
 _WISHING = frozenset((RETRY_OPTION, *_NESTS))
-_READ = frozenset((HEADER, *_WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
+#: What a message brings that is not plain: retry state, and wishes for itself or those it carries.
+READ = frozenset((HEADER, *_WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
 
 
 def may_wish(options: Mapping[str, Any]) -> bool:
@@ -32,11 +33,6 @@ def add_headers(message: dramatiq.Message[Any], header_of: HeaderOf) -> None:
         del each.options[RETRY_OPTION]
         if header is not None:
             each.options[HEADER] = header
-
-
-def is_plain(options: Mapping[str, Any]) -> bool:
-    """Return whether a message brings no retry state, and no wishes for itself or those it carries."""
-    return _READ.isdisjoint(options)
 
 
 def carry_wishes(options: dict[str, Any]) -> None:
