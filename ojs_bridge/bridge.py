@@ -205,13 +205,19 @@ class Bridge:
         return Run(job, policy, task.errors, time.monotonic())
 
     def resume(
-        self, job: Job | InvalidState, bare: Job, task: TaskPolicy, *, publication: str = "", process: int = 0
+        self,
+        job: Job | InvalidState,
+        bare: Job,
+        task: TaskPolicy,
+        *,
+        publication: str = "",
+        process: int | None = None,
     ) -> Run | Drop | Postpone | Refuse:
         """Return the run of a job that a process began which is dead now, as this one knows for certain.
 
-        Or that it is to be dropped, because that process, of that number and on this machine, had ended it
-        before it died, or postponed, because it had only found that somebody else runs it, or that it came
-        early.
+        Or that it is to be dropped, because that process, on this machine and of that number if it is known,
+        had ended it before it died, or postponed, because it had only found that somebody else runs it, or
+        that it came early.
         """
         begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):

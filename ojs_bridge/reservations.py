@@ -37,9 +37,22 @@ def turn_of(job: Job) -> Turn:
     return Turn(job.key, job.fence)
 
 
-def was_held_by(process: int, holder: str) -> bool:
-    """Return whether a holder is, or was, the process of that number on this machine."""
-    return holder.startswith(f"{socket.gethostname()}:{process}:")
+def was_held_by(process: int | None, holder: str) -> bool:
+    """Return whether a holder was the process of that number on this machine, for None any that has ended."""
+    host, _, rest = holder.rpartition(":")[0].rpartition(":")
+    if host != socket.gethostname() or not rest.isdecimal():
+        return False
+    return _has_ended(int(rest)) if process is None else int(rest) == process
+
+
+def _has_ended(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 class Reservations:

@@ -51,7 +51,7 @@ class Turns:
             return run
         return self._granted(replace(run, job=job, turn=turn_of(job)), job, found)
 
-    def take_over(self, run: Run, publication: str, process: int) -> Run | Postpone | Drop:
+    def take_over(self, run: Run, publication: str, process: int | None) -> Run | Postpone | Drop:
         """Return what becomes of a run whose process, on this machine, is dead; never raises StoreError."""
         found = self.take(run, publication, can_wait=False)
         if isinstance(found, Lost):

@@ -248,6 +248,8 @@ def test_a_process_that_died_with_a_copy_in_its_hands_costs_the_live_run_nothing
     assert isinstance(found, Postpone)
     first.settled(begun, Complete())
     assert isinstance(second.resume(JOB, JOB, second.task(), process=os.getpid() + 1), Drop)
+    other = run(first, replace(JOB, id="j-other"))
+    assert isinstance(second.resume(other.job, other.job, second.task(), process=None), Postpone)
     early = replace(JOB, id="j-early", next_retry_at=first.now() + timedelta(minutes=1))
     found = second.resume(early, early, second.task(), process=os.getpid())
     assert isinstance(found, Postpone)

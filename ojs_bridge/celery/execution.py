@@ -88,7 +88,7 @@ class Execution:
         answer: BaseException = wish.error if wish.refused else wish.signal
         return answer
 
-    def resume(self, process: int) -> Run | Drop | Postpone | Refuse:
+    def resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
         """Return the run that another process of this machine began and did not end."""
         bare = self._delivery.bare_job()
         job, publication = self._delivery.job(bare), self._delivery.publication

@@ -75,7 +75,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         task_ready(self)
         execution = Execution(self.task, self._context, pause=0)
         with execution.bridge.at_once():
-            begun = execution.resume(self.worker_pid or 0)
+            begun = execution.resume(self.worker_pid)
             if isinstance(begun, Run):
                 execution.bridge.give_back(begun)
 
@@ -102,7 +102,8 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def _ojs_judged(self, execution: Execution, exc: Exception) -> Exception:
         """Return what tells Celery of what was decided of a crash."""
-        begun = execution.resume(self.worker_pid or 0)
+        # Nobody knows which child it was when it died before the word of its beginning was read.
+        begun = execution.resume(self.worker_pid)
         match begun:
             case Drop():
                 # The child died after it had ended the job, and before it could say so.

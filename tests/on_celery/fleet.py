@@ -112,11 +112,12 @@ class Worker:
 
     def say_where_it_stands(self) -> str:
         """Have every process of the worker write its stacks, and return the end of the log with them."""
+        said = self.log[-8000:]
         for pid in (self.process.pid, *self._pool()):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGRTMIN)
             time.sleep(0.3)  # one after the other, into one log
-        return self.log[-20_000:]
+        return f"{said}\n\n{self.log[-20_000:]}"
 
     def _pool(self) -> list[int]:
         threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")

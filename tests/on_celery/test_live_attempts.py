@@ -134,6 +134,7 @@ def test_a_worker_that_dies_between_its_retry_and_its_acknowledgement_starts_no_
     policy = {"initial_interval": "PT0.5S", "max_attempts": 3}
     job = fleet.send("act_kept", "OSError()", headers={"linger": 4}, ojs_retry=policy)
     for n in (1, 2):
+        eventually(lambda n=n: len(fleet.runs(job)) >= n, seconds=60, what=f"run {n}")
         eventually(lambda n=n: len(fleet.calls(job, "after_publish")) >= n, seconds=60, what=f"retry {n}")
         fleet.replace("-c", "4")
     assert fleet.end(job, seconds=60) == "FAILURE"
