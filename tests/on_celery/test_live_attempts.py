@@ -111,12 +111,14 @@ def test_a_hard_limit_that_strikes_when_the_retry_is_published_starts_no_second_
     """The main process kills the child that has just decided, and decides once more; one of both counts."""
     fleet = made(broker=request.getfixturevalue(broker).url)
     fleet.start("-c", "2").await_ready()
-    slow = {"initial_interval": "PT4S"}
-    job = fleet.send("hard", "OSError()", "'ok'", headers={"linger": 30, "once": True}, ojs_retry=slow)
+    lingering = {"headers": {"linger": 30, "once": True}, "time_limit": 3}
+    job = fleet.send("hard", "OSError()", "'ok'", ojs_retry={"initial_interval": "PT8S"}, **lingering)
     assert fleet.end(job, seconds=60) == "SUCCESS"
     assert any("failed with timeout" in line for line in fleet.lines(job))
     dropped(fleet, job)
+    fleet.ending(job)
     assert [run.attempt for run in fleet.runs(job)] == [1, 2]
+    assert types(fleet, job).count("job.completed") == 1
 
 
 def types(fleet: Fleet, job: AsyncResult) -> list[str]:
