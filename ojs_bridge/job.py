@@ -259,6 +259,16 @@ def decode(state: object, job: Job) -> Job:
     )
 
 
+def decoded(state: object, job: Job) -> Job | InvalidState:
+    """Return the job with the state it came with, as it is without any, or why that cannot be read."""
+    if state is None:
+        return job
+    try:
+        return decode(state, job)
+    except InvalidState as error:
+        return error
+
+
 def _fence(fields: Mapping[str, Any], attempt: int, steps: int) -> int:
     """Return the fence; one that nobody has had yet when others have moved the native counter since."""
     fence: int = _typed(fields, "fence", int, attempt - 1)

@@ -50,8 +50,8 @@ def _has_ended(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return True
-    except OSError:
-        pass
+    except PermissionError:
+        return False
     return False
 
 

@@ -26,7 +26,8 @@ class Retention:
 
     `max_age` is an ISO 8601 duration or a timedelta. `queues` gives queues limits of their own, and each of
     those is counted by itself; all others are counted together. With `archive`, the path of a file, pruned
-    letters are appended to it as JSON Lines before they are deleted. Raises ConfigurationError.
+    letters are appended to it as JSON Lines before they are deleted, on the host of the worker that does it.
+    Raises ConfigurationError.
     """
 
     max_age: str | timedelta = "P180D"

@@ -64,16 +64,16 @@ def fail(bridge: Bridge, begun: Run) -> Job:
     return replace(decode(bridge.header(job).state, bare), next_retry_at=None)
 
 
-def abandon(url: str, job: Job = JOB) -> None:
+def abandon(url: str, job: Job = JOB, reservation: timedelta = SHORT) -> None:
     """Take a job's turn in a process of its own, and be killed."""
-    process = multiprocessing.get_context("fork").Process(target=_die_holding, args=(url, job))
+    process = multiprocessing.get_context("fork").Process(target=_die_holding, args=(url, job, reservation))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
 
 
-def _die_holding(url: str, job: Job) -> None:
-    run(Bridge(url, POLICY, reservation=SHORT), job)
+def _die_holding(url: str, job: Job, reservation: timedelta) -> None:
+    run(Bridge(url, POLICY, reservation=reservation), job)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -235,6 +235,16 @@ def test_who_buried_a_job_has_settled_it(bridges: list[Bridge]) -> None:
     assert isinstance(second.resume(JOB, JOB, second.task(), process=os.getpid()), Drop)
     first.settled(begun, Complete())
     assert isinstance(begin(first, JOB), Drop)
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_process_that_died_before_anybody_knew_which_is_found_to_have_ended(url: str) -> None:
+    """Long before its reservation runs out."""
+    abandon(url, reservation=timedelta(minutes=1))
+    bridge = Bridge(url, POLICY)
+    resumed = bridge.resume(JOB, JOB, bridge.task(), process=None)
+    assert isinstance(resumed, Run)
+    assert resumed.abandoned
 
 
 @pytest.mark.requirement("RET-13")

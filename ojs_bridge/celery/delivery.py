@@ -8,7 +8,7 @@ from typing import Any
 from celery import Task
 
 from ..errors import InvalidState
-from ..job import Job, decode
+from ..job import Job, decoded
 from . import wire as wires
 from .wire import HEADER, KEY, Carried, Wire
 
@@ -60,13 +60,7 @@ class Delivery:
 
     def job(self, bare: Job) -> Job | InvalidState:
         """Return the job with the state that its message carries, or why that cannot be read."""
-        state = self.wire.headers.get(HEADER)
-        if state is None:
-            return bare
-        try:
-            return decode(state, bare)
-        except InvalidState as error:
-            return error
+        return decoded(self.wire.headers.get(HEADER), bare)
 
 
 def _take_parts(request: Any) -> Carried | None:

@@ -17,7 +17,7 @@ from dramatiq.middleware.middleware import MiddlewareError
 
 from ..errors import InvalidRetryPolicy, InvalidState
 from ..failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
-from ..job import Header, Job, decode
+from ..job import Header, Job, decoded
 from .options import native_partial
 
 logger = logging.getLogger("ojs_bridge")
@@ -83,13 +83,7 @@ def _time(milliseconds: Any) -> datetime | None:
 
 def job_of(message: MessageProxy, bare: Job) -> Job | InvalidState:
     """Return the job a delivered message stands for, or why its state cannot be read."""
-    state = message.options.get(HEADER)
-    if state is None:
-        return bare
-    try:
-        return decode(state, bare)
-    except InvalidState as error:
-        return error
+    return decoded(message.options.get(HEADER), bare)
 
 
 def _wish(options: Mapping[str, Any]) -> dict[str, Any]:
