@@ -18,12 +18,12 @@ from typing import TypeAlias
 
 import redis
 
+from benchmarks.sides import BRIDGE, STORE
 from tests.servers import Valkey
 
 #: How many jobs, few and more; those that fail run four times each.
 JOBS = {"succeeds": (200, 1200), "fails": (50, 250)}
 COUNTED = re.compile(r"I +refs: +([\d,]+)")
-SIDES = ("native", "bridged")
 Count: TypeAlias = Callable[[dict[str, str]], int]
 
 
@@ -37,11 +37,18 @@ def main() -> None:
             _row(f"Dramatiq {where}, succeeds", _of_dramatiq, {**options, "BENCH_KIND": "succeeds"}, 1.02)
             _row(f"Dramatiq {where}, 4 runs fail", _of_dramatiq, {**options, "BENCH_KIND": "fails"}, 0.8)
         _row("Celery on Valkey, succeeds", _of_celery, {**there, "BENCH_KIND": "succeeds"}, 1.02)
+        print("\n| instructions a job | no store | with reservations | ratio | goal |")
+        print("|---|---:|---:|---:|---:|")
+        stored = {**there, "BENCH_KIND": "succeeds", "BENCH_STORE": f"{valkey.url.removesuffix('/0')}/1"}
+        for framework, count in (("Dramatiq", _of_dramatiq), ("Celery", _of_celery)):
+            _row(f"{framework}, store on the same Valkey", count, stored, 1.25, STORE)
 
 
-def _row(name: str, count: Count, options: dict[str, str], goal: float) -> None:
-    native, bridged = (_a_job(count, {**options, "BENCH_SIDE": side}) for side in SIDES)
-    print(f"| {name} | {native:,} | {bridged:,} | **{bridged / native:.3f}** | ≤ {goal:.2f} |", flush=True)
+def _row(
+    name: str, count: Count, options: dict[str, str], goal: float, sides: tuple[str, str] = BRIDGE
+) -> None:
+    without, with_it = (_a_job(count, {**options, "BENCH_SIDE": side}) for side in sides)
+    print(f"| {name} | {without:,} | {with_it:,} | **{with_it / without:.3f}** | ≤ {goal:.2f} |", flush=True)
 
 
 def _a_job(count: Count, options: dict[str, str]) -> int:

@@ -6,8 +6,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
@@ -320,7 +320,7 @@ class Bridge:
 
     def settled(self, run: Run | Refuse, decision: Decision) -> None:
         """End a run whose decision was carried out, and tell the log and the listeners; never raises."""
-        with _harmless(run.job):
+        with _Harmless(run.job):
             self._turns.end(run, decision)
         self._conclude(run, decision)
 
@@ -331,23 +331,23 @@ class Bridge:
 
     def _conclude(self, run: Run | Refuse, decision: Decision) -> None:
         job = run.job
-        with _harmless(job):
+        with _Harmless(job):
             events.log(job, decision)
         if self._events:
-            with _harmless(job):
+            with _Harmless(job):
                 self._tell(run, decision)
         if isinstance(decision, (Complete, Discard)):
-            with _harmless(job):
+            with _Harmless(job):
                 self._history.forget(job)
 
     def give_back(self, run: Run) -> None:
         """Give a run's turn back, because something else ends its process; never raises."""
-        with _harmless(run.job):
+        with _Harmless(run.job):
             self._turns.give_back(run)
 
     def let_end(self, run: Run) -> None:
         """Settle a run's turn, because the framework itself ends the job; never raises."""
-        with _harmless(run.job):
+        with _Harmless(run.job):
             self._turns.let_end(run)
 
     def let_run_out(self, run: Run) -> None:
@@ -409,11 +409,22 @@ class Bridge:
             self._events.emit([event])
 
 
-@contextmanager
-def _harmless(job: Job) -> Iterator[None]:
-    """Log what fails after a decision was carried out: the job has its place already."""
-    try:
-        yield
-    except Exception:
+class _Harmless:
+    """Logs what fails after a decision was carried out: the job has its place already."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        """Log an error and go on after it; what is no Exception goes on."""
+        if not isinstance(error, Exception):
+            return False
         with suppress(Exception):
-            logger.exception("job %s: what follows a decision failed; the job is not affected", job.id)
+            told = "job %s: what follows a decision failed; the job is not affected"
+            logger.error(told, self._job.id, exc_info=error)
+        return True

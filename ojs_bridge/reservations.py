@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
@@ -30,6 +31,8 @@ _BATCH = 1000
 _FORGET_AFTER = 300.0
 #: How often a heartbeat that failed is repeated, in seconds.
 _REPEAT = 1.0
+#: Looked up once, because enumerations are slow and every job comes by here.
+TAKEN, LOST, RESENT = Grant.TAKEN, Grant.LOST, Grant.RESENT
 
 
 def turn_of(job: Job) -> Turn:
@@ -67,28 +70,31 @@ class Reservations:
         self._clock = clock
         self._pid = 0
         self._holder = ""
+        self._requests = itertools.count()
         self._live: dict[Turn, None] = {}
         self._unsettled: dict[Turn, Settle] = {}
         self._ghosts: list[tuple[float, Settle]] = []
         self._done: deque[tuple[float, Turn]] = deque()
         self._blind_until = 0.0
 
-    def take(self, job: Job, publication: str) -> tuple[Reservation, Job]:
+    def take(self, job: Job, publication: str) -> tuple[Reservation, Job, Turn]:
         """Ask for a job's turn; the job comes back with a chain of its own when a user has sent it twice.
 
         `publication` tells one message of the same first turn from another, "" when nobody knows.
         """
         self._start()
-        found = self._reserve(turn_of(job), publication)
-        if found.grant is Grant.RESENT:
+        turn = turn_of(job)
+        found = self._reserve(turn, publication)
+        if found.grant is RESENT:
             job = replace(job, chain=publication)
-            found = self._reserve(turn_of(job), publication)
-        if found.grant in (Grant.TAKEN, Grant.LOST):
-            self._live[turn_of(job)] = None
-        return found, job
+            turn = turn_of(job)
+            found = self._reserve(turn, publication)
+        if found.grant is TAKEN or found.grant is LOST:
+            self._live[turn] = None
+        return found, job, turn
 
     def _reserve(self, turn: Turn, publication: str) -> Reservation:
-        mark = uuid.uuid4().hex
+        mark = f"{self._holder}:{next(self._requests)}"
 
         def reserve() -> Reservation:
             now = self._clock()
@@ -106,7 +112,7 @@ class Reservations:
                 self._be_blind()
             # Nobody runs what may have been reserved all the same.
             ends = time.monotonic() + self._length.total_seconds()
-            self._ghosts.append((ends, replace(self.settling(turn), mark=mark)))
+            self._ghosts.append((ends, self.settling(turn)._replace(mark=mark)))
             raise
 
     def _be_blind(self) -> None:
@@ -190,7 +196,10 @@ class Reservations:
                 self._extend()
                 self._forget_done()
                 pause = between
-            except StoreError:
+            except Exception as error:
+                # Whatever it is: a heart that stopped would give every live job to somebody else.
+                if not isinstance(error, StoreError):
+                    logger.exception("reservations were not extended, and are tried again")
                 self._be_blind()
                 pause = min(_REPEAT, between)
 

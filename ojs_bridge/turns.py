@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from .decision import Complete, Decision, GiveBack
 from .failures import VISIBILITY_TIMEOUT, Failure
 from .job import Job
-from .reservations import Reservations, turn_of, was_held_by
+from .reservations import TAKEN, Reservations, was_held_by
 from .runs import Drop, Lost, Postpone, Refuse, Run
 from .storage_retry import Insistence
 from .store import Grant, Reservation, Settle, Store, StoreError, Turn
@@ -43,13 +43,14 @@ class Turns:
         if self._reservations is None:
             return run
         try:
-            found, job = self._reservations.take(run.job, publication)
+            found, job, turn = self._reservations.take(run.job, publication)
         except StoreError:
             if can_wait and not self._fail_open:
                 raise
             logger.exception("job %s: runs without a reservation", run.job.id)
             return run
-        return self._granted(replace(run, job=job, turn=turn_of(job)), job, found)
+        taken = Run(job, run.policy, run.errors, run.since, turn)
+        return taken if found.grant is TAKEN else self._refused(taken, found)
 
     def take_over(self, run: Run, publication: str, process: int | None) -> Run | Postpone | Drop:
         """Return what becomes of a run whose process, on this machine, is dead; never raises StoreError."""
@@ -60,7 +61,8 @@ class Turns:
             return replace(run, job=found.job, turn=found.turn)
         return found
 
-    def _granted(self, run: Run, job: Job, found: Reservation) -> Run | Lost | Postpone | Drop:
+    def _refused(self, run: Run, found: Reservation) -> Run | Lost | Postpone | Drop:
+        job = run.job
         match found.grant:
             case Grant.HELD:
                 at = found.until or self._clock() + self._length

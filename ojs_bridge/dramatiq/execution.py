@@ -62,14 +62,16 @@ class Execution:
 
     def begin(self, task: TaskPolicy) -> Begun:
         """Ask the bridge whether the job runs; raises StoreError when only its store could say."""
-        message = self._message
+        # What is asked of a proxy takes longer, and every job comes by here.
+        message = self._message._message
         bare = bare_job(message, max_age(self._broker, message))
         try:
             carry_wishes(message.options)
             if not names_exceptions(message.options.get("throws")):
                 logger.warning("job %s: its throws option names no exception classes", bare.id)
                 del message.options["throws"]
-            return self._bridge.begin(job_of(message, bare), bare, task, publication=publication(message))
+            job, publication_ = job_of(message, bare), publication(self._message)
+            return self._bridge.begin(job, bare, task, publication=publication_)
         except StoreError:
             raise
         except Exception as error:

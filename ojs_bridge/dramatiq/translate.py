@@ -46,7 +46,7 @@ class InvalidOptions(InvalidRetryPolicy, MiddlewareError):
     """InvalidRetryPolicy in the one shape that Dramatiq lets out of its middleware hooks."""
 
 
-def bare_job(message: MessageProxy | dramatiq.Message[Any], age: float | None = None) -> Job:
+def bare_job(message: dramatiq.Message[Any], age: float | None = None) -> Job:
     """Return what Dramatiq alone says of a message; the native counter names the attempt. Never raises.
 
     `age` is the milliseconds after which AgeLimit drops it.
@@ -66,7 +66,7 @@ def bare_job(message: MessageProxy | dramatiq.Message[Any], age: float | None = 
     )
 
 
-def max_age(broker: Broker, message: MessageProxy) -> float | None:
+def max_age(broker: Broker, message: dramatiq.Message[Any]) -> float | None:
     """Return the milliseconds after which the broker's AgeLimit would drop a message, if it has one."""
     limit = next((m.max_age for m in broker.middleware if isinstance(m, AgeLimit)), None)
     actor = broker.actors.get(message.actor_name)
@@ -81,7 +81,7 @@ def _time(milliseconds: Any) -> datetime | None:
         return None
 
 
-def job_of(message: MessageProxy, bare: Job) -> Job | InvalidState:
+def job_of(message: dramatiq.Message[Any], bare: Job) -> Job | InvalidState:
     """Return the job a delivered message stands for, or why its state cannot be read."""
     return decoded(message.options.get(HEADER), bare)
 

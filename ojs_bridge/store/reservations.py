@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 class Grant(enum.Enum):
@@ -33,16 +33,14 @@ class Reservation:
     holder: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One run of a job: the job's key, and its fence, which grows with everything that is sent on."""
 
     key: str
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(NamedTuple):
     """That a turn was dealt with, remembered until `keep_until`; `holder` None settles for a dead one.
 
     With a `mark`, only what that very request has reserved.

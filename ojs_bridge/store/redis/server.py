@@ -172,8 +172,5 @@ def _address(url: str) -> dict[str, Any]:
 
 
 def _pack(words: Sequence[Word]) -> bytes:
-    parts: list[bytes] = []
-    for word in words:
-        data = word if type(word) is bytes else str(word).encode("utf-8", "surrogatepass")
-        parts += (b"$%d\r\n" % len(data), data, b"\r\n")
-    return b"".join(parts)
+    encoded = [w if type(w) is bytes else str(w).encode("utf-8", "surrogatepass") for w in words]
+    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded])
