@@ -2,7 +2,6 @@
 
 from .backoff import Intervals, Jitter
 from .bridge import Bridge
-from .dead_letters import LetterNotFound
 from .errors import (
     ConfigurationError,
     DeadLetter,
@@ -18,12 +17,16 @@ from .errors import (
 from .events import Event, Listener
 from .parked_retries import RetryNotFound
 from .policy import PartialPolicy, RetryPolicy
+from .reading import Reading
+from .redaction import Redaction
+from .replaying import Bulk, LetterNotFound
 from .retention import Retention
 from .storage_retry import StorageRetry
 from .store import Letter, Page, Parked, ParkedPage, Stats, Store, StoreError, open_store
 
 __all__ = [
     "Bridge",
+    "Bulk",
     "ConfigurationError",
     "DeadLetter",
     "Discard",
@@ -41,6 +44,8 @@ __all__ = [
     "Parked",
     "ParkedPage",
     "PartialPolicy",
+    "Reading",
+    "Redaction",
     "Response",
     "Retention",
     "Retry",

@@ -32,6 +32,7 @@ from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, Header, Job, enc
 from .parked_retries import ParkedRetries, job_of, parked_of
 from .policy import PartialPolicy, RetryPolicy
 from .publishing import Publisher
+from .redaction import Redaction, Redactor
 from .retention import Retention
 from .runs import Begun, Drop, Postpone, Refuse, Run, TaskPolicy
 from .scheduler import Scheduler
@@ -53,7 +54,8 @@ class Bridge:
     Every argument is optional; missing ones are read from OJS_BRIDGE_STORE, OJS_BRIDGE_NAMESPACE and
     OJS_BRIDGE_RETRY (a JSON object). With a store, an attempt is reserved for `reservation` and a heartbeat
     extends it; a retry later than `park_after` waits in the store. While the store cannot be reached jobs
-    wait, unless `fail_open`. Raises InvalidRetryPolicy and ConfigurationError.
+    wait, unless `fail_open`. `redact` names arguments that nobody is shown, or is a callable that returns
+    what is shown of an argument's name and value. Raises InvalidRetryPolicy and ConfigurationError.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Bridge:
         park_after: str | timedelta = timedelta(minutes=1),
         fail_open: bool = False,
         retention: Retention | None = None,
+        redact: Redaction | None = None,
         storage_retry: StorageRetry = INSISTING,
         polling_retry: StorageRetry = POLLING,
     ) -> None:
@@ -92,6 +95,7 @@ class Bridge:
         self._turns = Turns(self.store, self._insistence, self.reservation, self.now, fail_open=fail_open)
         self._scheduler: Scheduler | None = None
         self.task()
+        redactor = Redactor(redact)
         self.dead_letters = DeadLetters(
             self.store,
             self.publishers,
@@ -99,8 +103,9 @@ class Bridge:
             clock=self.now,
             emit=self._emit,
             retention=settings.the_retention(retention),
+            redactor=redactor,
         )
-        self.retries = ParkedRetries(self.store, clock=self.now, cancelled=self._cancelled)
+        self.retries = ParkedRetries(self.store, clock=self.now, cancelled=self._cancelled, redactor=redactor)
 
     def register(self, framework: str, publisher: Publisher) -> None:
         """Take the publisher of an app or broker, for replays; raises ConfigurationError for a second one.

@@ -1,37 +1,57 @@
-"""The operator's view of dead letters: list, get, retry, delete, stats (DLQ-003, DLQ-006)."""
+"""The operator's view of dead letters: find, replay, delete, count, export (DLQ-003, DLQ-006)."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable, Mapping
-from datetime import datetime
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from typing_extensions import Unpack
 
 from .decision import DeadLetter
+from .duration import format_duration
 from .errors import ConfigurationError
 from .events import Event, dead_letter, pruned
-from .job import ErrorEntry, Header, Job
-from .policy import RetryPolicy
+from .job import ErrorEntry, Header, Job, format_time
+from .policy import PartialPolicy, RetryPolicy
 from .publishing import Publisher
-from .retention import Pruner, Retention
-from .store import Claim, Letter, LetterFilter, Page, Stats, Store
+from .redaction import Redactor, without
+from .replaying import CLAIM_SECONDS, Bulk, LetterNotFound, Replayer, job_of, override_of
+from .retention import PERIOD, Pruner, Retention
+from .store import Letter, LetterFilter, Page, Stats, Store
+from .store.records import letter_from_json, letter_to_json
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How long one replay may hold a letter before another may take it over.
-CLAIM_SECONDS = 60.0
 MAX_PAGE = 1000
+#: How many letters one page looks through for a text, and how many are read at a time.
+LOOK_THROUGH = 2000
+READ = 500
 
 
-class LetterNotFound(KeyError):
-    """There is no dead letter of this id, or another replay holds it at this moment."""
+class Kind(TypedDict, total=False):
+    """Which dead letters: by queue, job type and last error type; both types take `prefix.*`.
 
-    def __str__(self) -> str:
-        return str(self.args[0])
+    By when they died: `since` a time, and `until` one, which is not included. By a `text` in their arguments
+    or error messages, in any case.
+    """
+
+    queue: str | None
+    type: str | None
+    error_type: str | None
+    since: datetime | None
+    until: datetime | None
+    text: str | None
 
 
 class DeadLetters:
-    """Dead letters of one bridge. Every method raises ConfigurationError when the bridge has no store."""
+    """Dead letters of one bridge. Every method raises ConfigurationError when the bridge has no store.
+
+    What it returns has gone through the bridge's redaction; `text` is looked for in what that leaves.
+    """
 
     def __init__(
         self,
@@ -42,80 +62,137 @@ class DeadLetters:
         clock: Callable[[], datetime],
         emit: Callable[[Event], None],
         retention: Retention,
+        redactor: Redactor,
     ) -> None:
         self._maybe_store = store
         self._publishers = publishers
         self._encode = encode
         self._clock = clock
         self._emit = emit
+        self._redactor = redactor
         #: How long letters are kept, and how many.
         self.retention = retention
 
-    def list(
-        self,
-        *,
-        queue: str | None = None,
-        type: str | None = None,  # noqa: A002 - the spec's word
-        error_type: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> Page:
-        """Return a page, newest first; `type` and `error_type` take `prefix.*` (DLQ-006, DLQ-R005).
+    def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
+        """Return a page of the dead letters of a Kind, newest first (DLQ-006, DLQ-R005).
 
-        `since` and `until` say when a job died; the latter moment is not included.
-
-        Raises ValueError for a limit outside 1 to 1000 and for a cursor that no page gave out.
+        A text is looked for in 2,000 letters a page: one with few letters, or none, may have a cursor to go
+        on with. Raises ValueError for a limit outside 1 to 1000, for a cursor that no page gave out and for a
+        time without a zone.
         """
-        where = LetterFilter(queue, type, error_type, since, until)
-        return self._store.list(where, limit=page_size(limit), cursor=cursor)
+        return self._page(*_wanted(kind), page_size(limit), cursor)
 
     def get(self, letter_id: str) -> Letter:
         """Return one dead letter with its whole history (DLQ-002); raises LetterNotFound."""
-        letter = self._store.get(letter_id)
-        if letter is None:
-            raise LetterNotFound(f"there is no dead letter {letter_id!r}")
-        return letter
+        return self._shown(self._get(letter_id))
 
-    def retry(self, letter_id: str) -> Job:
-        """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003).
+    def retry(
+        self,
+        letter_id: str,
+        *,
+        queue: str | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        retry: PartialPolicy | None = None,
+    ) -> Job:
+        """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
-        The letter leaves the store only after its message was published. Raises LetterNotFound,
-        ConfigurationError when this process has no publisher for the letter's framework, and whatever
-        publishing raises; the letter then stays.
+        What is given takes the place of what the job had; `meta`, its headers or options, and `retry`, a
+        partial policy, are merged over it. The letter leaves the store only after its message was published.
+        Raises LetterNotFound; ConfigurationError when this process has no publisher for the letter's
+        framework or does not know its type; ValueError and InvalidRetryPolicy; and whatever publishing
+        raises: the letter then stays.
         """
-        letter = self.get(letter_id)
-        publisher = self._publishers.get(letter.framework)
-        if publisher is None:
-            name = letter.framework
-            raise ConfigurationError(
-                f"dead letter {letter_id!r} belongs to {name}, and this process has given the bridge to no "
-                f"{name} app or broker: import the module that does"
-            )
-        claim = self._claim(letter_id)
-        try:
-            job = self._replay(self.get(letter_id), publisher)
-        except BaseException:
-            self._store.release(letter_id, claim)
-            raise
-        # The job may have died again already, and its new letter stays.
-        self._store.delete(letter_id, claim)
-        self._emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
-        return job
+        override = override_of(queue, args, kwargs, meta, retry)
+        return self._replayer().one(self._get(letter_id), override)
+
+    def retry_all(
+        self,
+        *,
+        confirm: bool = False,
+        rate: float | None = None,
+        progress: Callable[[int], object] | None = None,
+        **kind: Unpack[Kind],
+    ) -> Bulk:
+        """Replay all dead letters of a Kind, the oldest first (DLQ-R001); count them without `confirm`.
+
+        At most `rate` a second; `progress` is called with how many have been dealt with so far. What dies
+        meanwhile is left alone. Letters that cannot be replayed stay and are told. Raises ValueError, and
+        Unreachable and StoreError, when what was not replayed yet stays.
+        """
+        where, text = self._until_now(kind)
+        if not confirm:
+            return Bulk(self._count(where, text), confirmed=False)
+        override = override_of(None, None, None, None, None)
+        return self._replayer().many(self._pages(where, text), override, rate=rate, progress=progress)
 
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also for one that is being replayed."""
-        letter = self.get(letter_id)
-        claim = self._claim(letter_id)
+        letter = self._get(letter_id)
+        claimed = self._store.claim([letter_id], now=self._clock(), seconds=CLAIM_SECONDS)
+        if not claimed.letters:
+            raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
         self._store.forget_errors(letter_id)
-        if not self._store.delete(letter_id, claim):
+        if not self._store.delete([letter_id], claimed.claim):
             raise LetterNotFound(f"dead letter {letter_id!r} was replayed, and its job has died again")
-        self._emit(dead_letter("deleted", _job(letter), self._clock()))
+        self._deleted(letter)
+
+    def purge(
+        self,
+        *,
+        confirm: bool = False,
+        progress: Callable[[int], object] | None = None,
+        **kind: Unpack[Kind],
+    ) -> Bulk:
+        """Delete all dead letters of a Kind; without `confirm` only count them.
+
+        One that is being replayed stays, and is told. `progress` as with `retry_all`.
+        """
+        where, text = self._until_now(kind)
+        if not confirm:
+            return Bulk(self._count(where, text), confirmed=False)
+        matched = deleted = 0
+        for page in self._pages(where, text):
+            matched += len(page)
+            deleted += self._store.prune(page, now=self._clock())
+            if progress is not None:
+                progress(matched)
+        if deleted:
+            self._emit(pruned(deleted, self._clock(), policy="purge"))
+        return Bulk(matched, deleted, matched - deleted)
 
     def stats(self) -> Stats:
         """Count the dead letters, in all and by queue, job type and last error type (DLQ-R004)."""
-        return self._store.stats()
+        now, limits = self._clock(), self.retention
+        period = PERIOD.total_seconds()
+        due = now + timedelta(seconds=period - now.timestamp() % period)
+        told = {
+            "max_age": format_duration(limits.age),
+            "max_count": limits.max_count,
+            "next_prune_at": format_time(due),
+        }
+        return replace(self._store.stats(), retention=told)
+
+    def export(self, **kind: Unpack[Kind]) -> Iterator[str]:
+        """Yield the dead letters of a Kind, the oldest first, each as a line of JSON that `load` reads.
+
+        Under a redaction the lines lack what is hidden, and cannot be loaded.
+        """
+        where, text = self._until_now(kind)
+        for page in self._pages(where, text):
+            for letter in page:
+                yield letter_to_json(self._shown(letter))
+
+    def load(self, lines: Iterable[str]) -> int:
+        """Take back what `export` has written, and return how many; one that is there is replaced.
+
+        Raises ValueError that names the line for a damaged one; nothing is taken then.
+        """
+        letters = [_loaded(n, line) for n, line in enumerate(lines, 1) if line.strip()]
+        for letter in letters:
+            self._store.bury(letter)
+        return len(letters)
 
     def prune(self) -> int:
         """Delete the letters that exceed the retention, now, and return how many (DLQ-004).
@@ -129,32 +206,97 @@ class DeadLetters:
         self._pruned(self._pruner().prune_in_turn() or 0)
 
     def _pruner(self) -> Pruner:
-        return Pruner(self._store, self.retention, self._clock)
+        return Pruner(self._store, self.retention, self._clock, self._shown)
 
     def _pruned(self, count: int) -> int:
         if count:
-            archived = self.retention.archive is not None
-            self._emit(pruned(count, self._clock(), archived=archived))
+            policy = "delete" if self.retention.archive is None else "archive"
+            self._emit(pruned(count, self._clock(), policy=policy))
             logger.info("%d dead letters were pruned", count)
         return count
 
-    def _replay(self, letter: Letter, publisher: Publisher) -> Job:
-        header = self._encode(_job(letter).replayed())
-        self._store.forget_errors(letter.id)
-        if header.left_out:
-            self._store.keep_errors(letter.id, header.left_out)
-        publisher.republish(letter, header)
-        return header.job
+    def _replayer(self) -> Replayer:
+        return Replayer(self._store, self._publishers, self._encode, self._clock, self._replayed)
 
-    def _claim(self, letter_id: str) -> Claim:
-        claim = self._store.claim(letter_id, now=self._clock(), seconds=CLAIM_SECONDS)
-        if claim is None:
-            raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
-        return claim
+    def _replayed(self, job: Job) -> None:
+        self._emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
+
+    def _deleted(self, letter: Letter) -> None:
+        self._emit(dead_letter("deleted", job_of(letter), self._clock()))
+
+    def _get(self, letter_id: str) -> Letter:
+        letter = self._store.get(letter_id)
+        if letter is None:
+            raise LetterNotFound(f"there is no dead letter {letter_id!r}")
+        return letter
+
+    def _until_now(self, kind: Kind) -> tuple[LetterFilter, str | None]:
+        """Return what is asked for, without what dies from now on."""
+        where, text = _wanted(kind)
+        now = self._clock() + timedelta(milliseconds=1)
+        return replace(where, until=now if where.until is None else min(where.until, now)), text
+
+    def _count(self, where: LetterFilter, text: str | None) -> int:
+        if text is None:
+            return self._store.count(where)
+        return sum(len(page) for page in self._pages(where, text))
+
+    def _pages(self, where: LetterFilter, text: str | None) -> Iterator[Sequence[Letter]]:
+        """Yield the letters of some kind as they are stored, the oldest first."""
+        cursor = None
+        while True:
+            page = self._store.list(where, limit=READ, cursor=cursor, oldest_first=True)
+            yield [letter for letter in page.letters if self._has(letter, text)]
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def _page(self, where: LetterFilter, text: str | None, limit: int, cursor: str | None) -> Page:
+        if text is None:
+            page = self._store.list(where, limit=limit, cursor=cursor)
+            return Page(tuple(map(self._shown, page.letters)), page.next_cursor)
+        found: list[Letter] = []
+        for _ in range(0, LOOK_THROUGH, READ):
+            page = self._store.list(where, limit=READ, cursor=cursor)
+            for letter in page.letters:
+                if self._has(letter, text):
+                    found.append(self._shown(letter))
+                if len(found) == limit:
+                    return Page(tuple(found), self._store.cursor_after(letter))
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return Page(tuple(found), cursor)
+
+    def _has(self, letter: Letter, text: str | None) -> bool:
+        if text is None:
+            return True
+        shown = self._shown(letter)
+        reading = shown.reading
+        told = [reading.args, reading.kwargs, [entry.get("message") for entry in shown.errors]]
+        return text.casefold() in json.dumps(told, ensure_ascii=False, default=repr).casefold()
+
+    def _shown(self, letter: Letter) -> Letter:
+        """Return what the redaction leaves of a letter, whose message then cannot be published."""
+        if not self._redactor:
+            return letter
+        message, secrets = self._redactor.message(letter.message)
+        errors = tuple(without(entry, secrets) for entry in letter.errors)
+        return replace(letter, message=message, errors=errors, reason=without(letter.reason, secrets))
 
     @property
     def _store(self) -> Store:
         return needed(self._maybe_store, "dead letters")
+
+
+def _wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
+    """Return the filter that a store knows, and the text to look for; raises ValueError."""
+    for name in ("since", "until"):
+        at = kind.get(name)
+        if at is not None and not (isinstance(at, datetime) and at.tzinfo):
+            raise ValueError(f"{name}: {at!r} must be a time with a zone")
+    rest = {name: value for name, value in kind.items() if name != "text"}
+    return LetterFilter(**rest), kind.get("text") or None  # type: ignore[arg-type]
 
 
 def page_size(limit: int) -> int:
@@ -204,16 +346,13 @@ def letter_of(
     )
 
 
-def _job(letter: Letter) -> Job:
-    return Job(
-        id=letter.id,
-        type=letter.type,
-        queue=letter.queue,
-        attempt=letter.attempt,
-        retry=letter.retry,
-        errors=letter.errors,
-        created_at=letter.created_at,
-        replay_count=letter.replay_count,
-        fence=max(letter.fence, letter.attempt - 1),
-        chain=letter.key.removeprefix(letter.id).removeprefix("#"),
-    )
+def _loaded(number: int, line: str) -> Letter:
+    try:
+        letter = letter_from_json(line)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"line {number}: it is no dead letter: {error!r}") from None
+    if letter.message.get("redacted"):
+        raise ValueError(
+            f"line {number}: dead letter {letter.id!r} was redacted, and has no message any more"
+        )
+    return letter

@@ -120,11 +120,12 @@ def dead_letter(what: str, job: Job, at: datetime, **data: Any) -> Event:
     return _event(f"dead_letter.{what}", job, at, **data)
 
 
-def pruned(count: int, at: datetime, *, archived: bool) -> Event:
-    """Return the event of dead letters that their retention has ended (spec section dlq 8)."""
-    return Event(
-        "dead_letter.pruned", "", at, {"count": count, "pruning_policy": "archive" if archived else "delete"}
-    )
+def pruned(count: int, at: datetime, *, policy: str) -> Event:
+    """Return the event of many dead letters' end (spec section dlq 8); `policy` says by what.
+
+    Retention's `delete` or `archive`, or an operator's `purge`.
+    """
+    return Event("dead_letter.pruned", "", at, {"count": count, "pruning_policy": policy})
 
 
 def cancelled(job: Job, at: datetime) -> Event:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from .dead_letters import needed, page_size
 from .errors import InvalidState
 from .job import Job, decode
+from .redaction import Redactor, without
 from .store import Parked, ParkedFilter, ParkedPage, Store
 
 
@@ -28,10 +30,12 @@ class ParkedRetries:
         *,
         clock: Callable[[], datetime],
         cancelled: Callable[[Parked], None],
+        redactor: Redactor,
     ) -> None:
         self._maybe_store = store
         self._clock = clock
         self._cancelled = cancelled
+        self._redactor = redactor
 
     def list(
         self,
@@ -45,23 +49,21 @@ class ParkedRetries:
 
         Raises ValueError for a limit outside 1 to 1000 and for a cursor that no page gave out.
         """
-        return self._store.list_parked(ParkedFilter(queue, type), limit=page_size(limit), cursor=cursor)
+        page = self._store.list_parked(ParkedFilter(queue, type), limit=page_size(limit), cursor=cursor)
+        return ParkedPage(tuple(map(self._shown, page.retries)), page.next_cursor)
 
     def get(self, job_id: str) -> Parked:
         """Return a job's parked retry; raises RetryNotFound."""
-        parked = self._store.get_parked(job_id)
-        if parked is None:
-            raise RetryNotFound(f"there is no parked retry of job {job_id!r}")
-        return parked
+        return self._shown(self._get(job_id))
 
     def run(self, job_id: str) -> None:
         """Have a job's parked retry published now; raises RetryNotFound."""
-        if not self._store.reschedule(self.get(job_id), self._clock()):
+        if not self._store.reschedule(self._get(job_id), self._clock()):
             raise RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
 
     def cancel(self, job_id: str) -> None:
         """Delete a job's parked retry: it never runs again; raises RetryNotFound."""
-        parked = self.get(job_id)
+        parked = self._get(job_id)
         if not self._store.cancel_parked(parked):
             raise RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
         self._cancelled(parked)
@@ -69,6 +71,20 @@ class ParkedRetries:
     def count(self) -> int:
         """Count the parked retries."""
         return self._store.count_parked()
+
+    def _get(self, job_id: str) -> Parked:
+        parked = self._store.get_parked(job_id)
+        if parked is None:
+            raise RetryNotFound(f"there is no parked retry of job {job_id!r}")
+        return parked
+
+    def _shown(self, parked: Parked) -> Parked:
+        """Return what the redaction leaves of a parked retry."""
+        if not self._redactor:
+            return parked
+        message, secrets = self._redactor.message(parked.message)
+        state, reason = without(parked.state, secrets), without(parked.reason, secrets)
+        return replace(parked, message=message, state=state, reason=reason)
 
     @property
     def _store(self) -> Store:

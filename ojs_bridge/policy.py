@@ -213,6 +213,12 @@ def check_partial(partial: PartialPolicy | None) -> None:
     RetryPolicy.merge({"initial_interval": timedelta.resolution, "max_interval": timedelta.max}, partial)
 
 
+def partial_to_ojs(partial: PartialPolicy | None) -> dict[str, Any]:
+    """Return a partial policy in the spec's JSON form; raises InvalidRetryPolicy and NotExpressible."""
+    loosest = {"initial_interval": timedelta.resolution, "max_interval": timedelta.max}
+    return RetryPolicy.merge(loosest, partial).to_ojs(only=partial) if partial else {}
+
+
 def _fields(partial: object) -> dict[str, Any]:
     if isinstance(partial, RetryPolicy):
         return {name: getattr(partial, name) for name in partial.model_fields_set}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .job import Header
@@ -17,13 +18,27 @@ class Unpublishable(Exception):
     """This message can never be published."""
 
 
+@dataclass(frozen=True, slots=True)
+class Override:
+    """What a replay changes of a job (spec section dlq 6.3); None keeps, `meta` and `retry` are merged."""
+
+    queue: str | None = None
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    meta: Mapping[str, Any] | None = None
+    retry: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Publisher(Protocol):
     """Publishes messages of one framework.
 
     Raises Unreachable and Unpublishable; any other error is of this message alone, and may be over later.
     """
 
-    def republish(self, letter: Letter, header: Header) -> None:
+    def knows(self, type_: str) -> bool:
+        """Return whether a job type has a handler here, or this process has none of its own at all."""
+
+    def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish a dead letter's original message with its retry state replaced by `header`."""
 
     def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import uuid
@@ -14,6 +13,7 @@ from pathlib import Path
 from .duration import read_duration
 from .errors import ConfigurationError
 from .store import Grant, Letter, LetterFilter, Settle, Store, Turn
+from .store.records import letter_to_json
 
 #: How many letters are pruned at a time, and how often.
 BATCH = 500
@@ -26,8 +26,8 @@ class Retention:
 
     `max_age` is an ISO 8601 duration or a timedelta. `queues` gives queues limits of their own, and each of
     those is counted by itself; all others are counted together. With `archive`, the path of a file, pruned
-    letters are appended to it as JSON Lines before they are deleted, on the host of the worker that does it.
-    Raises ConfigurationError.
+    letters are appended to it as an export writes them, before they are deleted, on the host of the worker
+    that does it. Raises ConfigurationError.
     """
 
     max_age: str | timedelta = "P180D"
@@ -76,10 +76,17 @@ class Pruner:
     What is archived and not deleted, because the process was killed between, is archived once more.
     """
 
-    def __init__(self, store: Store, retention: Retention, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        retention: Retention,
+        clock: Callable[[], datetime],
+        shown: Callable[[Letter], Letter],
+    ) -> None:
         self._store = store
         self._retention = retention
         self._clock = clock
+        self._shown = shown
 
     def prune(self) -> int:
         """Prune now, age first, and return how many letters went; raises StoreError, and OSError."""
@@ -119,6 +126,6 @@ class Pruner:
             return
         with Path(self._retention.archive).open("a", encoding="utf-8") as file:
             for letter in letters:
-                file.write(json.dumps(letter.to_ojs()) + "\n")
+                file.write(letter_to_json(self._shown(letter)) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -9,6 +9,7 @@ from typing import Any
 from ojs_bridge import Bridge, Letter
 from ojs_bridge.decision import DeadLetter, Decision, RetryAt
 from ojs_bridge.job import Header, Job, decode
+from ojs_bridge.publishing import Override
 from ojs_bridge.runs import Run
 from ojs_bridge.store import Parked
 
@@ -26,11 +27,18 @@ class Outbox:
     raises: BaseException | None = None
     refuses: dict[str, BaseException] = field(default_factory=dict)
     refused: int = 0
+    strangers: set[str] = field(default_factory=set)
+    overrides: list[Override] = field(default_factory=list)
 
-    def republish(self, letter: Letter, header: Header) -> None:
+    def knows(self, type_: str) -> bool:
+        """Know all job types but some."""
+        return type_ not in self.strangers
+
+    def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Take a dead letter's message."""
-        if self.raises:
-            raise self.raises
+        if error := self.refuses.get(letter.id) or self.raises:
+            raise error
+        self.overrides.append(override)
         self.published.append((letter, header))
 
     def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:

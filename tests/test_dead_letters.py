@@ -13,6 +13,7 @@ from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, LetterNotFound
 from ojs_bridge.job import Header
+from ojs_bridge.publishing import Override
 from tests.lives import FRAMEWORK, KEEP, Outbox, bridge_with_outbox, live_and_die
 from tests.on_dramatiq.fleet import Fleet
 from tests.servers import eventually
@@ -153,11 +154,11 @@ class Slow(Outbox):
         super().__init__()
         self.busy, self.go = threading.Event(), threading.Event()
 
-    def republish(self, letter: Letter, header: Header) -> None:
+    def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish, slowly."""
         self.busy.set()
         assert self.go.wait(30)
-        super().republish(letter, header)
+        super().republish(letter, header, override)
 
 
 @pytest.mark.requirement("DLQ-003")
@@ -208,9 +209,9 @@ class Doomed(Outbox):
         super().__init__()
         self.bridge = bridge
 
-    def republish(self, letter: Letter, header: Header) -> None:
+    def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish, and have a worker be quick."""
-        super().republish(letter, header)
+        super().republish(letter, header, override)
         live_and_die(self.bridge, letter.id, "again", state=header.text)
 
 

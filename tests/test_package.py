@@ -22,13 +22,14 @@ IMPURE = {"asyncio", "io", "logging", "os", "pathlib", "random", "secrets", "soc
           "tempfile", "threading", "time", "uuid"}  # fmt: skip
 #: Rows of the house, lower ones first; a room imports from its own row and from those below.
 ROWS = [
-    {"duration", "errors", "forks"},
-    {"backoff", "failures"},
+    {"duration", "errors", "forks", "reading"},
+    {"backoff", "failures", "redaction"},
     {"policy", "job"},
     {"decision", "patterns", "storage_retry"},
     {"store", "events"},
     {"history", "publishing", "reservations", "retention", "runs", "settings"},
-    {"dead_letters", "scheduler", "turns"},
+    {"replaying", "scheduler", "turns"},
+    {"dead_letters"},
     {"parked_retries"},
     {"bridge"},
     {"celery", "dramatiq"},

@@ -20,7 +20,7 @@ from ..failures import Mapped
 from ..job import Header, Job
 from ..patterns import Policies
 from ..policy import PartialPolicy
-from ..publishing import Unpublishable, Unreachable
+from ..publishing import Override, Unpublishable, Unreachable
 from ..runs import TaskPolicy
 from ..store import Letter, Parked
 from . import sending, wire
@@ -109,14 +109,26 @@ class CeleryPublisher:
 
     _app: Celery
 
-    def republish(self, letter: Letter, header: Header) -> None:
+    def knows(self, type_: str) -> bool:
+        """Return whether there is such a task, or none but Celery's own."""
+        names = [name for name in self._app.tasks if not name.startswith("celery.")]
+        return type_ in names or not names
+
+    def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish the letter's message under its own id, with fresh attempts; a past expiry is dropped."""
         kept = wire.from_json(letter.message)
-        changes: dict[str, Any] = {"retries": 0, "eta": None, wire.HEADER: header.text}
+        if override.args is not None or override.kwargs is not None:
+            kept = _with_arguments(kept, letter, override)
+        changes: dict[str, Any] = {
+            **(override.meta or {}),
+            "retries": 0,
+            "eta": None,
+            wire.HEADER: header.text,
+        }
         expires = wire.expiry(self._app, kept.headers)
         if expires and expires <= attach(self._app).now():
             changes["expires"] = None
-        self._publish(kept, changes)
+        self._publish(kept, changes, {"queue": override.queue} if override.queue else None)
 
     def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
         """Publish a parked retry's message, due now."""
@@ -136,6 +148,14 @@ class CeleryPublisher:
             raise Unreachable(repr(error)) from error
         except (SerializationError, ValueError, TypeError) as error:
             raise Unpublishable(repr(error)) from error
+
+
+def _with_arguments(kept: wire.Wire, letter: Letter, override: Override) -> wire.Wire:
+    reading = letter.reading
+    if reading.args is None:
+        raise ValueError(f"args: those of dead letter {letter.id!r} cannot be replaced: {reading.note}")
+    args = reading.args if override.args is None else override.args
+    return wire.with_arguments(kept, args, reading.kwargs if override.kwargs is None else override.kwargs)
 
 
 def _read_retry_option(app: Celery) -> None:

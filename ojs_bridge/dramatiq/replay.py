@@ -12,7 +12,7 @@ import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
 from ..job import Header
-from ..publishing import Unpublishable, Unreachable
+from ..publishing import Override, Unpublishable, Unreachable
 from ..store import Letter, Parked
 from .consumer import confirm, have_queue
 from .encoding import encodable
@@ -44,13 +44,20 @@ class DramatiqPublisher:
 
     _broker: Broker
 
-    def republish(self, letter: Letter, header: Header) -> None:
+    def knows(self, type_: str) -> bool:
+        """Return whether there is such an actor, or none at all."""
+        return type_ in self._broker.actors or not self._broker.actors
+
+    def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""
         message = decoded(letter.message)
         self._enqueue(
             dataclasses.replace(
                 message,
-                options=replayed_options(message.options, header),
+                queue_name=override.queue or message.queue_name,
+                args=message.args if override.args is None else tuple(override.args),
+                kwargs=message.kwargs if override.kwargs is None else dict(override.kwargs),
+                options=replayed_options({**message.options, **(override.meta or {})}, header),
                 message_timestamp=int(time.time() * 1000),
             )
         )

@@ -2,11 +2,12 @@
 
 from .opening import open_store
 from .parked import Due, Parked, ParkedFilter, ParkedPage
-from .protocol import Claim, Letter, LetterFilter, Page, Stats, Store, StoreError
+from .protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, Store, StoreError
 from .reservations import Grant, Reservation, Settle, Turn
 
 __all__ = [
     "Claim",
+    "Claimed",
     "Due",
     "Grant",
     "Letter",

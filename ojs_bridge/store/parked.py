@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+from ..job import format_time
+from ..reading import Reading, read_message
 from .reservations import Settle
 
 
@@ -30,6 +32,36 @@ class Parked:
     reason: str
     state: Mapping[str, Any]
     message: Mapping[str, Any]
+
+    @property
+    def reading(self) -> Reading:
+        """What the message says, as far as it can be read without running anything of it."""
+        return read_message(self.message)
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the retry in the shape of a dead letter's detail; its state is `retryable`."""
+        reading = self.reading
+        return {
+            "id": self.id,
+            "type": self.type,
+            "queue": self.queue,
+            "args": reading.args,
+            "kwargs": reading.kwargs,
+            "meta": dict(reading.meta),
+            "note": reading.note,
+            "state": "retryable",
+            "attempt": self.attempt,
+            "max_attempts": self.max_attempts,
+            "errors": [
+                {**entry, "occurred_at": entry.get("timestamp")} for entry in self.state.get("errors", ())
+            ],
+            "next_retry_at": format_time(self.next_retry_at),
+            "metadata": {
+                "framework": self.framework,
+                "reason": self.reason,
+                "parked_at": format_time(self.parked_at),
+            },
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,11 @@ from datetime import datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from ..job import ErrorEntry, PlacedEntry, format_time
+from ..reading import Reading, read_message
 from .parked import Parking
 from .reservations import Reserving, Settle
 
-#: What a replay holds while it has a dead letter to itself.
+#: What a replay holds while it has dead letters to itself.
 Claim: TypeAlias = int
 
 MAX_NAMESPACE = 64
@@ -52,13 +53,23 @@ class Letter:
         """The error type of the most recent failure."""
         return str(self.errors[-1].get("type") or "Unknown") if self.errors else "Unknown"
 
+    @property
+    def reading(self) -> Reading:
+        """What the message says, as far as it can be read without running anything of it."""
+        return read_message(self.message)
+
     def to_ojs(self) -> dict[str, Any]:
         """Return the letter in the spec's detail shape; `occurred_at` repeats each error's timestamp."""
         created = format_time(self.created_at) if self.created_at else None
+        reading = self.reading
         return {
             "id": self.id,
             "type": self.type,
             "queue": self.queue,
+            "args": reading.args,
+            "kwargs": reading.kwargs,
+            "meta": dict(reading.meta),
+            "note": reading.note,
             "state": "discarded",
             "attempt": self.attempt,
             "max_attempts": self.max_attempts,
@@ -71,7 +82,7 @@ class Letter:
                 "discarded_at": format_time(self.discarded_at),
                 "ojs.replay_count": self.replay_count,
             },
-            "message": dict(self.message),
+            "retry": dict(self.retry) if self.retry else None,
         }
 
 
@@ -100,8 +111,16 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """Dead letters as they are now, and the claim under which they are this caller's alone for a while."""
+
+    claim: Claim
+    letters: tuple[Letter, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
-    """How many dead letters there are, and of what kind."""
+    """How many dead letters there are, and of what kind; and how long they are kept, where that is known."""
 
     total: int
     by_queue: Mapping[str, int] = field(default_factory=dict)
@@ -109,6 +128,19 @@ class Stats:
     by_error_type: Mapping[str, int] = field(default_factory=dict)
     oldest_at: datetime | None = None
     newest_at: datetime | None = None
+    retention: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the counts in the spec's JSON form (section dlq 10)."""
+        return {
+            "total": self.total,
+            "by_queue": dict(self.by_queue),
+            "by_type": dict(self.by_type),
+            "by_error_type": dict(self.by_error_type),
+            "oldest_at": format_time(self.oldest_at) if self.oldest_at else None,
+            "newest_at": format_time(self.newest_at) if self.newest_at else None,
+            "retention": dict(self.retention),
+        }
 
 
 @runtime_checkable
@@ -144,20 +176,23 @@ class Store(Parking, Reserving, Protocol):
     ) -> Page:
         """Return a page of dead letters, newest first unless asked otherwise."""
 
+    def cursor_after(self, letter: Letter) -> str:
+        """Return the cursor with which a listing goes on after a letter."""
+
     def count(self, where: LetterFilter) -> int:
         """Return how many dead letters there are of some kind."""
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
 
-    def claim(self, letter_id: str, *, now: datetime, seconds: float) -> Claim | None:
-        """Reserve a dead letter for so long; None when somebody else holds it or it is gone."""
+    def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
+        """Reserve dead letters for so long, and return those that nobody else holds and that are not gone."""
 
-    def release(self, letter_id: str, claim: Claim) -> None:
-        """Give a claim back, unless somebody else has taken the dead letter over."""
+    def release(self, letter_ids: Sequence[str], claim: Claim) -> None:
+        """Give claims back, but for dead letters that somebody else has taken over."""
 
-    def delete(self, letter_id: str, claim: Claim) -> bool:
-        """Delete a claimed dead letter; False when there is none, or its job has died again meanwhile."""
+    def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
+        """Delete claimed dead letters, and return how many; one whose job has died again meanwhile stays."""
 
     def prune(self, letters: Sequence[Letter], *, now: datetime) -> int:
         """Delete letters, and return how many; one that is being replayed, or has died again, stays."""

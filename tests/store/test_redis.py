@@ -95,16 +95,16 @@ def use_everything(store: Store) -> None:
     store.bury(letter(), Settle(TURN, "w-1", KEEP))
     store.bury(letter("j-2", type="other"))
     assert reserve(store) is Grant.SETTLED
-    held = store.claim("j-1", now=NOW, seconds=60)
+    held = store.claim(["j-1"], now=NOW, seconds=60).claim
     assert held
-    store.release("j-1", held)
+    store.release(["j-1"], held)
     assert [
         found.id for found in store.list(LetterFilter(type="bill*.*"), limit=5, cursor=None).letters
     ] == []
     assert len(store.list(LetterFilter(type="billing.*"), limit=5, cursor=None).letters) == 1
-    held = store.claim("j-1", now=NOW, seconds=60)
+    held = store.claim(["j-1"], now=NOW, seconds=60).claim
     assert held
-    assert store.delete("j-1", held)
+    assert store.delete(["j-1"], held)
     store.forget_errors("j-1")
     assert (store.stats().total, store.get("j-1")) == (1, None)
     for job_id in ("j-1", "j-2", "j-3"):
@@ -224,9 +224,9 @@ def test_whatever_answer_is_lost_the_step_is_done_once(forgetful: tuple[Forgetfu
     assert lossy(lambda: store.settle(Settle(TURN, "w-1", KEEP)))
     lossy(lambda: store.bury(letter(), Settle(TURN, "w-1", KEEP)))
     assert store.stats().total == 1
-    held = lossy(lambda: store.claim("j-1", now=NOW, seconds=60))
+    held = lossy(lambda: store.claim(["j-1"], now=NOW, seconds=60)).claim
     assert held
-    lossy(lambda: store.delete("j-1", held))
+    lossy(lambda: store.delete(["j-1"], held))
     assert store.stats().total == 0
     lossy(lambda: store.park(parked(), Settle(TURN, "w-1", KEEP)))
     assert store.count_parked() == 1
@@ -275,7 +275,7 @@ def test_a_full_memory_refuses_a_step_as_a_whole(client: redis.Redis, own: Store
     """Nothing of it is done; and what frees memory still works."""
     use_everything(own)
     own.bury(letter("j-8"))
-    held = own.claim("j-8", now=NOW, seconds=60)
+    held = own.claim(["j-8"], now=NOW, seconds=60).claim
     assert held
     due = claim_due(own)
     assert due.retries == (parked("j-3"),)
@@ -293,7 +293,7 @@ def test_a_full_memory_refuses_a_step_as_a_whole(client: redis.Redis, own: Store
         with pytest.raises(StoreError, match=r"^the store 'redis://.* failed: .*maxmemory"):
             change()
     assert {key: client.dump(key) for key in client.scan_iter() if "schema" not in key} == before
-    assert own.delete("j-8", held)
+    assert own.delete(["j-8"], held)
     assert own.unpark(due.retries, due.claim) == 1
     own.forget_errors("j-9")
     client.config_set("maxmemory", "0")
@@ -355,9 +355,9 @@ def test_a_deleted_letter_and_a_published_retry_leave_nothing(client: redis.Redi
     """In no index."""
     own.bury(letter(), Settle(TURN, None, KEEP))
     own.bury(letter(queue="second", discarded_at=NOW + timedelta(days=1)))
-    held = own.claim("j-1", now=NOW, seconds=60)
+    held = own.claim(["j-1"], now=NOW, seconds=60).claim
     assert held
-    own.delete("j-1", held)
+    own.delete(["j-1"], held)
     own.park(parked())
     own.park(parked(id="another", queue="second", next_retry_at=NOW - timedelta(days=1)))
     due = claim_due(own)

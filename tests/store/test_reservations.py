@@ -351,6 +351,6 @@ def test_what_a_killed_worker_leaves_behind(url: str, store: Store) -> None:
             grant = reserve(store, key=key, holder=SECOND, at=60).grant
             assert grant is (LOST if store.get(key) is None else SETTLED), key
             store.forget([Turn(key, 0)])
-            claim = store.claim(key, now=NOW, seconds=9)
-            assert grant is LOST or (claim is not None and store.delete(key, claim))
+            claimed = store.claim([key], now=NOW, seconds=9)
+            assert grant is LOST or store.delete([key], claimed.claim) == 1
             store.give_back(over(0, SECOND, key=key))

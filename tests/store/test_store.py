@@ -78,13 +78,14 @@ def walk(store: Store, limit: int, between: Callable[[], object] = lambda: None)
 
 def claim(store: Store, letter_id: str = "j-1", *, now: datetime = NOW) -> Claim | None:
     """Claim a dead letter for a minute."""
-    return store.claim(letter_id, now=now, seconds=60)
+    claimed = store.claim([letter_id], now=now, seconds=60)
+    return claimed.claim if claimed.letters else None
 
 
 def delete(store: Store, letter_id: str) -> bool:
     """Claim a dead letter, and delete it."""
     held = claim(store, letter_id)
-    return held is not None and store.delete(letter_id, held)
+    return held is not None and store.delete([letter_id], held) == 1
 
 
 @pytest.mark.requirement("DLQ-002")
@@ -142,8 +143,8 @@ def test_an_unknown_id(store: Store) -> None:
     """It is nowhere, and nothing happens to it."""
     assert store.get("nobody") is None
     assert claim(store, "nobody") is None
-    store.release("nobody", 5)
-    assert not store.delete("nobody", 5)
+    store.release(["nobody"], 5)
+    assert not store.delete(["nobody"], 5)
     assert store.kept_errors("nobody") == []
     store.forget_errors("nobody")
 
@@ -208,7 +209,7 @@ MATCHES = [
 ]
 
 
-@pytest.mark.requirement("DLQ-006")
+@pytest.mark.requirement("DLQ-006", "DLQ-R005")
 @pytest.mark.parametrize("field", ["type", "error_type"])
 def test_filters_on_types(store: Store, field: str) -> None:
     """Exact or `prefix.*`, case-sensitive; SQL's own wildcards are ordinary characters."""
@@ -261,7 +262,7 @@ def test_a_cursor_may_hold_any_id(store: Store) -> None:
     assert store.list(EVERYTHING, limit=5, cursor="5:\ud800\0").letters == ()
 
 
-@pytest.mark.requirement("DLQ-006")
+@pytest.mark.requirement("DLQ-006", "DLQ-R004")
 def test_stats(store: Store) -> None:
     """In all and by kind, with the first and the last time."""
     empty = store.stats()
@@ -283,10 +284,28 @@ def test_a_claim_has_the_letter_to_itself_for_its_time(store: Store) -> None:
     assert held is not None
     assert claim(store) is None
     assert claim(store, now=NOW + timedelta(seconds=59.999)) is None
-    store.release("j-1", held)
+    store.release(["j-1"], held)
     again = claim(store, now=NOW + timedelta(seconds=1))
     assert again is not None
     assert claim(store, now=NOW + timedelta(seconds=61)) is not None
+
+
+@pytest.mark.requirement("DLQ-R001")
+def test_many_letters_are_claimed_and_deleted_at_once(store: Store) -> None:
+    """Those that are there and free, as they are now; the others stay with whom they are."""
+    for n in range(700):
+        store.bury(letter(f"j-{n}", attempt=n + 1))
+    assert claim(store, "j-5") is not None
+    claimed = store.claim([f"j-{n}" for n in range(650)] + ["nobody"], now=NOW, seconds=60)
+    assert [found.id for found in claimed.letters] == [f"j-{n}" for n in range(650) if n != 5]
+    assert claimed.letters[6] == letter("j-7", attempt=8)
+    store.release([f"j-{n}" for n in range(600, 650)], claimed.claim)
+    assert claim(store, "j-599") is None
+    assert claim(store, "j-600") is not None
+    assert store.delete([f"j-{n}" for n in range(700)], claimed.claim) == 599
+    assert store.count(EVERYTHING) == 101
+    assert store.claim([], now=NOW, seconds=60).letters == ()
+    assert store.delete([], claimed.claim) == 0
 
 
 @pytest.mark.requirement("DLQ-003")
@@ -297,10 +316,10 @@ def test_who_has_lost_a_claim_does_nothing_to_its_next_holder(store: Store) -> N
     held = claim(store, now=NOW + timedelta(seconds=60))
     assert late is not None
     assert held is not None
-    store.release("j-1", late)
+    store.release(["j-1"], late)
     assert claim(store, now=NOW + timedelta(seconds=61)) is None
-    assert not store.delete("j-1", late)
-    assert store.delete("j-1", held)
+    assert not store.delete(["j-1"], late)
+    assert store.delete(["j-1"], held)
     assert store.get("j-1") is None
 
 
@@ -311,7 +330,7 @@ def test_a_replay_that_has_died_again_is_not_deleted(store: Store) -> None:
     held = claim(store)
     assert held is not None
     store.bury(letter(attempt=9))
-    assert not store.delete("j-1", held)
+    assert not store.delete(["j-1"], held)
     assert store.get("j-1") == letter(attempt=9)
     assert claim(store, now=NOW + timedelta(seconds=1)) is not None
 
@@ -499,6 +518,10 @@ def test_a_letter_in_the_shape_of_the_spec() -> None:
         "id": "j-1",
         "type": "billing.charge",
         "queue": "default",
+        "args": [7],
+        "kwargs": None,
+        "meta": {},
+        "note": "",
         "state": "discarded",
         "attempt": 3,
         "max_attempts": 3,
@@ -511,5 +534,5 @@ def test_a_letter_in_the_shape_of_the_spec() -> None:
             "discarded_at": "2026-11-21T10:00:02.345Z",
             "ojs.replay_count": 0,
         },
-        "message": {"args": [7]},
+        "retry": None,
     }

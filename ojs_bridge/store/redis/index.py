@@ -177,7 +177,12 @@ def rows_of(answer: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 def entry_of(texts: Sequence[str], at: datetime, index_id: str) -> str:
     """Return the index entry of a record with these texts, at a time."""
-    return "\0".join((*map(index_text, texts), f"{moment(at)}:{index_id}"))
+    return "\0".join((*map(index_text, texts), place_of(at, index_id)))
+
+
+def place_of(at: datetime, index_id: str) -> str:
+    """Return the place of a record."""
+    return f"{moment(at)}:{index_id}"
 
 
 def moment(at: datetime) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from ...job import PlacedEntry
-from ..protocol import Claim, Letter, LetterFilter, Page, Stats, StoreError
+from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, StoreError
 from ..records import letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
 from ..texts import index_id, index_text
-from .index import INDEX, RedisIndex, Wanted, entry_of, rows_of, texts_of, time_of, wanting
+from .index import INDEX, RedisIndex, Wanted, entry_of, place_of, rows_of, texts_of, time_of, wanting
 from .namespace import RedisNamespace
 from .reservations import SETTLE, settle_words
 from .server import Script, Word
@@ -38,16 +38,19 @@ return 0
 """
 )
 
-#: KEYS: entries, claims. ARGV: id, now, until, token. Repeated, it finds its own token.
+#: KEYS: records, claims. ARGV: now, until, token, ids. Repeated, it finds its own token.
 _CLAIM = Script("""
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
-local held = redis.call('HGET', KEYS[2], ARGV[1])
-if held then
-  local until_, token = string.match(held, '(.+) (.+)')
-  if tonumber(until_) > tonumber(ARGV[2]) and token ~= ARGV[4] then return 0 end
+local records = {}
+for n = 4, #ARGV do
+  local id = ARGV[n]
+  local record, held = redis.call('HGET', KEYS[1], id), redis.call('HGET', KEYS[2], id)
+  local until_, token = string.match(held or '0 ', '(.+) (.*)')
+  if record and (tonumber(until_) <= tonumber(ARGV[1]) or token == ARGV[3]) then
+    redis.call('HSET', KEYS[2], id, ARGV[2] .. ' ' .. ARGV[3])
+    records[#records + 1] = record
+  end
 end
-redis.call('HSET', KEYS[2], ARGV[1], ARGV[3] .. ' ' .. ARGV[4])
-return 1
+return records
 """)
 
 _IS_OURS = """
@@ -57,23 +60,32 @@ local function is_ours(claims, id, token)
 end
 """
 
-#: KEYS: claims. ARGV: id, token. A token that is gone stays gone.
+#: KEYS: claims. ARGV: token, ids. A token that is gone stays gone.
 _RELEASE = Script(
-    _IS_OURS + "if is_ours(KEYS[1], ARGV[1], ARGV[2]) then redis.call('HDEL', KEYS[1], ARGV[1]) end return 0"
+    _IS_OURS
+    + """
+for n = 2, #ARGV do
+  if is_ours(KEYS[1], ARGV[n], ARGV[1]) then redis.call('HDEL', KEYS[1], ARGV[n]) end
+end
+return 0
+"""
 )
 
-#: KEYS: records, by_time, by_kind, kinds, entries, claims. ARGV: id, token. Repeated, it finds no token.
+#: KEYS: records, by_time, by_kind, kinds, entries, claims. ARGV: token, ids. Repeated, it finds no token.
 _DELETE = Script(
     INDEX
     + _IS_OURS
     + """
-local id = ARGV[1]
-if not is_ours(KEYS[6], id, ARGV[2]) then return 0 end
-leave(KEYS[2], KEYS[3], KEYS[4], redis.call('HGET', KEYS[5], id))
-redis.call('HDEL', KEYS[1], id)
-redis.call('HDEL', KEYS[5], id)
-redis.call('HDEL', KEYS[6], id)
-return 1
+local deleted = 0
+for n = 2, #ARGV do
+  local id = ARGV[n]
+  if is_ours(KEYS[6], id, ARGV[1]) then
+    leave(KEYS[2], KEYS[3], KEYS[4], redis.call('HGET', KEYS[5], id))
+    for _, key in ipairs({KEYS[1], KEYS[5], KEYS[6]}) do redis.call('HDEL', key, id) end
+    deleted = deleted + 1
+  end
+end
+return deleted
 """
 )
 
@@ -165,6 +177,10 @@ class RedisLetters:
         )
         return Page(tuple(letter_from_json(record.decode()) for _, record in found), more)
 
+    def cursor_after(self, letter: Letter) -> str:
+        """Return the cursor that names a letter."""
+        return place_of(letter.discarded_at, index_id(letter.id))
+
     def count(self, where: LetterFilter) -> int:
         """Return how many letters there are of some kind."""
         return self._letter_index.count(_wanted(where), where.since, where.until)
@@ -181,20 +197,21 @@ class RedisLetters:
         record = self._redis.ask("HGET", self._letters, index_id(letter_id))
         return None if record is None else letter_from_json(record.decode())
 
-    def claim(self, letter_id: str, *, now: datetime, seconds: float) -> Claim | None:
-        """Reserve a letter, atomically; the claim is a number that no other one has."""
+    def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
+        """Reserve letters, atomically; the claim is a number that no other one has."""
         token = secrets.randbits(62)
         until = to_ms(now + timedelta(seconds=seconds))
-        words = (index_id(letter_id), to_ms(now), until, token)
-        return token if self._redis.run(_CLAIM, (self._letter_entries, self._letter_claims), words) else None
+        words: tuple[Word, ...] = (to_ms(now), until, token, *map(index_id, letter_ids))
+        records = self._redis.run(_CLAIM, (self._letters, self._letter_claims), words)
+        return Claimed(token, tuple(letter_from_json(record.decode()) for record in records))
 
-    def release(self, letter_id: str, claim: Claim) -> None:
-        """Give back a claim that is still ours."""
-        self._redis.run(_RELEASE, (self._letter_claims,), (index_id(letter_id), claim))
+    def release(self, letter_ids: Sequence[str], claim: Claim) -> None:
+        """Give back the claims that are still ours."""
+        self._redis.run(_RELEASE, (self._letter_claims,), (claim, *map(index_id, letter_ids)))
 
-    def delete(self, letter_id: str, claim: Claim) -> bool:
-        """Delete a letter whose claim is still ours; burying it anew ends every claim."""
-        return bool(self._redis.run(_DELETE, self._letter_keys, (index_id(letter_id), claim)))
+    def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
+        """Delete the letters whose claim is still ours; burying one anew ends every claim."""
+        return int(self._redis.run(_DELETE, self._letter_keys, (claim, *map(index_id, letter_ids))))
 
     def stats(self) -> Stats:
         """Count the dead letters, in all and by queue, type and last error type."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,18 +11,21 @@ from typing import Any
 import sqlalchemy as sa
 
 from ...job import PlacedEntry
-from ..protocol import Claim, Letter, LetterFilter, Page, Stats
+from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats
 from ..records import from_ms, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
 from ..texts import index_id, index_text
 from .database import Database
 from .pages import equals, matches, read_cursor, write_cursor
 from .reservations import mark_settled
-from .statements import Upsert, batches
+from .statements import Upsert, batches, updated
 from .tables import errors, letters
 
-_BURY = Upsert(letters, "type", "queue", "error_type", "discarded_ms", "claimed_until_ms", "record")
+_BURY = Upsert(letters, "type", "queue", "error_type", "discarded_ms", "claimed_until", "record")
 _KEEP = Upsert(errors)
+
+#: A claim is the moment it ends, followed by bits that no other claim shares.
+_BITS = 20
 
 
 class Letters(Database):
@@ -36,7 +40,7 @@ class Letters(Database):
             "queue": index_text(letter.queue),
             "error_type": index_text(letter.error_type),
             "discarded_ms": to_ms(letter.discarded_at),
-            "claimed_until_ms": 0,
+            "claimed_until": 0,
             "record": letter_to_json(letter),
         }
         with self._transaction() as connection:
@@ -80,6 +84,10 @@ class Letters(Database):
         more = write_cursor(rows[limit - 1].discarded_ms, rows[limit - 1].id) if len(rows) > limit else None
         return Page(tuple(letter_from_json(row.record) for row in rows[:limit]), more)
 
+    def cursor_after(self, letter: Letter) -> str:
+        """Return the cursor that names a letter."""
+        return write_cursor(to_ms(letter.discarded_at), index_id(letter.id))
+
     def count(self, where: LetterFilter) -> int:
         """Return how many letters there are of some kind."""
         query = sa.select(sa.func.count()).select_from(letters).where(*self._matching(where))
@@ -93,10 +101,10 @@ class Letters(Database):
             pairs = [(index_id(letter.id), to_ms(letter.discarded_at)) for letter in batch]
             same = sa.tuple_(letters.c.id, letters.c.discarded_ms).in_(pairs)
             known = letters.c.id.in_([letter_id for letter_id, _ in pairs])
-            free = letters.c.claimed_until_ms <= to_ms(now)
             mine = letters.c.namespace == self._namespace
             with self._statement() as connection:
-                pruned += connection.execute(sa.delete(letters).where(mine, known, same, free)).rowcount
+                gone = connection.execute(sa.delete(letters).where(mine, known, same, _free(now)))
+                pruned += gone.rowcount
         return pruned
 
     def get(self, letter_id: str) -> Letter | None:
@@ -105,25 +113,32 @@ class Letters(Database):
             record = connection.execute(sa.select(letters.c.record).where(self._is(letter_id))).scalar()
         return None if record is None else letter_from_json(record)
 
-    def claim(self, letter_id: str, *, now: datetime, seconds: float) -> Claim | None:
-        """Reserve a letter, atomically; the claim is the time it ends, which no other claim shares."""
-        until = to_ms(now + timedelta(seconds=seconds))
-        free = letters.c.claimed_until_ms <= to_ms(now)
-        statement = sa.update(letters).where(self._is(letter_id), free).values(claimed_until_ms=until)
-        with self._statement() as connection:
-            return until if connection.execute(statement).rowcount == 1 else None
+    def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
+        """Reserve letters, each atomically."""
+        claim = to_ms(now + timedelta(seconds=seconds)) << _BITS | secrets.randbits(_BITS)
+        records: dict[str, str] = {}
+        for batch in batches(letter_ids):
+            ours = sa.and_(self._are(batch), letters.c.claimed_until == claim)
+            statement = sa.update(letters).where(self._are(batch), _free(now)).values(claimed_until=claim)
+            with self._statement() as connection:
+                rows = updated(connection, statement, (letters.c.id, letters.c.record), ours)
+            records.update((row.id, row.record) for row in rows)
+        found = (records.get(index_id(letter_id)) for letter_id in letter_ids)
+        return Claimed(claim, tuple(letter_from_json(record) for record in found if record is not None))
 
-    def release(self, letter_id: str, claim: Claim) -> None:
-        """Give back a claim that is still ours."""
-        statement = sa.update(letters).where(self._is(letter_id), letters.c.claimed_until_ms == claim)
-        with self._statement() as connection:
-            connection.execute(statement.values(claimed_until_ms=0))
+    def release(self, letter_ids: Sequence[str], claim: Claim) -> None:
+        """Give back the claims that are still ours."""
+        for ours in self._claimed(letter_ids, claim):
+            with self._statement() as connection:
+                connection.execute(sa.update(letters).where(ours).values(claimed_until=0))
 
-    def delete(self, letter_id: str, claim: Claim) -> bool:
-        """Delete a letter whose claim is still ours; burying it anew ends every claim."""
-        statement = sa.delete(letters).where(self._is(letter_id), letters.c.claimed_until_ms == claim)
-        with self._statement() as connection:
-            return connection.execute(statement).rowcount == 1
+    def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
+        """Delete the letters whose claim is still ours; burying one anew ends every claim."""
+        deleted = 0
+        for ours in self._claimed(letter_ids, claim):
+            with self._statement() as connection:
+                deleted += connection.execute(sa.delete(letters).where(ours)).rowcount
+        return deleted
 
     def stats(self) -> Stats:
         """Count the dead letters, in all and by queue, type and last error type."""
@@ -135,11 +150,19 @@ class Letters(Database):
                 {row[0]: row[1] for row in connection.execute(_counts(column).where(mine))}
                 for column in (letters.c.queue, letters.c.type, letters.c.error_type)
             )
-        span = (None if ms is None else from_ms(ms) for ms in total[1:])
-        return Stats(total[0], by_queue, by_type, by_error_type, *span)
+        oldest_at, newest_at = (None if ms is None else from_ms(ms) for ms in total[1:])
+        return Stats(total[0], by_queue, by_type, by_error_type, oldest_at, newest_at)
 
     def _is(self, letter_id: str) -> sa.ColumnElement[bool]:
         return sa.and_(letters.c.namespace == self._namespace, letters.c.id == index_id(letter_id))
+
+    def _are(self, letter_ids: Sequence[str]) -> sa.ColumnElement[bool]:
+        ids = letters.c.id.in_([*map(index_id, letter_ids)])
+        return sa.and_(letters.c.namespace == self._namespace, ids)
+
+    def _claimed(self, letter_ids: Sequence[str], claim: Claim) -> Iterator[sa.ColumnElement[bool]]:
+        for batch in batches(letter_ids):
+            yield sa.and_(self._are(batch), letters.c.claimed_until == claim)
 
     def _of(self, job_id: str) -> sa.ColumnElement[bool]:
         return sa.and_(errors.c.namespace == self._namespace, errors.c.job_id == index_id(job_id))
@@ -155,6 +178,11 @@ class Letters(Database):
             yield letters.c.discarded_ms < to_ms(where.until)
         if where.but_queues:
             yield letters.c.queue.not_in([*map(index_text, where.but_queues)])
+
+
+def _free(now: datetime) -> sa.ColumnElement[bool]:
+    """Return the condition that no claim holds a letter."""
+    return letters.c.claimed_until < (to_ms(now) + 1) << _BITS
 
 
 def _counts(column: sa.Column[str]) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
 from ..parked import Due, Parked, ParkedFilter, ParkedPage
 from ..records import parked_from_json, parked_to_json, to_ms
@@ -17,7 +16,7 @@ from ..texts import index_id, index_text
 from .database import Database
 from .pages import equals, matches, read_cursor, write_cursor
 from .reservations import mark_settled
-from .statements import Upsert, batches, picked
+from .statements import Upsert, batches, picked, updated
 from .tables import parked as table
 
 _c = table.c
@@ -64,8 +63,8 @@ class ParkedRetries(Database):
             keys = sa.select(picked(connection, query).c.key)
             statement = sa.update(table).where(mine, _c.key.in_(keys))
             statement = statement.values(claim=claim, claimed_until_ms=to_ms(until))
-            rows = _claimed(connection, statement, sa.and_(due, _c.claim == claim))
-        return Due(claim, tuple(_parked(row) for row in rows))
+            rows = updated(connection, statement, _SHOWN, sa.and_(due, _c.claim == claim))
+        return Due(claim, tuple(_parked(row) for row in sorted(rows, key=lambda row: (row.due_ms, row.key))))
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
         """Delete retries that were published under a claim that is still theirs; return how many."""
@@ -134,16 +133,6 @@ class ParkedRetries(Database):
         yield _c.namespace == self._namespace
         yield from equals(_c.queue, where.queue)
         yield from matches(_c.type, where.type)
-
-
-def _claimed(connection: Connection, statement: sa.Update, ours: sa.ColumnElement[bool]) -> Sequence[Any]:
-    if connection.dialect.name == "postgresql":
-        rows = connection.execute(statement.returning(*_SHOWN)).all()
-        return sorted(rows, key=lambda row: (row.due_ms, row.key))
-    # The limit keeps the search from going on behind the last of them.
-    count = connection.execute(statement).rowcount
-    query = sa.select(*_SHOWN).where(ours).order_by(_c.due_ms, _c.key)
-    return connection.execute(query.limit(count)).all()
 
 
 def _parked(row: Any) -> Parked:

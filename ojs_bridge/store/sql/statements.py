@@ -80,6 +80,20 @@ def picked(connection: Connection, query: sa.Select[Any]) -> sa.FromClause:
     return query.subquery()
 
 
+def updated(
+    connection: Connection,
+    statement: sa.Update,
+    columns: Sequence[sa.Column[Any]],
+    ours: sa.ColumnElement[bool],
+) -> Sequence[Any]:
+    """Carry out an update and return columns of the rows it changed, which `ours` finds afterwards."""
+    if connection.dialect.name == "postgresql":
+        return connection.execute(statement.returning(*columns)).all()
+    # The limit keeps the search from going on behind the last of them.
+    count = connection.execute(statement).rowcount
+    return connection.execute(sa.select(*columns).where(ours).limit(count)).all()
+
+
 def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield items in as many lots as one statement may name, so that none locks many rows for long."""
     for start in range(0, len(items), BATCH):

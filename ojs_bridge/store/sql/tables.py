@@ -28,7 +28,8 @@ letters = sa.Table(
     sa.Column("queue", sa.String(MAX_TEXT), nullable=False),
     sa.Column("error_type", sa.String(MAX_TEXT), nullable=False),
     sa.Column("discarded_ms", sa.BigInteger, nullable=False),
-    sa.Column("claimed_until_ms", sa.BigInteger, nullable=False, default=0),
+    #: Zero while nobody has claimed it; its name in the first version, which had no bits beside the moment.
+    sa.Column("claimed_until_ms", sa.BigInteger, key="claimed_until", nullable=False, default=0),
     sa.Column("record", RECORD, nullable=False),
     sa.Index("ojs_dead_letters_newest", "namespace", "discarded_ms", "id"),
     sa.Index("ojs_dead_letters_type", "namespace", "type", "discarded_ms"),

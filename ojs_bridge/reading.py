@@ -1,0 +1,78 @@
+"""What a kept message says to a reader, without running or importing anything of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+#: What is the bridge's and the frameworks' own among a message's headers or options.
+OWN_META = frozenset(
+    {
+        "argsrepr", "compression", "errbacks", "eta", "expires", "id", "ignore_result", "kwargsrepr", "lang",
+        "ojs", "ojs_retry", "origin", "parent_id", "redis_message_id", "replaced_task_nesting",
+        "requeue_timestamp", "retries", "root_id", "shadow", "stamped_headers", "stamps", "task", "timelimit",
+        "traceback",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A message's arguments and its user's own headers or options.
+
+    `names` are those of the handler's parameters, as far as they were noted. Where the arguments cannot be
+    read both are None and `note` says why.
+    """
+
+    args: Sequence[Any] | None = None
+    kwargs: Mapping[str, Any] | None = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    note: str = ""
+
+
+def read_message(message: Mapping[str, Any]) -> Reading:
+    """Return what a kept message says; never raises, and never unpickles."""
+    names = tuple(str(name) for name in message.get("parameters") or ())
+    try:
+        if "encoded" in message:
+            return _dramatiq(message, names)
+        if "body" in message:
+            return _celery(message, names)
+        meta, note = dict(message.get("meta") or {}), str(message.get("note") or "")
+        return Reading(message.get("args"), message.get("kwargs"), meta, names, note)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Reading(names=names, note=f"it cannot be read: {error!r}")
+
+
+def _dramatiq(message: Mapping[str, Any], names: Sequence[str]) -> Reading:
+    raw = _bytes(message["encoded"], message["encoding"])
+    try:
+        told = json.loads(raw)
+    except ValueError:
+        return Reading(names=names, note=f"{len(raw)} bytes of an encoder that is not JSON")
+    return Reading(list(told["args"]), dict(told["kwargs"]), _meta(told["options"]), names)
+
+
+def _celery(message: Mapping[str, Any], names: Sequence[str]) -> Reading:
+    meta = _meta(message["headers"])
+    content_type = str(message["content_type"])
+    raw = _bytes(message["body"], message["body_encoding"])
+    if content_type != "application/json":
+        what = "pickled" if "pickle" in content_type or "python-serialize" in content_type else content_type
+        return Reading(meta=meta, names=names, note=f"{len(raw)} bytes, {what}, which is not opened here")
+    if message["headers"].get("compression"):
+        return Reading(meta=meta, names=names, note=f"{len(raw)} bytes, compressed")
+    args, kwargs, _embed = json.loads(raw)
+    return Reading(list(args), dict(kwargs), meta, names)
+
+
+def _bytes(text: str, encoding: str) -> bytes:
+    return base64.b64decode(text) if encoding == "base64" else text.encode("utf-8")
+
+
+def _meta(told: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in told.items() if name not in OWN_META and value is not None}

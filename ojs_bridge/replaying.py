@@ -1,0 +1,226 @@
+"""Sending dead letters back to their queues: one, or many in batches (spec sections dlq 6 and 7)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from .errors import ConfigurationError
+from .job import Header, Job
+from .policy import PartialPolicy, RetryPolicy, partial_to_ojs
+from .publishing import Override, Publisher, Unreachable
+from .reading import OWN_META
+from .storage_retry import pause
+from .store import Letter, Store
+
+#: How long one replay may hold letters before another may take them over, and how many it takes at a time.
+CLAIM_SECONDS = 60.0
+BATCH = 200
+
+
+class LetterNotFound(KeyError):
+    """There is no dead letter of this id, or another replay holds it at this moment."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """What became of many dead letters; without `confirmed` nothing was done but counting them.
+
+    `errors` are the ids and reasons of those that failed and stay, the first hundred of them.
+    """
+
+    matched: int
+    succeeded: int = 0
+    failed: int = 0
+    errors: tuple[tuple[str, str], ...] = ()
+    confirmed: bool = True
+
+
+MAX_TOLD = 100
+
+
+def override_of(
+    queue: str | None,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    meta: Mapping[str, Any] | None,
+    retry: PartialPolicy | None,
+) -> Override:
+    """Return what a replay changes; raises ValueError that names what is wrong, and InvalidRetryPolicy."""
+    if queue is not None and not (isinstance(queue, str) and queue):
+        raise ValueError(f"queue: {queue!r} must be the name of a queue")
+    if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
+        raise ValueError(f"args: {args!r} must be a list")
+    for name, values in (("kwargs", kwargs), ("meta", meta)):
+        if values is not None and not (
+            isinstance(values, Mapping) and all(isinstance(k, str) for k in values)
+        ):
+            raise ValueError(f"{name}: {values!r} must be an object with names")
+    if own := OWN_META & set(meta or ()):
+        raise ValueError(f"meta: {min(own)!r} is the bridge's or the framework's own")
+    return Override(queue, args, kwargs, meta, partial_to_ojs(retry))
+
+
+class Replayer:
+    """Replays dead letters of one bridge; `told` hears of each, `rule` is the rule that asked for it."""
+
+    def __init__(
+        self,
+        store: Store,
+        publishers: Mapping[str, Publisher],
+        encode: Callable[[Job], Header],
+        clock: Callable[[], datetime],
+        told: Callable[[Job], object],
+    ) -> None:
+        self._store = store
+        self._publishers = publishers
+        self._encode = encode
+        self._clock = clock
+        self._told = told
+
+    def one(self, letter: Letter, override: Override) -> Job:
+        """Replay a letter; raises LetterNotFound, ConfigurationError and whatever publishing raises."""
+        publisher = self._publisher(letter)
+        claimed = self._store.claim([letter.id], now=self._clock(), seconds=CLAIM_SECONDS)
+        if not claimed.letters:
+            raise LetterNotFound(f"dead letter {letter.id!r} is being replayed, or is gone")
+        try:
+            job = self._publish(claimed.letters[0], publisher, override)
+        except BaseException:
+            self._store.release([letter.id], claimed.claim)
+            raise
+        # The job may have died again already, and its new letter stays.
+        self._store.delete([letter.id], claimed.claim)
+        self._told(job)
+        return job
+
+    def many(
+        self,
+        pages: Iterable[Sequence[Letter]],
+        override: Override,
+        *,
+        rate: float | None,
+        progress: Callable[[int], object] | None,
+    ) -> Bulk:
+        """Replay pages of letters, at most `rate` a second; raises Unreachable and StoreError.
+
+        `progress` is called with how many have been dealt with so far.
+        """
+        pace = _Pace(rate)
+        matched, errors, failed = 0, list[tuple[str, str]](), 0
+        for batch in _batches(pages, BATCH if rate is None else max(1, min(BATCH, int(rate)))):
+            matched += len(batch)
+            wrong = self._batch(batch, override, pace)
+            failed += len(wrong)
+            errors += wrong[: MAX_TOLD - len(errors)]
+            if progress is not None:
+                progress(matched)
+        return Bulk(matched, matched - failed, failed, tuple(errors))
+
+    def _batch(self, letters: Sequence[Letter], override: Override, pace: _Pace) -> list[tuple[str, str]]:
+        wrong: dict[str, str] = {}
+        known = [letter.id for letter in letters if not self._cannot(letter, wrong)]
+        claimed = self._store.claim(known, now=self._clock(), seconds=CLAIM_SECONDS)
+        left = {letter.id: letter for letter in claimed.letters}
+        wrong.update({i: "it is being replayed, or is gone" for i in known if i not in left})
+        done: list[Job] = []
+        try:
+            for letter in claimed.letters:
+                pace.wait()
+                try:
+                    done.append(self._publish(letter, self._publisher(letter), override))
+                except Unreachable:
+                    raise
+                except Exception as error:  # noqa: BLE001 - it is told, and the others go on
+                    wrong[letter.id] = _why(error)
+                else:
+                    del left[letter.id]
+        finally:
+            self._store.delete([job.id for job in done], claimed.claim)
+            self._store.release([*left], claimed.claim)
+            for job in done:
+                self._told(job)
+        return [*wrong.items()]
+
+    def _cannot(self, letter: Letter, wrong: dict[str, str]) -> bool:
+        try:
+            self._publisher(letter)
+        except ConfigurationError as error:
+            wrong[letter.id] = str(error)
+            return True
+        return False
+
+    def _publish(self, letter: Letter, publisher: Publisher, override: Override) -> Job:
+        job = job_of(letter)
+        retry = {**(job.retry or {}), **override.retry} or None
+        if override.retry:
+            RetryPolicy.merge(retry)
+        header = self._encode(replace(job.replayed(), retry=retry, queue=override.queue or job.queue))
+        if header.left_out:
+            self._store.forget_errors(letter.id)
+            self._store.keep_errors(letter.id, header.left_out)
+        publisher.republish(letter, header, override)
+        return header.job
+
+    def _publisher(self, letter: Letter) -> Publisher:
+        """Return who can publish a letter; raises ConfigurationError, before anything is claimed."""
+        publisher, name = self._publishers.get(letter.framework), letter.framework
+        if publisher is None:
+            raise ConfigurationError(
+                f"dead letter {letter.id!r} belongs to {name}, and this process has given the bridge to no "
+                f"{name} app or broker: import the module that does"
+            )
+        if not publisher.knows(letter.type):
+            raise ConfigurationError(
+                f"dead letter {letter.id!r} is a {letter.type!r}, which {name} here does not know: it would "
+                "only die again"
+            )
+        return publisher
+
+
+class _Pace:
+    """Spaces what happens at most so many times a second."""
+
+    def __init__(self, rate: float | None) -> None:
+        if rate is not None and not (isinstance(rate, int | float) and rate > 0):
+            raise ValueError(f"rate: {rate!r} must be a number of jobs a second above zero")
+        self._between = 1 / rate if rate else 0.0
+        self._next = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait for the next one's time."""
+        if self._between:
+            pause(self._next - time.monotonic())
+            self._next = max(self._next, time.monotonic() - self._between) + self._between
+
+
+def _batches(pages: Iterable[Sequence[Letter]], size: int) -> Iterator[Sequence[Letter]]:
+    for page in pages:
+        for start in range(0, len(page), size):
+            yield page[start : start + size]
+
+
+def _why(error: BaseException) -> str:
+    return str(error) or repr(error)
+
+
+def job_of(letter: Letter) -> Job:
+    """Return the job that a letter was written of, as it ended."""
+    return Job(
+        id=letter.id,
+        type=letter.type,
+        queue=letter.queue,
+        attempt=letter.attempt,
+        retry=letter.retry,
+        errors=letter.errors,
+        created_at=letter.created_at,
+        replay_count=letter.replay_count,
+        fence=max(letter.fence, letter.attempt - 1),
+        chain=letter.key.removeprefix(letter.id).removeprefix("#"),
+    )

@@ -1,0 +1,407 @@
+"""What an operator does with many dead letters: look for, replay, purge, export, with secrets hidden."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from base64 import b64encode
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ojs_bridge import Bridge, ConfigurationError, Event, InvalidRetryPolicy, Letter, LetterNotFound
+from ojs_bridge.publishing import Unreachable
+from ojs_bridge.reading import read_message
+from ojs_bridge.store import Parked
+from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
+from tests.store.test_store import NOW, entry, letter
+
+Lives = tuple[Bridge, Outbox]
+
+
+@pytest.fixture
+def fleet(url: str) -> Lives:
+    """A bridge on an empty store, and what its framework has published."""
+    return bridge_with_outbox(url)
+
+
+def bury(bridge: Bridge, letter_id: str, **fields: Any) -> Letter:
+    """Bury a letter of the outbox, a moment old."""
+    assert bridge.store is not None
+    fields = {"discarded_at": bridge.now() - timedelta(seconds=60), "framework": FRAMEWORK, **fields}
+    found = letter(letter_id, **fields)
+    bridge.store.bury(found)
+    return found
+
+
+def celery_message(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """A message as the Celery adapter keeps it."""
+    return {
+        "body": json.dumps([args, kwargs, {"callbacks": None}]),
+        "body_encoding": "utf-8",
+        "content_type": "application/json",
+        "content_encoding": "utf-8",
+        "headers": {"id": "j-1", "task": "t", "argsrepr": "(…)", "tenant": "acme", "ojs": "{}"},
+        "parameters": ["user", "password"],
+    }
+
+
+def dramatiq_message(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """A message as the Dramatiq adapter keeps it."""
+    told = {"args": args, "kwargs": kwargs, "options": {"retries": 3, "tenant": "acme"}}
+    return {"encoded": json.dumps(told), "encoding": "utf-8"}
+
+
+@pytest.mark.requirement("DLQ-R001")
+def test_many_are_counted_and_then_replayed(fleet: Lives) -> None:
+    """Those of a kind, the oldest first, in batches; the count comes first, and changes nothing."""
+    bridge, outbox = fleet
+    for n in range(450):
+        bury(bridge, f"j-{n}", type="a" if n % 3 else "b", discarded_at=bridge.now() - timedelta(seconds=n))
+    found = bridge.dead_letters.retry_all(type="a")
+    assert (found.matched, found.succeeded, found.confirmed) == (300, 0, False)
+    assert outbox.published == []
+    seen: list[int] = []
+    done = bridge.dead_letters.retry_all(type="a", confirm=True, progress=seen.append)
+    assert (done.matched, done.succeeded, done.failed, done.confirmed) == (300, 300, 0, True)
+    assert seen[-1] == 300
+    assert seen == sorted(seen)
+    published = [sent.id for sent, _ in outbox.published]
+    assert published == [f"j-{n}" for n in reversed(range(450)) if n % 3]
+    assert bridge.dead_letters.stats().by_type == {"b": 150}
+
+
+@pytest.mark.requirement("DLQ-R001")
+def test_those_that_cannot_be_replayed_stay_and_are_told(fleet: Lives) -> None:
+    """An error of one, one that is held, one of another framework, one whose task is gone: the rest go."""
+    bridge, outbox = fleet
+    for name in ("good", "bad", "held"):
+        bury(bridge, name)
+    bury(bridge, "foreign", framework="elsewhere")
+    bury(bridge, "stranger", type="gone")
+    outbox.refuses = {"bad": TypeError("no such thing")}
+    outbox.strangers = {"gone"}
+    assert bridge.store is not None
+    bridge.store.claim(["held"], now=bridge.now(), seconds=60)
+    done = bridge.dead_letters.retry_all(confirm=True)
+    assert (done.matched, done.succeeded, done.failed) == (5, 1, 4)
+    told = dict(done.errors)
+    assert told["bad"] == "no such thing"
+    assert told["held"] == "it is being replayed, or is gone"
+    assert told["foreign"].startswith("dead letter 'foreign' belongs to elsewhere, and this process has")
+    assert told["stranger"] == (
+        "dead letter 'stranger' is a 'gone', which outbox here does not know: it would only die again"
+    )
+    assert [sent.id for sent, _ in outbox.published] == ["good"]
+    outbox.refuses, outbox.strangers = {}, set()
+    assert bridge.dead_letters.retry("bad").id == "bad"
+
+
+@pytest.mark.requirement("DLQ-R001")
+def test_a_broker_that_is_down_ends_it_and_loses_nothing(fleet: Lives) -> None:
+    """What was published is gone from the store, the rest is there and free."""
+    bridge, outbox = fleet
+    for n in range(6):
+        bury(bridge, f"j-{n}", discarded_at=bridge.now() - timedelta(seconds=60 - n))
+    outbox.refuses = {"j-3": Unreachable("down")}
+    with pytest.raises(Unreachable):
+        bridge.dead_letters.retry_all(confirm=True)
+    assert [sent.id for sent, _ in outbox.published] == ["j-0", "j-1", "j-2"]
+    outbox.refuses = {}
+    assert bridge.dead_letters.retry_all(confirm=True).succeeded == 3
+    assert bridge.dead_letters.stats().total == 0
+
+
+def test_a_rate(fleet: Lives) -> None:
+    """So many a second, at most."""
+    bridge, _ = fleet
+    for n in range(6):
+        bury(bridge, f"j-{n}")
+    begun = time.monotonic()
+    assert bridge.dead_letters.retry_all(confirm=True, rate=10).succeeded == 6
+    assert time.monotonic() - begun >= 0.5
+    for rate in (0, -1, "5"):
+        with pytest.raises(ValueError, match=r"^rate: .* must be a number of jobs a second above zero$"):
+            bridge.dead_letters.retry_all(confirm=True, rate=rate)  # type: ignore[arg-type]
+
+
+def test_what_dies_meanwhile_is_left_alone(fleet: Lives) -> None:
+    """A job that dies again at once is not replayed for ever."""
+    bridge, outbox = fleet
+    bury(bridge, "j-1")
+    again = bury(bridge, "later", discarded_at=NOW + timedelta(days=36500))
+    assert bridge.dead_letters.retry_all(confirm=True).matched == 1
+    assert [sent.id for sent, _ in outbox.published] == ["j-1"]
+    assert bridge.dead_letters.get("later") == again
+
+
+@pytest.mark.requirement("DLQ-R002")
+def test_a_replay_with_overrides(fleet: Lives) -> None:
+    """They are handed to who publishes, the policy in the header; what is not named stays."""
+    bridge, outbox = fleet
+    bury(bridge, "j-1", retry={"max_attempts": 4})
+    job = bridge.dead_letters.retry(
+        "j-1", queue="slow", args=[1], kwargs={"a": 2}, meta={"by": "me"}, retry={"initial_interval": "PT5S"}
+    )
+    assert job.queue == "slow"
+    assert job.retry == {"max_attempts": 4, "initial_interval": "PT5S"}
+    [override] = outbox.overrides
+    assert (override.queue, override.args, override.kwargs, override.meta) == (
+        "slow",
+        [1],
+        {"a": 2},
+        {"by": "me"},
+    )
+    assert outbox.published[0][1].state["retry"] == job.retry
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ({"queue": ""}, "queue: '' must be the name of a queue"),
+        ({"queue": 7}, "queue: 7 must be the name of a queue"),
+        ({"args": "abc"}, "args: 'abc' must be a list"),
+        ({"kwargs": [1]}, "kwargs: [1] must be an object with names"),
+        ({"meta": {1: 2}}, "meta: {1: 2} must be an object with names"),
+        ({"meta": {"retries": 2}}, "meta: 'retries' is the bridge's or the framework's own"),
+    ],
+)
+def test_an_override_that_is_wrong(fleet: Lives, override: dict[str, Any], told: str) -> None:
+    """It is named, and the letter stays."""
+    bridge, outbox = fleet
+    bury(bridge, "j-1")
+    with pytest.raises(ValueError) as error:
+        bridge.dead_letters.retry("j-1", **override)
+    assert str(error.value) == told
+    assert (outbox.published, bridge.dead_letters.stats().total) == ([], 1)
+
+
+def test_an_override_of_the_policy_that_is_wrong(fleet: Lives) -> None:
+    """By itself, or together with what the job has."""
+    bridge, outbox = fleet
+    bury(bridge, "j-1", retry={"max_interval": "PT1M"})
+    for retry in ({"max_attempts": -1}, {"initial_interval": "PT5M"}):
+        with pytest.raises(InvalidRetryPolicy):
+            bridge.dead_letters.retry("j-1", retry=retry)
+    assert (outbox.published, bridge.dead_letters.get("j-1").id) == ([], "j-1")
+
+
+def test_a_replay_of_a_task_that_is_gone(fleet: Lives) -> None:
+    """It is said before anything is published."""
+    bridge, outbox = fleet
+    bury(bridge, "j-1", type="gone")
+    outbox.strangers = {"gone"}
+    with pytest.raises(ConfigurationError, match="which outbox here does not know"):
+        bridge.dead_letters.retry("j-1")
+    assert (outbox.published, bridge.dead_letters.get("j-1").id) == ([], "j-1")
+
+
+@pytest.mark.requirement("DLQ-006")
+def test_a_text_in_arguments_or_messages(fleet: Lives) -> None:
+    """In any case, on both frameworks' messages; the cursor goes on where the page ended."""
+    bridge, _ = fleet
+    bury(bridge, "c", message=celery_message("Ä-17", order="x"))
+    bury(bridge, "d", message=dramatiq_message("ä-17"))
+    bury(bridge, "e", errors=(entry(1, message="lost Ä-17 somewhere"),))
+    bury(bridge, "f", message=celery_message("b-18"))
+    found = bridge.dead_letters.list(text="ä-17")
+    assert sorted(one.id for one in found.letters) == ["c", "d", "e"]
+    first = bridge.dead_letters.list(text="Ä-17", limit=2)
+    rest = bridge.dead_letters.list(text="Ä-17", limit=2, cursor=first.next_cursor)
+    assert sorted(one.id for one in (*first.letters, *rest.letters)) == ["c", "d", "e"]
+    assert bridge.dead_letters.list(text="nowhere").letters == ()
+    assert bridge.dead_letters.retry_all(text="17").matched == 3
+
+
+def test_a_text_is_looked_for_in_so_many_letters(url: str) -> None:
+    """A page that has looked through enough ends, with a cursor to go on."""
+    bridge = Bridge(url)
+    for n in range(2100):
+        bury(bridge, f"j-{n}", discarded_at=NOW - timedelta(seconds=n), message={"args": [n]})
+    first = bridge.dead_letters.list(text="2050")
+    assert (first.letters, first.next_cursor is None) == ((), False)
+    rest = bridge.dead_letters.list(text="2050", cursor=first.next_cursor)
+    assert [one.id for one in rest.letters] == ["j-2050"]
+    assert rest.next_cursor is None
+
+
+@pytest.mark.parametrize("name", ["since", "until"])
+def test_a_time_without_a_zone(fleet: Lives, name: str) -> None:
+    """It is named."""
+    with pytest.raises(ValueError, match=rf"^{name}: .* must be a time with a zone$"):
+        fleet[0].dead_letters.list(**{name: datetime(2026, 1, 1)})  # type: ignore[arg-type]
+
+
+def test_purge(fleet: Lives) -> None:
+    """Counted first; then those of the kind are gone, one that is being replayed stays; told by an event."""
+    bridge, _ = fleet
+    events: list[Event] = []
+    bridge = Bridge(bridge.store, listeners=[events.append])
+    for n in range(5):
+        bury(bridge, f"j-{n}", queue="a" if n < 4 else "b")
+    assert bridge.store is not None
+    bridge.store.claim(["j-2"], now=bridge.now(), seconds=60)
+    assert bridge.dead_letters.purge(queue="a").matched == 4
+    assert bridge.dead_letters.stats().total == 5
+    done = bridge.dead_letters.purge(queue="a", confirm=True)
+    assert (done.matched, done.succeeded, done.failed) == (4, 3, 1)
+    assert bridge.dead_letters.stats().by_queue == {"a": 1, "b": 1}
+    assert bridge.flush()
+    assert [(e.type, dict(e.data)) for e in events] == [
+        ("dead_letter.pruned", {"count": 3, "pruning_policy": "purge"})
+    ]
+
+
+@pytest.mark.requirement("DLQ-R004")
+def test_stats_tell_of_retention(fleet: Lives) -> None:
+    """In the spec's own shape."""
+    bridge, _ = fleet
+    bury(bridge, "j-1")
+    told = bridge.dead_letters.stats().to_ojs()
+    assert (told["total"], told["by_error_type"]) == (1, {"external.timeout": 1})
+    assert (told["retention"]["max_age"], told["retention"]["max_count"]) == ("P180D", 10_000)
+    due = datetime.fromisoformat(told["retention"]["next_prune_at"].replace("Z", "+00:00"))
+    assert timedelta(0) < due - bridge.now() <= timedelta(minutes=5)
+
+
+def test_an_export_is_loaded_elsewhere(fleet: Lives, url: str) -> None:
+    """Letter by letter the same, the oldest first."""
+    bridge, _ = fleet
+    letters = [bury(bridge, f"j-{n}", message=celery_message(n), attempt=n + 1) for n in range(3)]
+    lines = list(bridge.dead_letters.export())
+    assert len(lines) == 3
+    other = Bridge(url, namespace="elsewhere")
+    assert other.dead_letters.load([*lines, "\n"]) == 3
+    for found in letters:
+        assert other.dead_letters.get(found.id) == bridge.dead_letters.get(found.id)
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"id": "x"}', "null"])
+def test_a_damaged_export(fleet: Lives, damage: str) -> None:
+    """The line is named, and nothing is taken."""
+    bridge, _ = fleet
+    bury(bridge, "j-1")
+    lines = list(bridge.dead_letters.export())
+    bridge.dead_letters.delete("j-1")
+    with pytest.raises(ValueError, match=r"^line 2: it is no dead letter: "):
+        bridge.dead_letters.load([*lines, damage])
+    assert bridge.dead_letters.stats().total == 0
+
+
+SECRET = "hunter2!"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        celery_message("ann", SECRET),
+        celery_message("ann", password=SECRET),
+        celery_message({"deep": [{"Password": SECRET}]}),
+        {**dramatiq_message("ann", SECRET), "parameters": ["user", "password"]},
+        dramatiq_message(password=[SECRET]),
+    ],
+)
+def test_a_redaction_hides_secrets_everywhere(url: str, message: dict[str, Any]) -> None:
+    """In lists, details, searches and exports, in errors and reasons too; a replay has them still."""
+    bridge, outbox = bridge_with_outbox(url, redact=["password"])
+    told = f"login failed with {SECRET}"
+    errors = (entry(1, message=told, details={"sent": [SECRET]}, backtrace=[f"x {SECRET}"]),)
+    bury(bridge, "j-1", message=message, errors=errors, reason=told)
+    [listed] = bridge.dead_letters.list().letters
+    shown = [listed.to_ojs(), bridge.dead_letters.get("j-1").to_ojs(), [*bridge.dead_letters.export()]]
+    assert SECRET not in json.dumps(shown)
+    assert listed.errors[0]["message"] == "login failed with [redacted]"
+    assert "[redacted]" in json.dumps([listed.reading.args, listed.reading.kwargs])
+    assert bridge.dead_letters.list(text=SECRET).letters == ()
+    assert len(bridge.dead_letters.list(text="redacted").letters) == 1
+    with pytest.raises(ValueError, match=r"^line 1: dead letter 'j-1' was redacted"):
+        bridge.dead_letters.load(bridge.dead_letters.export())
+    bridge.dead_letters.retry("j-1")
+    assert outbox.published[0][0].message == message
+
+
+def test_a_redaction_of_ones_own(url: str) -> None:
+    """A callable is given names and values, and places where a parameter's name is not known."""
+    seen: list[tuple[str, Any]] = []
+
+    def shorten(name: str, value: Any) -> Any:
+        seen.append((name, value))
+        return f"{value[:4]}…" if name in ("card", "1") else value
+
+    bridge, _ = bridge_with_outbox(url, redact=shorten)
+    bury(bridge, "j-1", message=dramatiq_message("ann", "4111-1111", card="4222-2222"))
+    reading = bridge.dead_letters.get("j-1").reading
+    assert (reading.args, reading.kwargs) == (["ann", "4111…"], {"card": "4222…"})
+    assert ("0", "ann") in seen
+
+
+def test_parked_retries_are_redacted(url: str) -> None:
+    """As dead letters are; and the retry goes on with what it has."""
+    bridge, _ = bridge_with_outbox(url, redact={"password"})
+    parked = Parked(
+        id="j-1", key="j-1", fence=1, type="t", queue="q", framework=FRAMEWORK, attempt=2, max_attempts=3,
+        next_retry_at=NOW, parked_at=NOW, reason=f"no {SECRET}",
+        state={"v": 1, "attempt": 2, "errors": [entry(1, message=SECRET)]},
+        message=celery_message("ann", SECRET),
+    )  # fmt: skip
+    assert bridge.store is not None
+    bridge.store.park(parked)
+    [listed] = bridge.retries.list().retries
+    shown = [listed.to_ojs(), bridge.retries.get("j-1").to_ojs(), repr(listed)]
+    assert SECRET not in json.dumps(shown)
+    assert bridge.store.get_parked("j-1") == replace(parked)
+    bridge.retries.cancel("j-1")
+
+
+@pytest.mark.parametrize("redact", ["password", 7])
+def test_a_redaction_that_is_none(redact: Any) -> None:
+    """It is named."""
+    with pytest.raises(ConfigurationError, match=r"^redact: .* is neither a collection of argument names"):
+        Bridge(redact=redact)
+
+
+class Bomb:
+    """Says so when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (pytest.fail, ("it was unpickled",))
+
+
+@pytest.mark.parametrize("content_type", ["application/x-python-serialize", "application/x-yaml"])
+def test_a_pickled_body_is_never_opened(fleet: Lives, content_type: str) -> None:
+    """It is said what it is; everything else of the letter is shown."""
+    bridge, _ = fleet
+    body = b64encode(pickle.dumps([[Bomb()], {}, {}])).decode()
+    message = {**celery_message(), "body": body, "body_encoding": "base64", "content_type": content_type}
+    bury(bridge, "j-1", message=message)
+    reading = bridge.dead_letters.get("j-1").reading
+    assert (reading.args, reading.kwargs, reading.meta) == (None, None, {"tenant": "acme"})
+    assert "which is not opened here" in reading.note
+    assert bridge.dead_letters.list(text="bomb").letters == ()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"body": 7},
+        {"body": "{", "body_encoding": "utf-8", "content_type": "application/json", "headers": {}},
+        {"encoded": "gAR9", "encoding": "base64"},
+        {"encoded": "[]", "encoding": "utf-8"},
+        {"encoded": "x"},
+    ],
+)
+def test_a_message_that_nobody_can_read(message: dict[str, Any]) -> None:
+    """It is said why, if there was one at all."""
+    reading = read_message(message)
+    assert reading.args is None
+    assert bool(reading.note) == bool(message)
+
+
+def test_a_letter_that_is_gone_for_overrides(fleet: Lives) -> None:
+    """It is told as any other."""
+    with pytest.raises(LetterNotFound):
+        fleet[0].dead_letters.retry("nobody", queue="slow")
