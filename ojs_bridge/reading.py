@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import functools
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,17 @@ class Reading:
     meta: Mapping[str, Any] = field(default_factory=dict)
     names: Sequence[str] = ()
     note: str = ""
+
+
+@functools.lru_cache(maxsize=1024)
+def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the arguments that a handler takes by place, which a message does not carry."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(parameter.name for parameter in parameters if parameter.kind in by_place)
 
 
 def read_message(message: Mapping[str, Any]) -> Reading:

@@ -16,6 +16,7 @@ from ..bridge import Bridge
 from ..decision import DeadLetter, Decision, RetryAt, Snooze
 from ..errors import InvalidState
 from ..job import Job
+from ..reading import parameters_of
 from ..runs import Postpone, Refuse, Run
 from ..store import StoreError
 from . import sending
@@ -146,7 +147,7 @@ class Conclusion:
         app, out_of_reach = self._task.app, self._out_of_reach()
 
         def park() -> None:
-            message = sending.parked(wire, headers, options)
+            message = {**sending.parked(wire, headers, options), **self._parameters()}
             self._bridge.park(begun, job, at, reason, FRAMEWORK, message)
 
         def publish() -> None:
@@ -188,13 +189,18 @@ class Conclusion:
         wire = self._delivery.wire
         if self._bridge.store is not None:
             try:
-                self._bridge.bury(begun, job, decision, FRAMEWORK, wires.to_json(wire))
+                message = {**wires.to_json(wire), **self._parameters()}
+                self._bridge.bury(begun, job, decision, FRAMEWORK, message)
             except Exception:
                 logger.exception("job %s: kept in the broker's dead queue, not in the store", job.id)
             else:
                 return
         if not self._request.is_eager:
             sending.bury(self._task.app, wire, {"retries": job.attempt, **self._final_state(job)})
+
+    def _parameters(self) -> dict[str, list[str]]:
+        """Return the names of what the task takes, which its message does not carry."""
+        return {"parameters": [*parameters_of(self._task.run)]}
 
     def _final_state(self, job: Job) -> dict[str, str]:
         try:

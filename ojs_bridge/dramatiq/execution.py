@@ -17,6 +17,7 @@ from ..bridge import Bridge
 from ..decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
 from ..errors import InvalidState
 from ..job import Header, Job
+from ..reading import parameters_of
 from ..runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
 from .acknowledging import Acknowledging, Ending
@@ -143,7 +144,7 @@ class Execution:
         message = self._message.copy(options=options)
 
         def park() -> None:
-            self._bridge.park(begun, job, at, reason, FRAMEWORK, original(message))
+            self._bridge.park(begun, job, at, reason, FRAMEWORK, self._kept(message))
 
         def publish() -> None:
             self._publish(message, at)
@@ -208,7 +209,7 @@ class Execution:
         if self._bridge.store is None:
             return Settlement.DEAD
         try:
-            self._bridge.bury(begun, ended, decision, FRAMEWORK, original(self._message))
+            self._bridge.bury(begun, ended, decision, FRAMEWORK, self._kept(self._message))
         except Exception:
             logger.exception("job %s: kept in the broker's dead queue, not in the store", begun.job.id)
             if isinstance(begun, Run):
@@ -216,6 +217,11 @@ class Execution:
                 self._bridge.let_run_out(begun)
             return Settlement.DEAD
         return Settlement.DROP
+
+    def _kept(self, message: MessageProxy | Message[Any]) -> dict[str, Any]:
+        """Return a message as a store keeps it, with the names of what its actor takes."""
+        names = parameters_of(self._broker.get_actor(message.actor_name).fn)
+        return {**original(message), "parameters": [*names]}
 
     def _announce_exhaustion(self, begun: Run | Refuse) -> None:
         message = self._message

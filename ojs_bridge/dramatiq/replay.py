@@ -22,7 +22,7 @@ from .translate import parked_options, replayed_options
 FRAMEWORK = "dramatiq"
 
 
-def original(message: MessageProxy) -> dict[str, Any]:
+def original(message: MessageProxy | dramatiq.Message[Any]) -> dict[str, Any]:
     """Return a delivered message as a dead letter keeps it: the bytes of the broker's own encoder."""
     encoded = encodable(message).encode()
     try:

@@ -59,6 +59,11 @@ def test_a_retry_keeps_everything_of_its_message(fleet: Fleet) -> None:
     assert second.more["stamps"] == {"team": "red"}
     assert second.more["expires"]
 
+    reading = fleet.bridge.dead_letters.get(job.id).reading
+    assert (reading.args, reading.meta["x-mine"]) == (None, "yes")
+    assert reading.note.endswith("pickled, which is not opened here")
+    with pytest.raises(ValueError, match=r"^args: those of dead letter .* cannot be replaced: .* pickled"):
+        fleet.bridge.dead_letters.retry(job.id, args=[1])
     fleet.bridge.dead_letters.retry(job.id)
     assert fleet.ending(job, nth=2)["total_attempts"] == 2
     again = fleet.bridge.dead_letters.get(job.id).message

@@ -253,6 +253,25 @@ def test_a_replay_starts_afresh_under_its_own_id(fleet: Fleet) -> None:
     assert fleet.runs(expired)[2].more["expires"] is None
 
 
+@pytest.mark.requirement("DLQ-R002")
+def test_a_replay_with_other_arguments_on_another_queue(fleet: Fleet) -> None:
+    headers = {"tenant": "acme"}
+    job = fleet.send("act_kept", "OSError('one')", "OSError('two')", headers=headers)
+    assert fleet.end(job) == "FAILURE"
+    letter = fleet.bridge.dead_letters.get(job.id)
+    assert (letter.reading.args, letter.reading.kwargs) == (["OSError('one')", "OSError('two')"], {})
+    assert letter.reading.meta["tenant"] == "acme"
+    other = f"{fleet.settings.queue}-topic"
+    fleet.bridge.dead_letters.retry(job.id, args=["'ok'"], queue=other, meta={"tenant": "other"})
+    assert fleet.ending(job, nth=2)["queue"] == other
+    eventually(lambda: fleet.app.AsyncResult(job.id).state == "SUCCESS", seconds=20)
+    run = fleet.runs(job)[2]
+    assert run.more["args"] == "[\"'ok'\"]"
+    assert "'tenant': 'other'" in run.more["headers"]
+    publisher = fleet.bridge.publishers["celery"]
+    assert (publisher.knows("act_kept"), publisher.knows("gone")) == (True, False)
+
+
 def test_events_come_in_order_and_say_what_happened(fleet: Fleet) -> None:
     job = fleet.send("act_kept", "OSError('down')")
     fleet.end(job)

@@ -11,6 +11,7 @@ import dramatiq
 import pytest
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware import CurrentMessage
 
 from ojs_bridge import (
     Bridge,
@@ -239,6 +240,9 @@ def test_a_replay_that_fails_before_the_old_letter_is_deleted_leaves_the_new_one
         def __init__(self, publisher: Any) -> None:
             self.publisher = publisher
 
+        def knows(self, type_: str) -> bool:
+            return True
+
         def republish(self, *args: Any) -> None:
             self.publisher.republish(*args)
             fleet.end(job, nth=2)
@@ -250,3 +254,45 @@ def test_a_replay_that_fails_before_the_old_letter_is_deleted_leaves_the_new_one
         fleet.end(job)
         fleet.bridge.dead_letters.retry(job.id)
     assert fleet.bridge.dead_letters.get(job.id).replay_count == 1
+
+
+@pytest.mark.requirement("DLQ-R002")
+def test_a_replay_with_other_arguments_on_another_queue(
+    broker: dramatiq.Broker, unique: str, tmp_path: Path
+) -> None:
+    fleet = Fleet(broker, unique, store=f"sqlite:///{tmp_path}/ojs.db")
+    seen: list[Any] = []
+
+    def charge(key: str, card: str, *, amount: int = 1) -> None:
+        message = CurrentMessage.get_current_message()
+        assert message is not None
+        seen.append((key, card, amount, message.queue_name, message.options.get("tenant")))
+        if card == "stolen":
+            raise OSError("stolen")
+
+    actor = fleet.declare(charge, ojs_retry={**KEEP, "max_attempts": 1})
+    fleet.declare(lambda: None, queue_name=f"{unique}-slow")
+    job = fleet.send(actor, "stolen", tenant="acme")
+    with fleet.working(threads=2):
+        fleet.end(job)
+        letter = fleet.bridge.dead_letters.get(job.id)
+        key = seen[0][0]
+        assert (letter.reading.args, letter.reading.kwargs) == ([key, "stolen"], {})
+        assert (letter.reading.names, letter.reading.meta) == (("key", "card"), {"tenant": "acme"})
+        fleet.bridge.dead_letters.retry(
+            job.id, args=["k", "good"], kwargs={"amount": 5}, queue=f"{unique}-slow", meta={"tenant": "other"}
+        )
+        assert fleet.end(job, nth=2).type == "job.completed"
+    assert seen == [(key, "stolen", 1, unique, "acme"), ("k", "good", 5, f"{unique}-slow", "other")]
+
+
+def test_a_letter_whose_actor_is_gone_is_not_published(stubbed: Callable[..., Fleet]) -> None:
+    fleet = stubbed()
+    job = fleet.send(fleet.actor(fails, ojs_retry=KEEP))
+    with fleet.working():
+        fleet.end(job)
+    del fleet.broker.actors[fleet.bridge.dead_letters.get(job.id).type]
+    fleet.actor(fails)
+    with pytest.raises(ConfigurationError, match="which dramatiq here does not know"):
+        fleet.bridge.dead_letters.retry(job.id)
+    assert fleet.bridge.dead_letters.get(job.id).id == job.id
