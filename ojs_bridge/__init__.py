@@ -19,6 +19,7 @@ from .parked_retries import RetryNotFound
 from .policy import PartialPolicy, RetryPolicy
 from .reading import Reading
 from .redaction import Redaction
+from .replay_rules import ReplayRule
 from .replaying import Bulk, LetterNotFound
 from .retention import Retention
 from .storage_retry import StorageRetry
@@ -46,6 +47,7 @@ __all__ = [
     "PartialPolicy",
     "Reading",
     "Redaction",
+    "ReplayRule",
     "Response",
     "Retention",
     "Retry",

@@ -33,9 +33,12 @@ from .parked_retries import ParkedRetries, job_of, parked_of
 from .policy import PartialPolicy, RetryPolicy
 from .publishing import Publisher
 from .redaction import Redaction, Redactor
+from .replay_rules import PERIOD as RULES_PERIOD
+from .replay_rules import ReplayRule, checked
+from .retention import PERIOD as PRUNE_PERIOD
 from .retention import Retention
 from .runs import Begun, Drop, Postpone, Refuse, Run, TaskPolicy
-from .scheduler import Scheduler
+from .scheduler import Chore, Scheduler
 from .storage_retry import INSISTING, POLLING, Insistence, StorageRetry
 from .store import Parked, Settle, Store, StoreError, Turn
 from .turns import Turns
@@ -73,6 +76,7 @@ class Bridge:
         fail_open: bool = False,
         retention: Retention | None = None,
         redact: Redaction | None = None,
+        replay_rules: Sequence[ReplayRule] = (),
         storage_retry: StorageRetry = INSISTING,
         polling_retry: StorageRetry = POLLING,
     ) -> None:
@@ -104,6 +108,7 @@ class Bridge:
             emit=self._emit,
             retention=settings.the_retention(retention),
             redactor=redactor,
+            rules=checked(replay_rules),
         )
         self.retries = ParkedRetries(self.store, clock=self.now, cancelled=self._cancelled, redactor=redactor)
 
@@ -384,10 +389,15 @@ class Bridge:
                 self.publishers,
                 self.now,
                 self._give_up,
-                self.dead_letters.prune_in_turn,
+                self._chores(),
                 self._polling,
             )
             self._scheduler.start()
+
+    def _chores(self) -> tuple[Chore, ...]:
+        prune = Chore("pruning", PRUNE_PERIOD.total_seconds(), self.dead_letters.prune_in_turn)
+        replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.dead_letters.apply_rules_in_turn)
+        return (prune, replay) if self.dead_letters.has_rules else (prune,)
 
     def stop(self) -> None:
         """End what `start` began, and let the listeners hear the last events."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,14 +12,17 @@ from typing import Any, TypedDict
 
 from typing_extensions import Unpack
 
+from .chores import in_turn
 from .decision import DeadLetter
 from .duration import format_duration
 from .errors import ConfigurationError
 from .events import Event, dead_letter, pruned
 from .job import ErrorEntry, Header, Job, format_time
 from .policy import PartialPolicy, RetryPolicy
-from .publishing import Publisher
+from .publishing import Override, Publisher
 from .redaction import Redactor, without
+from .replay_rules import PERIOD as RULES_PERIOD
+from .replay_rules import ReplayRule
 from .replaying import CLAIM_SECONDS, Bulk, LetterNotFound, Replayer, job_of, override_of
 from .retention import PERIOD, Pruner, Retention
 from .store import Letter, LetterFilter, Page, Stats, Store
@@ -63,6 +67,7 @@ class DeadLetters:
         emit: Callable[[Event], None],
         retention: Retention,
         redactor: Redactor,
+        rules: Sequence[ReplayRule] = (),
     ) -> None:
         self._maybe_store = store
         self._publishers = publishers
@@ -70,6 +75,7 @@ class DeadLetters:
         self._clock = clock
         self._emit = emit
         self._redactor = redactor
+        self._rules = rules
         #: How long letters are kept, and how many.
         self.retention = retention
 
@@ -124,8 +130,7 @@ class DeadLetters:
         where, text = self._until_now(kind)
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
-        override = override_of(None, None, None, None, None)
-        return self._replayer().many(self._pages(where, text), override, rate=rate, progress=progress)
+        return self._replayer().many(self._pages(where, text), Override(), rate=rate, progress=progress)
 
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also for one that is being replayed."""
@@ -204,6 +209,45 @@ class DeadLetters:
     def prune_in_turn(self) -> None:
         """Do so unless another worker of the fleet has, or is at it (DLQ-005)."""
         self._pruned(self._pruner().prune_in_turn() or 0)
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether any replay rule is enabled."""
+        return any(rule.enabled for rule in self._rules)
+
+    def apply_rules_in_turn(self) -> None:
+        """Replay what the replay rules name, unless another worker has, or is at it (DLQ-R003)."""
+        for framework in self._publishers:
+            in_turn(
+                self._store,
+                f"replay:{framework}",
+                RULES_PERIOD,
+                self._clock,
+                functools.partial(self._apply_rules, framework),
+            )
+
+    def _apply_rules(self, framework: str) -> None:
+        for rule in self._rules:
+            if rule.enabled:
+                self._apply(rule, framework)
+
+    def _apply(self, rule: ReplayRule, framework: str) -> None:
+        publisher = self._publishers[framework]
+
+        def due(letter: Letter) -> bool:
+            ours = letter.framework == framework and publisher.knows(letter.type)
+            return ours and letter.replay_count < rule.max_replays
+
+        def told(job: Job) -> None:
+            self._emit(
+                dead_letter("replayed", job, self._clock(), replay_count=job.replay_count, rule=rule.name)
+            )
+
+        pages = self._pages(rule.where(self._clock()), None)
+        replayer = Replayer(self._store, self._publishers, self._encode, self._clock, told)
+        done = replayer.many(([*filter(due, page)] for page in pages), Override(), rate=None, progress=None)
+        if done.matched:
+            logger.info("replay rule %r: %d replayed, %d not", rule.name, done.succeeded, done.failed)
 
     def _pruner(self) -> Pruner:
         return Pruner(self._store, self.retention, self._clock, self._shown)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from .chores import in_turn
 from .duration import read_duration
 from .errors import ConfigurationError
-from .store import Grant, Letter, LetterFilter, Settle, Store, Turn
+from .store import Letter, LetterFilter, Store
 from .store.records import letter_to_json
 
 #: How many letters are pruned at a time, and how often.
@@ -65,11 +65,6 @@ class Retention:
         yield LetterFilter(but_queues=frozenset(self.queues)), self
 
 
-def turn_at(now: datetime) -> Turn:
-    """Return the turn of the five minutes that a time is in, kept beside those of jobs."""
-    return Turn("ojs-bridge:prune", int(now.timestamp() // PERIOD.total_seconds()))
-
-
 class Pruner:
     """Prunes the dead letters of a fleet: every worker asks for it, and one of them does it at a time.
 
@@ -94,14 +89,7 @@ class Pruner:
 
     def prune_in_turn(self) -> int | None:
         """Prune unless another worker has done so in this period, or is at it: then None (DLQ-005)."""
-        now, name = self._clock(), uuid.uuid4().hex
-        turn, until = turn_at(now), now + 2 * PERIOD
-        asked = self._store.reserve(turn, publication="", holder=name, mark=name, now=now, until=until)
-        if asked.grant not in (Grant.TAKEN, Grant.LOST):
-            return None
-        pruned = self.prune()
-        self._store.settle(Settle(turn, name, until))
-        return pruned
+        return in_turn(self._store, "prune", PERIOD, self._clock, self.prune)
 
     def _enforce(self, where: LetterFilter, limits: Retention) -> int:
         pruned = self._prune_oldest(replace(where, until=self._clock() - limits.age), sys.maxsize)

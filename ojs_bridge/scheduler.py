@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -27,23 +27,29 @@ UNPARK = 25
 #: How often old reservations are swept away, in seconds, and how many at a time.
 SWEEP_SECONDS = 60.0
 SWEEP = 5000
-#: How often dead letters are pruned, in seconds (DLQ-005).
-PRUNE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """What else a worker does beside, and how often, in seconds; `name` is for the log."""
+
+    name: str
+    seconds: float
+    do: Callable[[], object]
 
 
 @dataclass
 class Scheduler:
     """Publishes what is due through the publishers of this process.
 
-    `give_up` is called with a retry whose message nobody can publish, and must keep it some other way, and
-    `prune` every five minutes.
+    `give_up` is called with a retry whose message nobody can publish, and must keep it some other way.
     """
 
     store: Store
     publishers: Mapping[str, Publisher]
     clock: Callable[[], datetime]
     give_up: Callable[[Parked, Exception], None]
-    prune: Callable[[], object]
+    chores: Sequence[Chore] = ()
     polling: StorageRetry = POLLING
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -102,24 +108,20 @@ class Scheduler:
         return True
 
     def _run(self) -> None:
-        slept, pruned = SWEEP_SECONDS, -PRUNE_SECONDS
+        slept = SWEEP_SECONDS
+        due = dict.fromkeys(self.chores, time.monotonic())
         while not self._stop.is_set():
             more = [self._publish_all(*served) for served in tuple(self.publishers.items())]
             if slept >= SWEEP_SECONDS:
                 slept = 0.0
                 self._sweep()
-            if time.monotonic() - pruned >= PRUNE_SECONDS:
-                pruned = time.monotonic()
-                self._prune()
+            for chore in self.chores:
+                if time.monotonic() >= due[chore]:
+                    due[chore] = time.monotonic() + chore.seconds
+                    _do(chore)
             if not any(more):
                 slept += POLL_SECONDS
                 self._stop.wait(POLL_SECONDS)
-
-    def _prune(self) -> None:
-        try:
-            self.prune()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it comes again in five minutes
-            logger.warning("dead letters are not pruned: %r", error)
 
     def _publish_all(self, framework: str, publisher: Publisher) -> bool:
         """Publish a framework's batch; return whether there may be more."""
@@ -136,3 +138,10 @@ class Scheduler:
         with suppress(StoreError):
             while not self._stop.is_set() and self.store.forget_before(self.clock(), limit=SWEEP) == SWEEP:
                 pass
+
+
+def _do(chore: Chore) -> None:
+    try:
+        chore.do()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it comes again in its time
+        logger.warning("%s: not done this time: %r", chore.name, error)

@@ -50,6 +50,7 @@ REQUIREMENTS = (
     Requirement("DLQ-006", "Dead letters are listed in pages, filtered by queue and type", "dead-letter 9"),
     Requirement("DLQ-R001", "Many dead letters can be replayed at once", "dead-letter 6"),
     Requirement("DLQ-R002", "A replay can change the job's queue, arguments and policy", "dead-letter 6.3"),
+    Requirement("DLQ-R003", "Dead letters can be replayed by rules", "dead-letter 7"),
     Requirement("DLQ-R004", "Dead letters are counted by queue, type and error type", "dead-letter 10"),
     Requirement("DLQ-R005", "Dead letters are filtered by the last error's type", "dead-letter 9"),
 )

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, Retention
-from ojs_bridge.retention import Pruner, turn_at
+from ojs_bridge.chores import turn_at
+from ojs_bridge.retention import PERIOD, Pruner
 from ojs_bridge.store import LetterFilter, Store
 from tests.servers import eventually
 from tests.store.test_store import ids, letter
@@ -113,7 +114,8 @@ def test_who_died_while_pruning_stands_in_nobodys_way(url: str) -> None:
     bridge = Bridge(url, retention=Retention("P30D"))
     store, now = fill(bridge, {"old": 40}), bridge.now()
     until = now + timedelta(minutes=10)
-    store.reserve(turn_at(now), publication="", holder="dead", mark="its", now=now, until=until)
+    turn = turn_at("prune", PERIOD, now)
+    store.reserve(turn, publication="", holder="dead", mark="its", now=now, until=until)
     assert Pruner(store, Retention("P30D"), lambda: now, whole).prune_in_turn() is None
     assert ids(store) == ["old"]
     assert Pruner(store, Retention("P30D"), lambda: now + timedelta(minutes=5), whole).prune_in_turn() == 1

@@ -1,0 +1,129 @@
+"""Dead letters that are replayed by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ojs_bridge import Bridge, ConfigurationError, Event, ReplayRule
+from ojs_bridge.chores import turn_at
+from ojs_bridge.replay_rules import PERIOD
+from tests.lives import FRAMEWORK, Outbox
+from tests.servers import eventually
+from tests.store.test_store import entry, letter
+
+HOUR = timedelta(hours=1)
+
+
+def fleet(url: str, *rules: ReplayRule, **options: Any) -> tuple[Bridge, Outbox]:
+    """A bridge with rules, and what its framework has published."""
+    bridge = Bridge(url, replay_rules=rules, **options)
+    outbox = bridge.publishers[FRAMEWORK] = Outbox()
+    return bridge, outbox
+
+
+def bury(bridge: Bridge, letter_id: str, ago: timedelta, **fields: Any) -> None:
+    """Bury a letter of the outbox that died some time ago."""
+    assert bridge.store is not None
+    known = {"discarded_at": bridge.now() - ago, "framework": FRAMEWORK, **fields}
+    bridge.store.bury(letter(letter_id, **known))
+
+
+def sent(outbox: Outbox) -> list[str]:
+    """The ids of what was published."""
+    return [found.id for found, _ in outbox.published]
+
+
+@pytest.mark.requirement("DLQ-R003")
+def test_what_a_rule_names_is_replayed_after_its_delay(url: str) -> None:
+    """Of its kind, old enough, not too often; the rest stays, and each is told of."""
+    rule = ReplayRule("timeouts", type="billing.*", error_type="external.*", delay="PT1H", max_replays=2)
+    events: list[Event] = []
+    bridge, outbox = fleet(url, rule, listeners=[events.append])
+    bury(bridge, "due", 2 * HOUR, replay_count=1)
+    bury(bridge, "young", HOUR / 2)
+    bury(bridge, "often", 2 * HOUR, replay_count=2)
+    bury(bridge, "mail", 2 * HOUR, type="mail.send")
+    bury(bridge, "other", 2 * HOUR, errors=(entry(1, type="auth.expired"),))
+    bury(bridge, "foreign", 2 * HOUR, framework="elsewhere")
+    bury(bridge, "gone", 2 * HOUR, type="billing.gone")
+    outbox.strangers = {"billing.gone"}
+    bridge.dead_letters.apply_rules_in_turn()
+    assert sent(outbox) == ["due"]
+    assert bridge.dead_letters.stats().total == 6
+    assert bridge.flush()
+    assert [(e.type, e.subject, e.data["rule"], e.data["replay_count"]) for e in events] == [
+        ("dead_letter.replayed", "due", "timeouts", 2)
+    ]
+
+
+@pytest.mark.requirement("DLQ-R003")
+def test_of_many_workers_one_applies_the_rules_in_a_minute(url: str) -> None:
+    """And none before the minute is over."""
+    fleets = [fleet(url, ReplayRule("all", delay="PT0S")) for _ in range(4)]
+    for n in range(20):
+        bury(fleets[0][0], f"j-{n}", HOUR)
+    first = fleets[0][0]
+    first_minute = turn_at("x", PERIOD, first.now())
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda one: one[0].dead_letters.apply_rules_in_turn(), fleets))
+    assert sorted(name for _, outbox in fleets for name in sent(outbox)) == sorted(
+        f"j-{n}" for n in range(20)
+    )
+    bury(first, "later", HOUR)
+    first.dead_letters.apply_rules_in_turn()
+    within = turn_at("x", PERIOD, first.now()) == first_minute
+    assert first.dead_letters.stats().total == (1 if within else 0)
+
+
+def test_what_a_rule_cannot_replay_stays(url: str) -> None:
+    """And the others go."""
+    bridge, outbox = fleet(url, ReplayRule("all", delay="PT0S"))
+    bury(bridge, "bad", HOUR)
+    bury(bridge, "good", HOUR)
+    outbox.refuses = {"bad": TypeError("no")}
+    bridge.dead_letters.apply_rules_in_turn()
+    assert sent(outbox) == ["good"]
+    assert [found.id for found in bridge.dead_letters.list().letters] == ["bad"]
+
+
+@pytest.mark.requirement("DLQ-R003")
+def test_a_worker_applies_them(url: str) -> None:
+    """From its start on; a rule that is switched off does nothing."""
+    off = ReplayRule("off", queue="kept", delay="PT0S", enabled=False)
+    bridge, outbox = fleet(url, off, ReplayRule("all", queue="default", delay="PT0S"))
+    bury(bridge, "kept", HOUR, queue="kept")
+    bury(bridge, "j-1", HOUR)
+    bridge.start()
+    try:
+        eventually(lambda: sent(outbox) == ["j-1"])
+    finally:
+        bridge.stop()
+    assert [found.id for found in bridge.dead_letters.list().letters] == ["kept"]
+
+
+WRONG: dict[str, tuple[Callable[[], object], str]] = {
+    "no name": (lambda: ReplayRule(""), "replay rule: name: '' must be a name"),
+    "delay": (lambda: ReplayRule("a", delay="1h"), "replay rule 'a': delay: '1h' "),
+    "max_replays": (
+        lambda: ReplayRule("a", max_replays=0),
+        "replay rule 'a': max_replays: 0 must be an integer of at least 1",
+    ),
+    "twice": (
+        lambda: Bridge(replay_rules=[ReplayRule("a"), ReplayRule("a")]),
+        "replay_rules: two rules are called 'a'",
+    ),
+    "no rule": (lambda: Bridge(replay_rules=["a"]), "replay_rules: 'a' is not a ReplayRule"),  # type: ignore[list-item]
+}
+
+
+@pytest.mark.parametrize(("make", "told"), WRONG.values(), ids=WRONG)
+def test_a_rule_that_is_wrong(make: Callable[[], object], told: str) -> None:
+    """It is named, with its field and the rule of it."""
+    with pytest.raises(ConfigurationError) as error:
+        make()
+    assert str(error.value).startswith(told)
