@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
@@ -15,7 +15,7 @@ from typing_extensions import Unpack
 from .chores import in_turn
 from .decision import DeadLetter
 from .duration import format_duration
-from .errors import ConfigurationError
+from .errors import ConfigurationError, NotExpressible
 from .events import Event, dead_letter, pruned
 from .job import ErrorEntry, Header, Job, format_time
 from .policy import PartialPolicy, RetryPolicy
@@ -49,6 +49,15 @@ class Kind(TypedDict, total=False):
     since: datetime | None
     until: datetime | None
     text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """How many died in each step of time, from `since` on."""
+
+    since: datetime
+    step: timedelta
+    counts: tuple[int, ...]
 
 
 class DeadLetters:
@@ -178,6 +187,22 @@ class DeadLetters:
             "next_prune_at": format_time(due),
         }
         return replace(self._store.stats(), retention=told)
+
+    def timeline(self, *, steps: int = 48, **kind: Unpack[Kind]) -> Timeline:
+        """Count the deaths of a Kind in so many steps of time, from `since`, or the oldest one, until now.
+
+        A text is not looked for. Raises ValueError for steps outside 1 to 1000.
+        """
+        if not (isinstance(steps, int) and 1 <= steps <= MAX_PAGE):
+            raise ValueError(f"steps: {steps!r} must be between 1 and {MAX_PAGE}")
+        where, _ = self._until_now(kind)
+        first = self._store.list(where, limit=1, cursor=None, oldest_first=True).letters
+        until = where.until or self._clock()
+        since = where.since or (first[0].discarded_at if first else until - timedelta(days=1))
+        step = max((until - since) / steps, timedelta(milliseconds=1))
+        edges = [since + n * step for n in range(steps)]
+        counts = (self._store.count(replace(where, since=at, until=at + step)) for at in edges)
+        return Timeline(since, step, tuple(counts))
 
     def export(self, **kind: Unpack[Kind]) -> Iterator[str]:
         """Yield the dead letters of a Kind, the oldest first, each as a line of JSON that `load` reads.
@@ -387,7 +412,15 @@ def letter_of(
         replay_count=job.replay_count,
         key=job.key,
         fence=job.fence,
+        policy=_in_json(policy),
     )
+
+
+def _in_json(policy: RetryPolicy) -> dict[str, Any] | None:
+    try:
+        return policy.to_ojs()
+    except NotExpressible:
+        return None
 
 
 def _loaded(number: int, line: str) -> Letter:

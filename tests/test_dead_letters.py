@@ -74,6 +74,8 @@ def test_an_exhausted_job_is_a_dead_letter(bridge: Bridge) -> None:
     assert (letter.attempt, letter.max_attempts, letter.cause) == (3, 3, "exhausted")
     assert letter.reason == "attempt 3 of 3 failed with builtins.ConnectionError, and no attempt is left"
     assert letter.message == {"args": ["j-1"]}
+    assert letter.policy is not None
+    assert (letter.policy["max_attempts"], letter.policy["initial_interval"]) == (3, "PT1S")
     assert [entry["message"] for entry in letter.errors] == ["down 1", "down 2", "down 3"]
 
 

@@ -267,6 +267,22 @@ def test_stats_tell_of_retention(fleet: Lives) -> None:
     assert timedelta(0) < due - bridge.now() <= timedelta(minutes=5)
 
 
+def test_deaths_over_time(fleet: Lives) -> None:
+    """In equal steps, each death in one of them; of a kind, and since a time."""
+    bridge, _ = fleet
+    for n in range(10):
+        bury(bridge, f"j-{n}", type="a" if n else "b", discarded_at=bridge.now() - timedelta(hours=n))
+    found = bridge.dead_letters.timeline(steps=6)
+    assert (len(found.counts), sum(found.counts)) == (6, 10)
+    assert timedelta(hours=9) <= found.step * 6 < timedelta(hours=9, minutes=5)
+    since = bridge.now() - timedelta(hours=3.5)
+    assert sum(bridge.dead_letters.timeline(since=since).counts) == 4
+    assert sum(bridge.dead_letters.timeline(since=since, type="a").counts) == 3
+    assert sum(bridge.dead_letters.timeline(type="none").counts) == 0
+    with pytest.raises(ValueError, match=r"^steps: 0 must be between 1 and 1000$"):
+        bridge.dead_letters.timeline(steps=0)
+
+
 def test_an_export_is_loaded_elsewhere(fleet: Lives, url: str) -> None:
     """Letter by letter the same, the oldest first."""
     bridge, _ = fleet

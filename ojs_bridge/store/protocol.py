@@ -28,7 +28,8 @@ class Letter:
     """A dead letter: a job's final state and the message it came as, unmodified (DLQ-001, DLQ-002).
 
     `message` is the framework's own message in JSON, enough to publish it again exactly. `key` and `fence`
-    name the job's last turn; a letter of an earlier version has none.
+    name the job's last turn, `policy` is what it was retried under, as far as JSON can say it; a letter of an
+    earlier version has none of them.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Letter:
     replay_count: int = 0
     key: str = ""
     fence: int = 0
+    policy: Mapping[str, Any] | None = None
 
     @property
     def error_type(self) -> str:
@@ -83,6 +85,8 @@ class Letter:
                 "ojs.replay_count": self.replay_count,
             },
             "retry": dict(self.retry) if self.retry else None,
+            "policy": dict(self.policy) if self.policy else None,
+            "parameters": [*reading.names],
         }
 
 

@@ -535,4 +535,6 @@ def test_a_letter_in_the_shape_of_the_spec() -> None:
             "ojs.replay_count": 0,
         },
         "retry": None,
+        "policy": None,
+        "parameters": [],
     }
