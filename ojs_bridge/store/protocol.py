@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -145,6 +146,16 @@ class Stats:
             "newest_at": format_time(self.newest_at) if self.newest_at else None,
             "retention": dict(self.retention),
         }
+
+
+def counts_of(kinds: Iterable[tuple[Sequence[str], int]]) -> Stats:
+    """Add up how many letters there are of each queue, job type and error type together."""
+    by_queue, by_type, by_error_type = Counter[str](), Counter[str](), Counter[str]()
+    for (queue, type_, error_type), count in kinds:
+        by_queue[queue] += count
+        by_type[type_] += count
+        by_error_type[error_type] += count
+    return Stats(by_queue.total(), by_queue, by_type, by_error_type)
 
 
 @runtime_checkable

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ...job import PlacedEntry
-from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, StoreError
+from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, StoreError, counts_of
 from ..records import letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
 from ..texts import index_id, index_text
@@ -217,16 +217,9 @@ class RedisLetters:
         """Count the dead letters, in all and by queue, type and last error type."""
         keys = (self._letters_by_time, self._letters_by_kind, self._letter_kinds)
         oldest, newest, *counts = self._redis.run(_STATS, keys)
-        by_queue: Counter[str] = Counter()
-        by_type: Counter[str] = Counter()
-        by_error_type: Counter[str] = Counter()
-        for kind, count in rows_of(counts):
-            queue, type_, error_type = texts_of(kind)
-            by_queue[queue] += count
-            by_type[type_] += count
-            by_error_type[error_type] += count
+        counted = counts_of((texts_of(kind), count) for kind, count in rows_of(counts))
         oldest_at, newest_at = (time_of(places[0]) if places else None for places in (oldest, newest))
-        return Stats(by_queue.total(), by_queue, by_type, by_error_type, oldest_at, newest_at)
+        return replace(counted, oldest_at=oldest_at, newest_at=newest_at)
 
     def _kept(self, job_id: str) -> bytes:
         return self._redis.key(f"kept:{index_id(job_id)}")

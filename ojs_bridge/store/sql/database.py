@@ -127,6 +127,7 @@ class Database:
             try:
                 with self._unprepared() as connection:
                     metadata.create_all(connection)
+                    _create_indexes(connection)
             except StoreError:
                 # Another process may have created a table between the check and the creation.
                 if not tries_left:
@@ -138,3 +139,10 @@ class Database:
         with self._unprepared() as connection:
             _SAY_VERSION(connection, {"version": SCHEMA_VERSION})
             connection.execute(sa.delete(versions).where(versions.c.version < SCHEMA_VERSION))
+
+
+def _create_indexes(connection: Connection) -> None:
+    """Create those that the tables of an earlier version lack."""
+    for table in metadata.sorted_tables:
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
 
 import sqlalchemy as sa
 
 from ...job import PlacedEntry
-from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats
+from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
 from ..records import from_ms, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
 from ..texts import index_id, index_text
@@ -142,16 +142,15 @@ class Letters(Database):
 
     def stats(self) -> Stats:
         """Count the dead letters, in all and by queue, type and last error type."""
-        mine = letters.c.namespace == self._namespace
-        oldest, newest = sa.func.min(letters.c.discarded_ms), sa.func.max(letters.c.discarded_ms)
-        with self._transaction() as connection:
-            total = connection.execute(sa.select(sa.func.count(), oldest, newest).where(mine)).one()
-            by_queue, by_type, by_error_type = (
-                {row[0]: row[1] for row in connection.execute(_counts(column).where(mine))}
-                for column in (letters.c.queue, letters.c.type, letters.c.error_type)
-            )
-        oldest_at, newest_at = (None if ms is None else from_ms(ms) for ms in total[1:])
-        return Stats(total[0], by_queue, by_type, by_error_type, oldest_at, newest_at)
+        kind, at = (letters.c.queue, letters.c.type, letters.c.error_type), letters.c.discarded_ms
+        query = sa.select(*kind, sa.func.count(), sa.func.min(at), sa.func.max(at)).group_by(*kind)
+        with self._statement() as connection:
+            rows = connection.execute(query.where(letters.c.namespace == self._namespace)).all()
+        counted = counts_of((row[:3], row[3]) for row in rows)
+        if not rows:
+            return counted
+        oldest, newest = min(row[4] for row in rows), max(row[5] for row in rows)
+        return replace(counted, oldest_at=from_ms(oldest), newest_at=from_ms(newest))
 
     def _is(self, letter_id: str) -> sa.ColumnElement[bool]:
         return sa.and_(letters.c.namespace == self._namespace, letters.c.id == index_id(letter_id))
@@ -183,7 +182,3 @@ class Letters(Database):
 def _free(now: datetime) -> sa.ColumnElement[bool]:
     """Return the condition that no claim holds a letter."""
     return letters.c.claimed_until < (to_ms(now) + 1) << _BITS
-
-
-def _counts(column: sa.Column[str]) -> Any:
-    return sa.select(column, sa.func.count()).group_by(column)

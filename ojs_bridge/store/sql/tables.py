@@ -7,8 +7,8 @@ from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
 
 from ..texts import MAX_ID, MAX_TEXT
 
-#: Version 2 brought parked retries and reservations.
-SCHEMA_VERSION = 2
+#: Version 2 brought parked retries and reservations, version 3 indexes.
+SCHEMA_VERSION = 3
 
 #: MySQL compares text without regard to case, unless it is told not to.
 ID = sa.String(MAX_ID).with_variant(VARCHAR(MAX_ID, collation="utf8mb4_bin"), "mysql", "mariadb")
@@ -16,6 +16,13 @@ ID = sa.String(MAX_ID).with_variant(VARCHAR(MAX_ID, collation="utf8mb4_bin"), "m
 RECORD = sa.Text().with_variant(LONGTEXT(), "mysql", "mariadb")
 
 metadata = sa.MetaData()
+
+
+def _by_prefix(name: str, column: str) -> sa.Index:
+    """Return an index that finds prefixes, whatever order the database has for text."""
+    ops = {column: "text_pattern_ops"}
+    return sa.Index(name, "namespace", column, "discarded_ms", postgresql_ops=ops)
+
 
 versions = sa.Table("ojs_schema", metadata, sa.Column("version", sa.Integer, primary_key=True))
 
@@ -32,8 +39,10 @@ letters = sa.Table(
     sa.Column("claimed_until_ms", sa.BigInteger, key="claimed_until", nullable=False, default=0),
     sa.Column("record", RECORD, nullable=False),
     sa.Index("ojs_dead_letters_newest", "namespace", "discarded_ms", "id"),
-    sa.Index("ojs_dead_letters_type", "namespace", "type", "discarded_ms"),
+    _by_prefix("ojs_dead_letters_by_type", "type"),
+    _by_prefix("ojs_dead_letters_by_error_type", "error_type"),
     sa.Index("ojs_dead_letters_queue", "namespace", "queue", "discarded_ms"),
+    sa.Index("ojs_dead_letters_counted", "namespace", "queue", "type", "error_type", "discarded_ms"),
 )
 
 errors = sa.Table(
