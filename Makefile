@@ -59,7 +59,7 @@ clean:  ## remove the environments and caches
 	@touch $@
 
 .venv/.installed: pyproject.toml | .venv/.pip
-	.venv/bin/python -m pip install --quiet --editable '.[demo,postgresql]' --group lint --group test
+	.venv/bin/python -m pip install --quiet --editable '.[demo,http,postgresql]' --group lint --group test
 	@touch $@ .venv/.demo
 
 .venv-floor/.installed: pyproject.toml scripts/floor-requirements.txt | .venv-floor/.pip

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from . import events, settings
 from .backoff import Rng
+from .broker_letters import BrokerLetters
 from .dead_letters import DeadLetters, letter_of
 from .decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze, decide
 from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible
@@ -31,7 +32,7 @@ from .history import History
 from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, Header, Job, encode
 from .parked_retries import ParkedRetries, job_of, parked_of
 from .policy import PartialPolicy, RetryPolicy
-from .publishing import Publisher
+from .publishing import DeadQueues, Publisher
 from .redaction import Redaction, Redactor
 from .replay_rules import PERIOD as RULES_PERIOD
 from .replay_rules import ReplayRule, checked
@@ -89,6 +90,7 @@ class Bridge:
         self.park_after = settings.length("park_after", park_after)
         self._insistence = Insistence(storage_retry)
         self.publishers: dict[str, Publisher] = {}
+        self.dead_queues: dict[str, DeadQueues] = {}
         self._errors = settings.error_map(errors)
         self._rng: Rng = random
         self._events = events.Dispatcher(settings.listeners_of(listeners))
@@ -110,10 +112,19 @@ class Bridge:
             redactor=redactor,
             rules=checked(replay_rules),
         )
+        self.broker_letters = BrokerLetters(
+            self.store,
+            self.dead_queues,
+            self.publishers,
+            encode=self._history.encode,
+            clock=self.now,
+            emit=self._emit,
+            redactor=redactor,
+        )
         self.retries = ParkedRetries(self.store, clock=self.now, cancelled=self._cancelled, redactor=redactor)
 
-    def register(self, framework: str, publisher: Publisher) -> None:
-        """Take the publisher of an app or broker, for replays; raises ConfigurationError for a second one.
+    def register(self, framework: str, publisher: Publisher, dead_queues: DeadQueues | None = None) -> None:
+        """Take the publisher and the dead queues of an app or broker; ConfigurationError for a second one.
 
         A dead letter does not say which app or broker it came from.
         """
@@ -121,12 +132,14 @@ class Bridge:
             raise ConfigurationError(
                 f"this bridge already serves another {framework} app or broker: give each a bridge of its own"
             )
+        if dead_queues is not None:
+            self.dead_queues[framework] = dead_queues
 
     def try_store(self, dead_queue: str) -> None:
         """Say in the log, when a worker starts, what goes without a store or with one that does not work."""
         if self.store is None:
             logger.warning(
-                "no store: dead letters go to %s, where they are not searched or replayed; "
+                "no store: dead letters go to %s, where `Bridge.broker_letters` finds them; "
                 "set Bridge(store=...) or OJS_BRIDGE_STORE",
                 dead_queue,
             )

@@ -95,7 +95,7 @@ class DeadLetters:
         on with. Raises ValueError for a limit outside 1 to 1000, for a cursor that no page gave out and for a
         time without a zone.
         """
-        return self._page(*_wanted(kind), page_size(limit), cursor)
+        return self._page(*wanted(kind), page_size(limit), cursor)
 
     def get(self, letter_id: str) -> Letter:
         """Return one dead letter with its whole history (DLQ-002); raises LetterNotFound."""
@@ -301,7 +301,7 @@ class DeadLetters:
 
     def _until_now(self, kind: Kind) -> tuple[LetterFilter, str | None]:
         """Return what is asked for, without what dies from now on."""
-        where, text = _wanted(kind)
+        where, text = wanted(kind)
         now = self._clock() + timedelta(milliseconds=1)
         return replace(where, until=now if where.until is None else min(where.until, now)), text
 
@@ -338,27 +338,17 @@ class DeadLetters:
         return Page(tuple(found), cursor)
 
     def _has(self, letter: Letter, text: str | None) -> bool:
-        if text is None:
-            return True
-        shown = self._shown(letter)
-        reading = shown.reading
-        told = [reading.args, reading.kwargs, [entry.get("message") for entry in shown.errors]]
-        return text.casefold() in json.dumps(told, ensure_ascii=False, default=repr).casefold()
+        return says(letter, text, self._redactor)
 
     def _shown(self, letter: Letter) -> Letter:
-        """Return what the redaction leaves of a letter, whose message then cannot be published."""
-        if not self._redactor:
-            return letter
-        message, secrets = self._redactor.message(letter.message)
-        errors = tuple(without(entry, secrets) for entry in letter.errors)
-        return replace(letter, message=message, errors=errors, reason=without(letter.reason, secrets))
+        return shown(letter, self._redactor)
 
     @property
     def _store(self) -> Store:
         return needed(self._maybe_store, "dead letters")
 
 
-def _wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
+def wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
     """Return the filter that a store knows, and the text to look for; raises ValueError."""
     for name in ("since", "until"):
         at = kind.get(name)
@@ -366,6 +356,25 @@ def _wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
             raise ValueError(f"{name}: {at!r} must be a time with a zone")
     rest = {name: value for name, value in kind.items() if name != "text"}
     return LetterFilter(**rest), kind.get("text") or None  # type: ignore[arg-type]
+
+
+def says(letter: Letter, text: str | None, redactor: Redactor) -> bool:
+    """Return whether what may be shown of a letter's arguments and error messages holds a text."""
+    if text is None:
+        return True
+    told = shown(letter, redactor)
+    reading = told.reading
+    words = [reading.args, reading.kwargs, [entry.get("message") for entry in told.errors]]
+    return text.casefold() in json.dumps(words, ensure_ascii=False, default=repr).casefold()
+
+
+def shown(letter: Letter, redactor: Redactor) -> Letter:
+    """Return what the redaction leaves of a letter, whose message then cannot be published."""
+    if not redactor:
+        return letter
+    message, secrets = redactor.message(letter.message)
+    errors = tuple(without(entry, secrets) for entry in letter.errors)
+    return replace(letter, message=message, errors=errors, reason=without(letter.reason, secrets))
 
 
 def page_size(limit: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -43,3 +43,16 @@ class Publisher(Protocol):
 
     def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
         """Publish a parked retry's message, due now, with `state` as its retry state."""
+
+
+class DeadQueues(Protocol):
+    """The dead queues of one framework's app or broker; every method raises Unreachable."""
+
+    def read(self, most: int) -> Sequence[Letter]:
+        """Return at most so many letters of all queues that are known here, and leave them as they are."""
+
+    def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
+        """Have a letter to oneself, call `then`, and delete the letter; what `then` raises keeps it.
+
+        False, and `then` is not called, when it is not there any more or somebody else holds it.
+        """

@@ -67,6 +67,46 @@ def override_of(
     return Override(queue, args, kwargs, meta, partial_to_ojs(retry))
 
 
+class Sender:
+    """Publishes dead letters' messages with fresh attempts; a store keeps what their headers cannot hold."""
+
+    def __init__(
+        self, store: Store | None, publishers: Mapping[str, Publisher], encode: Callable[[Job], Header]
+    ) -> None:
+        self._store = store
+        self._publishers = publishers
+        self._encode = encode
+
+    def send(self, letter: Letter, override: Override) -> Job:
+        """Publish a letter's message, and return the job as it goes on; raises whatever that raises."""
+        publisher = self.publisher_of(letter)
+        job = job_of(letter)
+        retry = {**(job.retry or {}), **override.retry} or None
+        if override.retry:
+            RetryPolicy.merge(retry)
+        header = self._encode(replace(job.replayed(), retry=retry, queue=override.queue or job.queue))
+        if header.left_out and self._store is not None:
+            self._store.forget_errors(letter.id)
+            self._store.keep_errors(letter.id, header.left_out)
+        publisher.republish(letter, header, override)
+        return header.job
+
+    def publisher_of(self, letter: Letter) -> Publisher:
+        """Return who can publish a letter; raises ConfigurationError, before anything is claimed."""
+        publisher, name = self._publishers.get(letter.framework), letter.framework
+        if publisher is None:
+            raise ConfigurationError(
+                f"dead letter {letter.id!r} belongs to {name}, and this process has given the bridge to no "
+                f"{name} app or broker: import the module that does"
+            )
+        if not publisher.knows(letter.type):
+            raise ConfigurationError(
+                f"dead letter {letter.id!r} is a {letter.type!r}, which {name} here does not know: it would "
+                "only die again"
+            )
+        return publisher
+
+
 class Replayer:
     """Replays dead letters of one bridge; `told` hears of each, `rule` is the rule that asked for it."""
 
@@ -79,19 +119,18 @@ class Replayer:
         told: Callable[[Job], object],
     ) -> None:
         self._store = store
-        self._publishers = publishers
-        self._encode = encode
+        self._sender = Sender(store, publishers, encode)
         self._clock = clock
         self._told = told
 
     def one(self, letter: Letter, override: Override) -> Job:
         """Replay a letter; raises LetterNotFound, ConfigurationError and whatever publishing raises."""
-        publisher = self._publisher(letter)
+        self._sender.publisher_of(letter)
         claimed = self._store.claim([letter.id], now=self._clock(), seconds=CLAIM_SECONDS)
         if not claimed.letters:
             raise LetterNotFound(f"dead letter {letter.id!r} is being replayed, or is gone")
         try:
-            job = self._publish(claimed.letters[0], publisher, override)
+            job = self._sender.send(claimed.letters[0], override)
         except BaseException:
             self._store.release([letter.id], claimed.claim)
             raise
@@ -134,7 +173,7 @@ class Replayer:
             for letter in claimed.letters:
                 pace.wait()
                 try:
-                    done.append(self._publish(letter, self._publisher(letter), override))
+                    done.append(self._sender.send(letter, override))
                 except Unreachable:
                     raise
                 except Exception as error:  # noqa: BLE001 - it is told, and the others go on
@@ -150,38 +189,11 @@ class Replayer:
 
     def _cannot(self, letter: Letter, wrong: dict[str, str]) -> bool:
         try:
-            self._publisher(letter)
+            self._sender.publisher_of(letter)
         except ConfigurationError as error:
             wrong[letter.id] = str(error)
             return True
         return False
-
-    def _publish(self, letter: Letter, publisher: Publisher, override: Override) -> Job:
-        job = job_of(letter)
-        retry = {**(job.retry or {}), **override.retry} or None
-        if override.retry:
-            RetryPolicy.merge(retry)
-        header = self._encode(replace(job.replayed(), retry=retry, queue=override.queue or job.queue))
-        if header.left_out:
-            self._store.forget_errors(letter.id)
-            self._store.keep_errors(letter.id, header.left_out)
-        publisher.republish(letter, header, override)
-        return header.job
-
-    def _publisher(self, letter: Letter) -> Publisher:
-        """Return who can publish a letter; raises ConfigurationError, before anything is claimed."""
-        publisher, name = self._publishers.get(letter.framework), letter.framework
-        if publisher is None:
-            raise ConfigurationError(
-                f"dead letter {letter.id!r} belongs to {name}, and this process has given the bridge to no "
-                f"{name} app or broker: import the module that does"
-            )
-        if not publisher.knows(letter.type):
-            raise ConfigurationError(
-                f"dead letter {letter.id!r} is a {letter.type!r}, which {name} here does not know: it would "
-                "only die again"
-            )
-        return publisher
 
 
 class _Pace:

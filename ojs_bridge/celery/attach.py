@@ -23,11 +23,11 @@ from ..policy import PartialPolicy
 from ..publishing import Override, Unpublishable, Unreachable
 from ..runs import TaskPolicy
 from ..store import Letter, Parked
-from . import sending, wire
+from . import dead_queues, sending, wire
 
 logger = logging.getLogger("ojs_bridge")
 
-FRAMEWORK = "celery"
+FRAMEWORK = dead_queues.FRAMEWORK
 #: The option of `apply_async`, `set` and `send_task` that carries a job's partial policy.
 RETRY_OPTION = "ojs_retry"
 #: The options that carry the signatures of jobs which are sent after this one.
@@ -57,10 +57,14 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
         return found
     prepare(app)
     bridge = app.__dict__.setdefault(_BRIDGE, bridge or Bridge())
-    bridge.register(FRAMEWORK, CeleryPublisher(app))
+    bridge.register(FRAMEWORK, CeleryPublisher(app), _dead_queues_of(app, bridge))
     if bridge.store:
         signals.task_postrun.connect(_settle_success, weak=False)
     return bridge
+
+
+def _dead_queues_of(app: Celery, bridge: Bridge) -> dead_queues.CeleryDeadQueues:
+    return dead_queues.CeleryDeadQueues(app, bridge, lambda name: task_policy(app, app.tasks.get(name)))
 
 
 def prepare(app: Celery) -> None:

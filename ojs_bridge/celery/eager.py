@@ -11,7 +11,7 @@ from celery.exceptions import Retry
 #: The option of an eager retry that says how often it was retried before; a snooze does not count.
 EAGER_RETRIES = "ojs_eager_retries"
 #: How often in a row an eager task may snooze: nothing waits, so what it waits for may never come.
-EAGER_SNOOZES = 1000
+EAGER_SNOOZES = 100
 
 
 @dataclass(frozen=True, slots=True)

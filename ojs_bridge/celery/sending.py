@@ -144,9 +144,14 @@ def _uses_native_delay(app: Celery) -> bool:
     return bool(detect_quorum_queues(app, driver)[0])
 
 
+def dead_name(queue: str) -> str:
+    """Return the name of a queue's own dead queue."""
+    return f"{queue}.dead"
+
+
 def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
     """Publish a message, with its final state, to its queue's own dead queue, `<queue>.dead`."""
-    name = f"{wire.queue}.dead"
+    name = dead_name(wire.queue)
     headers, compression = _own_headers(wire)
     with confirmed.producer(app) as producer:
         producer.publish(

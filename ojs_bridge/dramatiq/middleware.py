@@ -20,6 +20,7 @@ from .acknowledging import Acknowledging, acknowledging_on
 from .actors import ERRORS_OPTION, Actors, BootError
 from .caveats import say_caveats
 from .consumer import HOLD, MARK, NATIVE, Settlement, SettlingConsumer, mark, wrap
+from .dead_queues import DramatiqDeadQueues
 from .execution import Execution, NotSent
 from .interrupts import Interrupts
 from .producer import READ, add_headers, carry_wishes, may_wish
@@ -203,7 +204,8 @@ class OJSRetries(Retries):
         if self._swapped:
             return
         self._swapped = True
-        self.bridge.register(FRAMEWORK, DramatiqPublisher(broker))
+        dead_queues = DramatiqDeadQueues(broker, self.bridge, self._actors.tasks)
+        self.bridge.register(FRAMEWORK, DramatiqPublisher(broker), dead_queues)
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
             return

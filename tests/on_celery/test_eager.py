@@ -79,7 +79,7 @@ def test_many_retries_are_run_one_after_the_other(fleet: Fleet) -> None:
 
 
 def test_a_task_that_only_snoozes_is_an_error(fleet: Fleet) -> None:
-    with pytest.raises(RuntimeError, match="task act: more than 1000 eager snoozes in a row"):
+    with pytest.raises(RuntimeError, match="task act: more than 100 eager snoozes in a row"):
         run(fleet, "act", "Snooze('PT1S')")
 
 

@@ -76,6 +76,8 @@ class Letters(Database):
         if cursor is not None:
             last_at, last_key = read_cursor(cursor)
             beyond = (at > last_at, key > last_key) if oldest_first else (at < last_at, key < last_key)
+            # The first of these is what an index is searched for.
+            query = query.where(at >= last_at if oldest_first else at <= last_at)
             query = query.where(sa.or_(beyond[0], sa.and_(at == last_at, beyond[1])))
         order = (at, key) if oldest_first else (at.desc(), key.desc())
         query = query.order_by(*order).limit(limit + 1)

@@ -86,7 +86,8 @@ class ParkedRetries(Database):
         query = sa.select(*_SHOWN).where(*self._wanted(where))
         if cursor is not None:
             last_at, last_key = read_cursor(cursor)
-            query = query.where(sa.or_(at > last_at, sa.and_(at == last_at, key > last_key)))
+            # The first of these is what an index is searched for.
+            query = query.where(at >= last_at, sa.or_(at > last_at, sa.and_(at == last_at, key > last_key)))
         with self._statement() as connection:
             rows = connection.execute(query.order_by(at, key).limit(limit + 1)).all()
         more = write_cursor(rows[limit - 1].due_ms, rows[limit - 1].key) if len(rows) > limit else None

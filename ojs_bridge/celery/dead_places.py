@@ -1,0 +1,169 @@
+"""Where brokers keep the dead queues, `<queue>.dead`: Redis in lists, RabbitMQ and others in queues."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, Protocol
+
+from kombu.connection import Connection
+from kombu.utils.json import loads
+
+from ..replaying import CLAIM_SECONDS
+from ..storage_retry import pause
+
+logger = logging.getLogger("ojs_bridge")
+
+#: How long, in seconds, one waits at most while somebody else looks through a RabbitMQ queue.
+PATIENCE = 5.0
+_NOT_FOUND, _LOCKED = 404, 405
+
+
+class Places(Protocol):
+    """The dead queues that a connection leads to, by name; one that does not exist is empty."""
+
+    def read(self, name: str, most: int) -> list[Any]:
+        """Return at most so many messages, and leave them where they are."""
+
+    def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
+        """Claim a message, call `then` and delete it; what `then` raises keeps it. False without one."""
+
+
+def places_of(connection: Connection) -> Places:
+    """Return where a connection's broker keeps dead queues."""
+    return _OnRedis(connection) if connection.transport.driver_type == "redis" else _InQueues(connection)
+
+
+_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
+
+
+class _OnRedis:
+    """Redis's: for each priority a list, the newest message first."""
+
+    def __init__(self, connection: Connection) -> None:
+        from redis import Redis
+
+        self._channel = connection.channel()
+        # Not the channel's own client, which knows a key prefix for some commands only.
+        self._client: Any = Redis(connection_pool=self._channel.pool)
+
+    def read(self, name: str, most: int) -> list[Any]:
+        return [message for _, _, message in islice(self._all(name, most), most)] if most else []
+
+    def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
+        found = next(((key, item) for key, item, message in self._all(name) if is_it(message)), None)
+        if found is None:
+            return False
+        key, item = found
+        lock, token = f"{key}.ojs.{hashlib.sha256(item).hexdigest()}", uuid.uuid4().hex
+        if not self._client.set(lock, token, nx=True, px=int(CLAIM_SECONDS * 1000)):
+            return False
+        try:
+            # Whoever had the lock before may have dealt with it.
+            if item not in self._client.lrange(key, 0, -1):
+                return False
+            then()
+            self._client.lrem(key, -1, item)
+        finally:
+            self._client.eval(_UNLOCK, 1, lock, token)
+        return True
+
+    def _all(self, name: str, most: int = 0) -> Iterator[tuple[str, bytes, Any]]:
+        """Yield keys, what is in them and the message that it is, for each list at most so many, or all."""
+        for key in self._keys(name):
+            for item in self._client.lrange(key, 0, most - 1):
+                message = self._message(item)
+                if message is not None:
+                    yield key, item, message
+
+    @property
+    def _prefix(self) -> str:
+        return self._channel.global_keyprefix or ""
+
+    def _keys(self, name: str) -> list[str]:
+        channel = self._channel
+        return [f"{self._prefix}{channel._q_for_pri(name, step)}" for step in channel.priority_steps]
+
+    def _message(self, item: bytes) -> Any:
+        try:
+            message = self._channel.Message(loads(item.decode("utf-8")), channel=self._channel)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("a message in a dead queue cannot be read, and stays there: %r", error)
+            return None
+        return message if _is_readable(message) else None
+
+
+class _InQueues:
+    """RabbitMQ's, each reader of which holds what it reads until it gives it back."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def read(self, name: str, most: int) -> list[Any]:
+        with _looking(self._connection, name) as messages:
+            return [*filter(_is_readable, islice(messages, most))]
+
+    def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
+        with _looking(self._connection, name) as messages:
+            for message in messages:
+                if _is_readable(message) and is_it(message):
+                    then()
+                    message.ack()
+                    return True
+        return False
+
+
+def _is_readable(message: Any) -> bool:
+    """Return whether a message is of a Celery job."""
+    if not message.errors and message.headers.get("id") and message.headers.get("task"):
+        return True
+    logger.warning("a message in a dead queue is of no Celery job, and stays there")
+    return False
+
+
+@contextmanager
+def _looking(connection: Connection, name: str) -> Iterator[Iterator[Any]]:
+    """Give a queue's messages, the oldest first; those that are not acknowledged go back to their places."""
+    is_amqp = connection.transport.driver_type == "amqp"
+    if is_amqp:
+        _await_turn(connection, name)
+    channel = connection.channel()
+
+    def messages() -> Iterator[Any]:
+        try:
+            while (found := channel.basic_get(name, no_ack=False)) is not None:
+                convert = getattr(channel, "message_to_python", None)
+                yield convert(found) if convert else found
+        except connection.channel_errors as error:
+            if getattr(error, "reply_code", None) != _NOT_FOUND:
+                raise
+
+    try:
+        yield messages()
+    finally:
+        if not is_amqp:
+            # Closing alone does so on RabbitMQ, and loses what is held in memory.
+            channel.basic_recover(requeue=True)
+        channel.close()
+
+
+def _await_turn(connection: Connection, name: str) -> None:
+    """Wait until nobody else looks through a queue, who would hide what it reads.
+
+    An exclusive queue is the connection's own, and goes with it. Nothing is lost without one.
+    """
+    channel, waited = connection.channel(), 0.0
+    while waited < PATIENCE:
+        try:
+            channel.queue_declare(f"{name}.ojs", exclusive=True)
+        except connection.channel_errors as error:
+            if getattr(error, "reply_code", None) != _LOCKED:
+                return
+            pause(0.1)
+            waited += 0.1
+        else:
+            return

@@ -1,0 +1,110 @@
+"""An app's own dead queues, `<queue>.dead`: what lies there as dead letters, and one taken out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from celery import Celery
+
+from ..bridge import Bridge
+from ..broker_letters import found_letter
+from ..job import Job, decoded
+from ..publishing import Unreachable
+from ..reading import parameters_of
+from ..runs import TaskPolicy
+from ..store import Letter
+from . import sending
+from .dead_places import Places, places_of
+from .wire import HEADER, Wire, carried, chain_of, delivered, expiry, to_json
+
+FRAMEWORK = "celery"
+
+
+class CeleryDeadQueues:
+    """The dead queues of all queues that an app's configuration names, or that it has met."""
+
+    def __init__(self, app: Celery, bridge: Bridge, policy_of: Callable[[str], TaskPolicy]) -> None:
+        self._app = app
+        self._bridge = bridge
+        self._policy_of = policy_of
+
+    def read(self, most: int) -> Sequence[Letter]:
+        """Return at most so many letters; on RabbitMQ the oldest of each queue, on Redis the newest."""
+        found: list[Letter] = []
+        with self._reaching() as places:
+            for queue in sorted(_queues_of(self._app)):
+                held = places.read(sending.dead_name(queue), most - len(found))
+                found += [self._letter(message, queue) for message in held]
+        return found
+
+    def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
+        """Have a letter to oneself, call `then`, and delete it; False when that cannot be."""
+        queue = letter.queue
+
+        def is_it(message: Any) -> bool:
+            same_job = message.headers["id"] == letter.id
+            return same_job and self._letter(message, queue).message == letter.message
+
+        with self._reaching() as places:
+            return places.take(sending.dead_name(queue), is_it, lambda: then(letter))
+
+    @contextmanager
+    def _reaching(self) -> Iterator[Places]:
+        """Give the dead queues through a connection of its own, to where dead letters are written."""
+        try:
+            with self._app.connection_for_write() as connection:
+                yield places_of(connection)
+        except sending.out_of_reach(self._app) as error:
+            raise Unreachable(f"{type(error).__name__}: {error}") from error
+
+    def _letter(self, message: Any, queue: str) -> Letter:
+        wire = self._wire(message, queue)
+        bare = self._ended(wire)
+        begun = self._bridge.admit(decoded(wire.headers.get(HEADER), bare), bare, self._policy_of(bare.type))
+        return found_letter(begun, FRAMEWORK, self._kept(wire), at=None, now=self._bridge.now())
+
+    def _wire(self, message: Any, queue: str) -> Wire:
+        """Return the wire form of a dead message, which its own queue is to get again."""
+        parts = carried(message, message.body, None, self._app)
+        found = delivered(self._app, parts, message.properties, {"routing_key": queue})
+        own = {name: value for name, value in found.headers.items() if name not in sending.BROKER_HEADERS}
+        return replace(found, headers=own, queue=queue)
+
+    def _kept(self, wire: Wire) -> dict[str, Any]:
+        task = self._app.tasks.get(wire.headers["task"])
+        return {**to_json(wire), "parameters": [*parameters_of(task.run)] if task else []}
+
+    def _ended(self, wire: Wire) -> Job:
+        """Return the job that Celery alone says a dead message was; its last run is counted already."""
+        headers = wire.headers
+        said = headers.get("retries")
+        attempt = said if isinstance(said, int) and said > 0 else 1
+        return Job(
+            id=str(headers["id"]),
+            type=str(headers["task"]),
+            queue=wire.queue,
+            attempt=attempt,
+            fence=attempt - 1,
+            expires=expiry(self._app, headers),
+            chain=chain_of(headers),
+        )
+
+
+def _queues_of(app: Celery) -> set[str]:
+    """Return the names of the queues that an app consumes, routes to or has sent to."""
+    named = {*app.amqp.queues, app.conf.task_default_queue, *_routed(app.amqp.router.routes)}
+    return {
+        str(name) for name in (*named, *(getattr(task, "queue", None) for task in app.tasks.values())) if name
+    }
+
+
+def _routed(routes: Iterable[Any]) -> Iterator[str]:
+    """Yield the queues that `task_routes` names; a route that is a function names none."""
+    for router in routes:
+        patterns = getattr(router, "patterns", {})
+        for route in (*getattr(router, "map", {}).values(), *patterns.values()):
+            queue = route.get("queue") if isinstance(route, Mapping) else route
+            yield str(getattr(queue, "name", queue) or "")

@@ -1,0 +1,120 @@
+"""From `--app`, as the frameworks write it, to that app's bridge. Each framework is imported when needed."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ..bridge import Bridge
+from ..errors import ConfigurationError, InvalidRetryPolicy
+
+
+def bridge_of(name: str) -> Bridge:
+    """Return the bridge of the app that `proj`, `proj:app` or `proj.celery` names, or of a Dramatiq broker.
+
+    That is `module:broker`, or `module` for the broker that it has set. Raises ConfigurationError.
+    """
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    with _importing(name):
+        _import(name)
+        app = _celery_app(name)
+        broker = _dramatiq_broker(name) if app is None else None
+        if app is None and broker is None:
+            _import_celery_module(name)
+    if app is not None:
+        return bridge_of_celery(app)
+    if broker is not None:
+        return _bridge_of_dramatiq(broker, name)
+    raise ConfigurationError(f"app: {name!r} holds neither a Celery app nor a Dramatiq broker")
+
+
+def bridge_of_celery(app: Any) -> Bridge:
+    """Return the bridge of a Celery app whose task modules are loaded; raises ConfigurationError."""
+    from ..celery.attach import POLICIES, attach, is_bridged
+
+    with _importing(app.main or "celery"):
+        app.loader.import_default_modules()
+        tasks = app.tasks.values()
+    if POLICIES not in vars(app) and not any(is_bridged(task) for task in tasks):
+        raise ConfigurationError(
+            f"app: the Celery app {app.main!r} has no bridge: give it one, install(app, bridge)"
+        )
+    return attach(app)
+
+
+def _bridge_of_dramatiq(broker: Any, name: str) -> Bridge:
+    from ..dramatiq import OJSRetries
+
+    for middleware in broker.middleware:
+        if isinstance(middleware, OJSRetries):
+            middleware.after_process_boot(broker)
+            return middleware.bridge
+    raise ConfigurationError(
+        f"app: the Dramatiq broker of {name!r} has no bridge: give it one, install(broker, bridge)"
+    )
+
+
+def _import(name: str) -> None:
+    """Import the module of a name, whose last part may be an attribute; raises whatever that raises."""
+    module, _, attribute = name.partition(":")
+    parent, _, last = module.rpartition(".")
+    try:
+        import_module(module)
+    except ModuleNotFoundError as error:
+        if attribute or not parent or error.name != module or not hasattr(import_module(parent), last):
+            raise
+
+
+def _celery_app(name: str) -> Any:
+    if find_spec("celery") is None:
+        return None
+    from celery import Celery
+    from celery.app.utils import find_app
+
+    found = None
+    with suppress(AttributeError, ImportError):
+        found = find_app(name)
+    return found if isinstance(found, Celery) else None
+
+
+def _import_celery_module(name: str) -> None:
+    """Raise what keeps a package's module `celery` from being imported, of which Celery says nothing."""
+    if hasattr(sys.modules.get(name), "__path__") and find_spec(f"{name}.celery"):
+        import_module(f"{name}.celery")
+
+
+def _dramatiq_broker(name: str) -> Any:
+    if "dramatiq" not in sys.modules:
+        return None
+    from dramatiq import broker
+    from dramatiq.cli import import_broker
+
+    if ":" not in name and broker.global_broker is None:
+        return None
+    return import_broker(name)[1]  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _importing(name: str) -> Iterator[None]:
+    """Tell in one line what the import of somebody's modules raises; what they print is not the answer."""
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - their code, any error
+        why = "; ".join(error.problems) if isinstance(error, InvalidRetryPolicy) else str(error)
+        told = f"{type(error).__name__}: {' '.join(why.split())}{_place(error)}"
+        raise ConfigurationError(f"app: {name!r} cannot be imported: {told}") from None
+
+
+def _place(error: BaseException) -> str:
+    """Return the last line of the user's own code that an error went through."""
+    here = str(Path.cwd())
+    own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(here)]
+    return f" ({Path(own[-1].filename).relative_to(here)}:{own[-1].lineno})" if own else ""

@@ -1,0 +1,78 @@
+"""Policies in files: one, or a table of named partial ones with a default, in TOML or JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidRetryPolicy
+from ..policy import RetryPolicy
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_TABLES = {"default", "policies"}
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A policy of a file, as its jobs get it; None, with the problems, when it is invalid."""
+
+    name: str
+    policy: RetryPolicy | None
+    problems: tuple[str, ...] = ()
+
+
+def read_file(file: str) -> list[Named]:
+    """Return the policies of a file, each over the file's default; raises OSError.
+
+    A file that is neither TOML nor JSON, or holds no policies, is one invalid policy.
+    """
+    try:
+        told = _parse(file)
+    except (ValueError, RecursionError) as error:
+        return [Named(file, None, (str(error),))]
+    if not _TABLES & set(told):
+        return [_named("policy", {}, told)]
+    return [*_tables(told)]
+
+
+def _parse(file: str) -> Mapping[str, Any]:
+    path = Path(file)
+    if path.suffix not in (".toml", ".json"):
+        raise ValueError("must end in .toml or .json")
+    text = path.read_bytes().decode("utf-8")
+    try:
+        told = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"is not {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(told, Mapping):
+        raise ValueError("must hold an object: a policy, or `default` and `policies`")
+    return told
+
+
+def _tables(told: Mapping[str, Any]) -> Iterator[Named]:
+    for name in sorted(set(told) - _TABLES):
+        yield Named(name, None, ("must stand in [default], or in [policies] under its name",))
+    default, policies = told.get("default", {}), told.get("policies", {})
+    if "default" in told:
+        yield _named("default", {}, default)
+    if not isinstance(policies, Mapping):
+        yield Named("policies", None, ("must be a table of partial policies",))
+        return
+    valid = default if _named("default", {}, default).policy else {}
+    for pattern, partial in policies.items():
+        yield _named(f"policies[{pattern!r}]", valid, partial)
+
+
+def _named(name: str, default: Any, partial: Any) -> Named:
+    try:
+        return Named(name, RetryPolicy.merge(default, partial))
+    except InvalidRetryPolicy as error:
+        return Named(name, None, error.problems)

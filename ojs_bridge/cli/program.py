@@ -1,0 +1,78 @@
+"""The whole program: every group of commands, `serve` and `demo`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import ConfigurationError
+from . import __doc__ as about
+from . import dead_letters, moving, policy, replays, retries
+from .finding import CELERY_APP, Place
+from .operation import command
+
+_GROUPS = (dead_letters, retries, policy)
+#: Those that add their commands to the dead letters when they are imported.
+_MORE = (replays, moving)
+_EXIT_CODES = (about or "").partition("\n\n")[2]
+
+program = typer.Typer(
+    name="ojs-bridge",
+    help="Dead letters, parked retries and retry policies of a Celery or Dramatiq fleet.",
+    epilog=" ".join(_EXIT_CODES.split()),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for module in _GROUPS:
+    program.add_typer(module.group, epilog=program.info.epilog)
+
+
+@command(program, "serve")
+def serve(
+    place: Place,
+    host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="On which port.")] = 8787,
+) -> None:
+    """Serve the HTTP API and the board; OJS_BRIDGE_OPERATOR_TOKEN and OJS_BRIDGE_READER_TOKEN guard them."""
+    try:
+        from ..http import serve as serve_http
+    except ModuleNotFoundError as error:
+        raise _missing("http", error) from None
+    operator, reader = (os.environ.get(f"OJS_BRIDGE_{who}_TOKEN") or None for who in ("OPERATOR", "READER"))
+    serve_http(place.bridge, host=host, port=port, operator_token=operator, reader_token=reader)
+
+
+@command(program, "demo")
+def demo() -> int:
+    """Watch real workers of both frameworks retry, bury and replay the same jobs on a private Valkey."""
+    try:
+        from ..demo.__main__ import main
+    except ModuleNotFoundError as error:
+        raise _missing("demo", error) from None
+    return main()
+
+
+def run() -> None:
+    """Run the program with the process's own arguments, and exit."""
+    _escape_what_no_terminal_can_show()
+    program()
+
+
+def run_under_celery(app: Any, words: Sequence[str]) -> None:
+    """Run a command on dead letters with an app's own bridge, and exit."""
+    _escape_what_no_terminal_can_show()
+    CELERY_APP.set(app)
+    typer.main.get_command(dead_letters.group).main([*words], prog_name="celery dead-letters")
+
+
+def _missing(extra: str, error: ModuleNotFoundError) -> ConfigurationError:
+    return ConfigurationError(f"{extra}: {error.name} is not installed: pip install 'ojs-bridge[{extra}]'")
+
+
+def _escape_what_no_terminal_can_show() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]

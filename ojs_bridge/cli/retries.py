@@ -1,0 +1,97 @@
+"""`ojs-bridge retries`: the retries that wait in the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ..dead_letters import MAX_PAGE
+from ..parked_retries import ParkedRetries, RetryNotFound
+from ..store import Parked
+from .answers import each
+from .asking import ask
+from .finding import Place
+from .operation import command
+from .options import All, AsJson, Cursor, Ids, Limit, Yes
+from .printing import say, show, show_json, table, time_of
+
+group = typer.Typer(
+    name="retries", help="The retries that wait in the store until they are due.", no_args_is_help=True
+)
+
+
+@command(group, "list")
+def list_(
+    place: Place,
+    queue: Annotated[str | None, typer.Option("--queue", help="Of this queue.")] = None,
+    type_: Annotated[str | None, typer.Option("--type", help="Of this job type, or prefix.*")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    everything: All = False,
+    as_json: AsJson = False,
+) -> None:
+    """List parked retries, the next one due first; the cursor of the next page goes to stderr."""
+    retries = place.bridge.retries
+    if everything:
+        _show(_every(retries, queue, type_), as_json=as_json)
+        return
+    page = retries.list(queue=queue, type=type_, limit=limit, cursor=cursor)
+    _show(page.retries, as_json=as_json)
+    if page.next_cursor:
+        say(f"there may be more: --cursor {page.next_cursor}")
+
+
+@command(group, "run")
+def run(place: Place, ids: Ids, as_json: AsJson = False) -> int | None:
+    """Have parked retries published now, by the fleet's workers."""
+    return each(ids, place.bridge.retries.run, "due", as_json=as_json)
+
+
+@command(group, "cancel")
+def cancel(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> int | None:
+    """Delete parked retries: their jobs never run again; asks."""
+    retries = place.bridge.retries
+    found = [*_found(retries, ids)]
+    if found:
+        number = "1 retry" if len(found) == 1 else f"{len(found):,} retries"
+        ask(f"Cancel {number} in {place}?", _table(found), yes=yes)
+    return each(ids, retries.cancel, "cancelled", as_json=as_json)
+
+
+def _show(retries: Iterable[Parked], *, as_json: bool) -> None:
+    if as_json:
+        for parked in retries:
+            show_json(parked.to_ojs())
+        return
+    found = [*retries]
+    show(_table(found) if found else "no parked retries")
+
+
+def _table(retries: Iterable[Parked]) -> Table:
+    headings = ("id", "type", "queue", "attempt", "due (UTC)", "reason")
+    rows = (
+        (x.id, x.type, x.queue, f"{x.attempt}/{x.max_attempts}", time_of(x.next_retry_at), x.reason)
+        for x in retries
+    )
+    return table(headings, rows)
+
+
+def _every(retries: ParkedRetries, queue: str | None, type_: str | None) -> Iterator[Parked]:
+    cursor = None
+    while True:
+        page = retries.list(queue=queue, type=type_, limit=MAX_PAGE, cursor=cursor)
+        yield from page.retries
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def _found(retries: ParkedRetries, ids: Iterable[str]) -> Iterator[Parked]:
+    for job_id in ids:
+        try:
+            yield retries.get(job_id)
+        except RetryNotFound:
+            continue

@@ -1,0 +1,206 @@
+"""Where brokers keep their dead queues: StubBroker in lists, Redis in hashes, RabbitMQ in queues."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Protocol, TypeAlias
+
+from dramatiq.broker import MessageProxy
+from dramatiq.common import xq_name
+
+from ..replaying import CLAIM_SECONDS
+from ..storage_retry import pause
+from ..store.records import from_ms
+from .on_redis import is_broker, is_redis
+
+#: What a dead queue holds: encoded messages, but StubBroker's the messages themselves.
+Held: TypeAlias = bytes | MessageProxy
+#: How long, in seconds, one waits at most while somebody else looks through a RabbitMQ queue.
+PATIENCE = 5.0
+_NOT_FOUND, _LOCKED = 404, 405
+#: How many messages are read from Redis at a time.
+READ = 500
+
+
+class Places(Protocol):
+    """The dead queues of one kind of broker; `queue` is the name of the queue that they belong to."""
+
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+        """Return what at most so many dead messages are, and since when, as far as the broker knows."""
+
+    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+        """Claim a message, call `then` and delete it; what `then` raises keeps it. False without one."""
+
+
+def places_of(broker: Any) -> Places:
+    """Return where a broker keeps its dead queues."""
+    if is_redis(broker):
+        return _OnRedis(broker)
+    if is_broker(broker, "rabbitmq", "RabbitmqBroker"):
+        return _OnRabbitMQ(broker)
+    return _InMemory(broker)
+
+
+class _InMemory:
+    """StubBroker's, whose messages are in lists."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+        self._lock = threading.Lock()
+        self._claimed: set[int] = set()
+
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+        held = [message for queue in queues for message in [*self._letters(queue)]]
+        return [(message, None) for message in held[:most]]
+
+    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+        with self._lock:
+            free = [m for m in [*self._letters(queue)] if id(m) not in self._claimed and is_it(m)]
+            if not free:
+                return False
+            self._claimed.add(id(free[0]))
+        try:
+            then()
+            self._letters(queue).remove(free[0])
+        finally:
+            self._claimed.discard(id(free[0]))
+        return True
+
+    def _letters(self, queue: str) -> list[MessageProxy]:
+        # Other brokers have none that anybody could read.
+        found: list[MessageProxy] = getattr(self._broker, "dead_letters_by_queue", {}).get(queue, [])
+        return found
+
+
+_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
+
+
+class _OnRedis:
+    """RedisBroker's: a sorted set of ids and a hash of messages."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+        client = self._broker.client
+        places = [
+            (score, self._key(queue), redis_id)
+            for queue in queues
+            for redis_id, score in client.zrevrange(self._key(queue), 0, most - 1, withscores=True)
+        ]
+        newest = sorted(places, reverse=True)[:most]
+        found: list[tuple[Held, datetime | None]] = []
+        for start in range(0, len(newest), READ):
+            with client.pipeline(transaction=False) as pipe:
+                for _, key, redis_id in newest[start : start + READ]:
+                    pipe.hget(f"{key}.msgs", redis_id)
+                bodies = zip(pipe.execute(), newest[start : start + READ], strict=True)
+            found += [(body, from_ms(int(score))) for body, (score, _, _) in bodies if body]
+        return found
+
+    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+        client, key = self._broker.client, self._key(queue)
+        redis_id = next((i for i, body in client.hscan_iter(f"{key}.msgs") if is_it(body)), None)
+        if redis_id is None:
+            return False
+        lock, token = f"{key}.ojs.{redis_id.decode()}", uuid.uuid4().hex
+        if not client.set(lock, token, nx=True, px=int(CLAIM_SECONDS * 1000)):
+            return False
+        try:
+            # Whoever had the lock before may have dealt with it.
+            if not client.hexists(f"{key}.msgs", redis_id):
+                return False
+            then()
+            with client.pipeline() as pipe:
+                pipe.zrem(key, redis_id).hdel(f"{key}.msgs", redis_id).execute()
+        finally:
+            client.eval(_UNLOCK, 1, lock, token)
+        return True
+
+    def _key(self, queue: str) -> str:
+        return f"{self._broker.namespace}:{xq_name(queue)}"
+
+
+class _OnRabbitMQ:
+    """RabbitmqBroker's: a queue, each reader of which holds what it reads until its channel is closed."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+        found: list[tuple[Held, datetime | None]] = []
+        with self._connection() as connection:
+            for queue in queues:
+                with _looking(connection, xq_name(queue)) as messages:
+                    while len(found) < most and (got := next(messages, None)):
+                        found.append((got[1], None))
+        return found
+
+    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+        with self._connection() as connection, _looking(connection, xq_name(queue)) as messages:
+            for acknowledge, body in messages:
+                if is_it(body):
+                    then()
+                    acknowledge()
+                    return True
+        return False
+
+    def _connection(self) -> Any:
+        import pika
+
+        return pika.BlockingConnection(self._broker.parameters)
+
+
+@contextmanager
+def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[], None], bytes]]]:
+    """Give a queue's messages, the oldest first, with what acknowledges each; the others go back.
+
+    A queue that does not exist is empty.
+    """
+    _await_turn(connection, name)
+    channel = connection.channel()
+
+    def messages() -> Iterator[tuple[Callable[[], None], bytes]]:
+        from pika.exceptions import ChannelClosedByBroker
+
+        while True:
+            try:
+                method, _, body = channel.basic_get(name)
+            except ChannelClosedByBroker as error:
+                if error.reply_code == _NOT_FOUND:
+                    return
+                raise
+            if method is None:
+                return
+            yield functools.partial(channel.basic_ack, method.delivery_tag), body
+
+    try:
+        yield messages()
+    finally:
+        if channel.is_open:
+            channel.close()
+
+
+def _await_turn(connection: Any, name: str) -> None:
+    """Wait until nobody else looks through a queue, who would hide what it reads.
+
+    An exclusive queue is the connection's own, and goes with it. Nothing is lost without one.
+    """
+    from pika.exceptions import ChannelClosedByBroker
+
+    waited = 0.0
+    while waited < PATIENCE:
+        try:
+            connection.channel().queue_declare(f"{name}.ojs", exclusive=True)
+        except ChannelClosedByBroker as error:
+            if error.reply_code != _LOCKED:
+                return
+            pause(0.1)
+            waited += 0.1
+        else:
+            return

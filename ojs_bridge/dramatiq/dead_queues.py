@@ -1,0 +1,111 @@
+"""A Dramatiq broker's own dead queues, `.XQ`: what lies there as dead letters, and one taken out of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import dramatiq
+from dramatiq.broker import Broker
+from dramatiq.common import q_name
+
+from ..bridge import Bridge
+from ..broker_letters import found_letter
+from ..failures import Failure
+from ..job import ErrorEntry, Job
+from ..publishing import Unreachable
+from ..reading import parameters_of
+from ..runs import TaskPolicy
+from ..store import Letter
+from ..store.records import from_ms
+from .dead_places import Held, places_of
+from .outages import outages, told
+from .replay import FRAMEWORK, original
+from .translate import HEADER, bare_job, job_of
+
+logger = logging.getLogger("ojs_bridge")
+
+
+class DramatiqDeadQueues:
+    """The dead queues of all queues that a broker has declared."""
+
+    def __init__(self, broker: Broker, bridge: Bridge, tasks: Mapping[str, TaskPolicy | None]) -> None:
+        self._broker = broker
+        self._bridge = bridge
+        self._tasks = tasks
+        self._places = places_of(broker)
+
+    def read(self, most: int) -> Sequence[Letter]:
+        """Return at most so many letters; on RabbitMQ the oldest of each queue, on Redis the newest."""
+        queues = sorted({q_name(name) for name in self._broker.get_declared_queues()})
+        with _reaching():
+            held = self._places.read(queues, most)
+        found = (self._letter(message, at) for message, at in held)
+        return [letter for letter in found if letter is not None]
+
+    def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
+        """Have a letter to oneself, call `then`, and delete it; False when that cannot be."""
+
+        def is_it(held: Held) -> bool:
+            found = _read(held)
+            if found is None or found[0].message_id != letter.id:
+                return False
+            return bool(found[1]["encoded"] == letter.message["encoded"])
+
+        with _reaching():
+            return self._places.take(q_name(letter.queue), is_it, lambda: then(letter))
+
+    def _letter(self, held: Held, at: datetime | None) -> Letter | None:
+        found = _read(held)
+        if found is None:
+            return None
+        message, kept = found
+        actor, bare = self._broker.actors.get(message.actor_name), _ended(message)
+        kept["parameters"] = [*parameters_of(actor.fn)] if actor else []
+        task = self._tasks.get(message.actor_name) or self._bridge.task()
+        begun = self._bridge.admit(job_of(message, bare), bare, task)
+        return found_letter(begun, FRAMEWORK, kept, at=at, now=self._bridge.now())
+
+
+def _read(held: Held) -> tuple[dramatiq.Message[Any], dict[str, Any]] | None:
+    """Return a message, and how a dead letter keeps it; None when nobody can read it."""
+    try:
+        message = dramatiq.Message.decode(held) if isinstance(held, bytes) else held._message
+        return message, original(message)
+    except Exception as error:  # noqa: BLE001 - whatever the application's own encoder raises
+        logger.warning("a message in a dead queue cannot be read, and stays there: %s", told(error))
+        return None
+
+
+def _ended(message: dramatiq.Message[Any]) -> Job:
+    """Return the job that Dramatiq alone says a dead message was."""
+    bare = bare_job(message)
+    state = message.options.get(HEADER)
+    if not isinstance(state, Mapping):
+        return replace(bare, errors=_native_errors(message, bare))
+    # The native counter has counted the last run of a final state, and not of any other.
+    said = state.get("attempt")
+    return replace(bare, attempt=max(bare.attempt - 1, said if isinstance(said, int) else 1, 1))
+
+
+def _native_errors(message: dramatiq.Message[Any], bare: Job) -> tuple[ErrorEntry, ...]:
+    """Return the one error that Dramatiq itself has written into a message: the last before it was sent."""
+    text, said_at = message.options.get("traceback"), message.options.get("requeue_timestamp")
+    at = from_ms(said_at) if isinstance(said_at, int) else bare.created_at
+    if not (isinstance(text, str) and text.strip() and at):
+        return ()
+    type_, _, said = text.strip().splitlines()[-1].partition(": ")
+    failed = replace(bare, attempt=max(bare.attempt - 1, 1))
+    return failed.failed(Failure(type_, said), at=at).errors
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    try:
+        yield
+    except outages() as error:
+        raise Unreachable(told(error)) from error

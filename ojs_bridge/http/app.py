@@ -1,0 +1,68 @@
+"""The whole door as an ASGI app, and the server of `ojs-bridge serve`."""
+
+from __future__ import annotations
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Mount
+
+from ..bridge import Bridge
+from ..dead_letters import needed
+from ..errors import ConfigurationError
+from . import openapi, page
+from .answers import raise_refusal
+from .door import Door
+from .guarding import Access, Guard, access_at
+from .letters import Letters
+from .retries import Retries
+
+
+def app_for(
+    bridge: Bridge,
+    *,
+    operator_token: str | None = None,
+    reader_token: str | None = None,
+    open_to_all: bool = False,
+) -> Starlette:
+    """Return an ASGI app to mount: the page at its root, the API under `ojs/v1`.
+
+    The operator's token may do all, the reader's may read. `open_to_all` is for an app behind a login of
+    its own that no foreign page can borrow. Raises ConfigurationError without a store, and when neither a
+    token nor that is given.
+    """
+    if open_to_all is (operator_token is not None):
+        raise ConfigurationError(
+            "operator_token: give one, or else open_to_all=True where others guard the app"
+        )
+    return guarded(bridge, Access(operator_token, reader_token))
+
+
+def serve(
+    bridge: Bridge,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8787,
+    operator_token: str | None = None,
+    reader_token: str | None = None,
+) -> None:
+    """Serve the page and the API until interrupted; without a token on a loopback address only.
+
+    Raises ConfigurationError.
+    """
+    app = guarded(bridge, access_at(host, operator_token, reader_token))
+    uvicorn.run(app, host=host, port=port, access_log=False, server_header=False, timeout_graceful_shutdown=5)
+
+
+def guarded(bridge: Bridge, access: Access) -> Starlette:
+    """Return the app that lets in whom `access` lets in; raises ConfigurationError without a store."""
+    needed(bridge.store, "what the HTTP door shows")
+    api = [*Letters(bridge).routes(), *Retries(bridge).routes(), openapi.route()]
+    app = Starlette(
+        routes=[Mount("/ojs/v1", routes=api, middleware=[Middleware(Guard, access=access)]), *page.routes()],
+        middleware=[Middleware(Door)],
+        exception_handlers={HTTPException: raise_refusal},
+    )
+    app.router.redirect_slashes = False
+    return app

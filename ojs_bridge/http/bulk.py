@@ -1,0 +1,115 @@
+"""Replays and purges of many: a few at a time, with their progress told line by line to who asks for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..replaying import Bulk
+from .answers import Answer, refusal_of, written
+from .door import REQUEST_ID
+from .limits import too_many
+
+LINES = "application/x-ndjson"
+#: Each holds a thread for as long as it takes.
+MAX_RUNNING = 4
+
+Line: TypeAlias = dict[str, Any]
+Progress: TypeAlias = Callable[[int], object]
+Work: TypeAlias = Callable[[Progress], Bulk]
+
+
+class Bulks:
+    """Does what concerns many letters."""
+
+    def __init__(self) -> None:
+        self._running = 0
+
+    async def answer(self, request: Request, action: str, work: Work) -> Response:
+        """Do the work and return its result, or the answer that tells its progress while it does it."""
+        self._check()
+        if LINES in request.headers.get("accept", ""):
+            return _Lines(lambda told: self._run(action, work, told))
+        return Answer(await self._run(action, work, lambda _line: None))
+
+    async def _run(self, action: str, work: Work, told: Callable[[Line], object]) -> Line:
+        # What is told fails when nobody listens any more, and ends the work after a batch.
+        return result_of(
+            action, await self.run(lambda: work(lambda n: anyio.from_thread.run_sync(told, {"done": n})))
+        )
+
+    async def run(self, work: Callable[[], Bulk]) -> Bulk:
+        """Do work that may take long in one of few threads; raises Refusal when none is free."""
+        self._check()
+        self._running += 1
+        try:
+            return await run_in_threadpool(work)
+        finally:
+            self._running -= 1
+
+    def _check(self) -> None:
+        if self._running >= MAX_RUNNING:
+            raise too_many(f"{MAX_RUNNING} replays, purges or counts are running", 10)
+
+
+def result_of(action: str, done: Bulk) -> Line:
+    """Return the result of a replay or a purge of many in the spec's form (adm 6.5)."""
+    return {
+        "action": action,
+        "matched": done.matched,
+        "succeeded": done.succeeded,
+        "failed": done.failed,
+        "errors": [{"job_id": letter_id, "error": why} for letter_id, why in done.errors],
+    }
+
+
+class _Lines(Response):
+    """An answer in lines of JSON: how many are done, again and again, and at last the result or an error.
+
+    The work ends when whoever asked for it goes away: what was not dealt with stays.
+    """
+
+    media_type = LINES
+
+    def __init__(self, run: Callable[[Callable[[Line], object]], Any]) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self._run = run
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the lines as they come."""
+        lines, heard = anyio.create_memory_object_stream[Line](math.inf)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_close_when_gone, receive, heard)
+            tasks.start_soon(self._work, lines, scope[REQUEST_ID])
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            with suppress(anyio.ClosedResourceError):
+                async for line in heard:
+                    body = f"{written(line)}\n".encode("ascii")
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+            tasks.cancel_scope.cancel()
+
+    async def _work(self, lines: MemoryObjectSendStream[Line], request_id: str) -> None:
+        with lines, suppress(anyio.BrokenResourceError):
+            try:
+                lines.send_nowait(await self._run(lines.send_nowait))
+            except anyio.BrokenResourceError:
+                return
+            except Exception as error:  # noqa: BLE001 - it is told
+                lines.send_nowait(refusal_of(error, request_id).to_ojs(request_id))
+
+
+async def _close_when_gone(receive: Receive, heard: MemoryObjectReceiveStream[Line]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    heard.close()

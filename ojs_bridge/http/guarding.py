@@ -1,0 +1,149 @@
+"""Who may come in: the tokens, and on a loopback address without tokens the Host and Origin headers."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..errors import ConfigurationError
+from .answers import MEDIA_TYPE, Refusal, forbidden
+from .door import ADDED, VERSION
+from .limits import Bucket
+
+Role = Literal["operator", "reader"]
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+JSON_TYPES = (MEDIA_TYPE, "application/json")
+MIN_TOKEN = 16
+_TOKEN = re.compile(rf"[!-~]{{{MIN_TOKEN},}}")
+READS = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What a request must bring: a token, or else one of the `hosts` in its Host header, None for any."""
+
+    operator: str | None = None
+    reader: str | None = None
+    hosts: frozenset[str] | None = None
+    reads: Bucket = field(default_factory=lambda: Bucket(300, 50))
+    writes: Bucket = field(default_factory=lambda: Bucket(100, 20))
+
+    def __post_init__(self) -> None:
+        for name, token in (("operator_token", self.operator), ("reader_token", self.reader)):
+            if token is not None and not (isinstance(token, str) and _TOKEN.fullmatch(token)):
+                raise ConfigurationError(f"{name}: it must be {MIN_TOKEN} or more ASCII characters, no space")
+        if self.reader is not None and self.operator is None:
+            raise ConfigurationError("reader_token: it needs an operator_token beside it")
+        if self.reader is not None and self.reader == self.operator:
+            raise ConfigurationError("reader_token: it must differ from the operator_token")
+
+    def admit(self, method: str, headers: Headers) -> dict[str, str]:
+        """Let a request in, and return headers for its answer; raises Refusal."""
+        reads = method in READS
+        if self.operator is None:
+            self._check_host(headers)
+            if not reads:
+                _check_origin(method, headers)
+        elif self._role(headers) != "operator" and not reads:
+            raise forbidden("the reader's token can only read")
+        told = (self.reads if reads else self.writes).take()
+        _check_version(headers)
+        return told
+
+    def _role(self, headers: Headers) -> Role:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            operator, reader = _same(given.strip(), self.operator), _same(given.strip(), self.reader)
+            if operator or reader:
+                return "operator" if operator else "reader"
+        message = "an Authorization: Bearer header with a token of this server is needed"
+        raise Refusal(401, "x_unauthorized", message, headers={"WWW-Authenticate": "Bearer"})
+
+    def _check_host(self, headers: Headers) -> None:
+        """Refuse a web page's own name that was pointed at this address (DNS rebinding)."""
+        if self.hosts is not None and _host(f"//{headers.get('host', '')}") not in self.hosts:
+            raise forbidden(f"the Host header must name {' or '.join(sorted(self.hosts))}")
+
+
+def access_at(host: str, operator: str | None, reader: str | None) -> Access:
+    """Return the access to a server at a host; raises ConfigurationError where it would be open to all."""
+    if operator is None and not is_loopback(host):
+        raise ConfigurationError(
+            f"host: {host!r} can be reached from elsewhere, so operator_token must be given; without one the "
+            "HTTP door listens on a loopback address only"
+        )
+    return Access(operator, reader, LOOPBACK | {host.lower()})
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Guard:
+    """Admits requests to what lies behind it."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request that is admitted; raises Refusal for another."""
+        if scope["type"] == "http":
+            scope[ADDED].update(self._access.admit(scope["method"], Headers(scope=scope)))
+        await self._app(scope, receive, send)
+
+
+def _same(given: str, token: str | None) -> bool:
+    return token is not None and hmac.compare_digest(given.encode(), token.encode())
+
+
+def _check_origin(method: str, headers: Headers) -> None:
+    """Refuse a write that a foreign web page can have sent (CSRF).
+
+    A page can send another server no JSON, no header of its own and no DELETE unless that server agrees to
+    it first, which this one never does.
+    """
+    origin = headers.get("origin")
+    if origin is not None and _netloc(origin) != headers.get("host", "").lower():
+        raise forbidden("the Origin header names another server")
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        raise forbidden("the request comes from another server's page")
+    if method == "POST" and not (headers.get("x-ojs-bridge") == "1" or content_type(headers) in JSON_TYPES):
+        raise forbidden("a write needs the header X-OJS-Bridge: 1, or JSON as its Content-Type")
+
+
+def _check_version(headers: Headers) -> None:
+    wanted = headers.get("ojs-version", VERSION)
+    if wanted.partition(".")[0] != VERSION.partition(".")[0]:
+        raise Refusal(422, "unsupported", f"OJS-Version: {wanted!r} is not served here, but {VERSION} is")
+
+
+def content_type(headers: Headers) -> str:
+    """Return the media type of a request's body, in lower case and without parameters."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _host(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _netloc(url: str) -> str | None:
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:
+        return None

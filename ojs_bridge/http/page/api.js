@@ -1,0 +1,73 @@
+// The server's routes. Everything that job data says stays text: nothing here or elsewhere makes HTML of it.
+
+const ROOT = new URL("ojs/v1/", document.baseURI);
+const TOKEN = "ojs-bridge-token";
+
+export class Refused extends Error {
+  constructor(status, message, details) {
+    super(message);
+    this.status = status;
+    this.details = details || {};
+  }
+}
+
+export async function call(method, path, { query = {}, body, told } = {}) {
+  for (;;) {
+    const answer = await send(method, path, query, body, told);
+    if (answer.status === 401) {
+      await askForToken();
+      continue;
+    }
+    if (!answer.ok) throw await refused(answer);
+    return told ? readLines(answer, told) : answer.json();
+  }
+}
+
+export const pathOf = (kind, id, ...rest) => [kind, encodeURIComponent(id), ...rest].join("/");
+
+async function send(method, path, query, body, told) {
+  const url = new URL(path, ROOT);
+  for (const [name, value] of Object.entries(query)) if (value) url.searchParams.set(name, value);
+  const headers = { Accept: told ? "application/x-ndjson" : "application/json", "X-OJS-Bridge": "1" };
+  const token = sessionStorage.getItem(TOKEN);
+  if (token) headers.Authorization = `Bearer ${token}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  try {
+    return await fetch(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  } catch {
+    throw new Refused(0, "The server cannot be reached.");
+  }
+}
+
+async function refused(answer) {
+  try {
+    const { error } = await answer.json();
+    return new Refused(answer.status, error.message, error.details);
+  } catch {
+    return new Refused(answer.status, `The server answered with status ${answer.status}.`);
+  }
+}
+
+async function readLines(answer, told) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "", last = {};
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return last;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines.filter(Boolean)) {
+      last = JSON.parse(line);
+      if (last.error) throw new Refused(answer.status, last.error.message, last.error.details);
+      told(last);
+    }
+  }
+}
+
+async function askForToken() {
+  const dialog = document.getElementById("token-dialog"), field = document.getElementById("token");
+  field.value = "";
+  if (!dialog.open) dialog.showModal();
+  await new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
+  sessionStorage.setItem(TOKEN, field.value);
+}

@@ -1,0 +1,67 @@
+// Which view is shown, and the keyboard.
+
+import * as letters from "./letters.js";
+import * as retries from "./retries.js";
+import { byId, guarded, isNear } from "./view.js";
+
+const views = { letters, retries };
+const current = () => (location.hash === "#retries" ? "retries" : "letters");
+
+function show() {
+  for (const name of Object.keys(views)) byId(`${name}-view`).hidden = name !== current();
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${current()}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  return guarded(views[current()].load);
+}
+
+function move(step) {
+  const rows = [...byId(current()).querySelectorAll("li")], at = rows.indexOf(document.activeElement?.closest("li"));
+  rows[Math.min(Math.max(at + step, 0), rows.length - 1)]?.focus();
+}
+
+const here = () => document.activeElement?.closest("li")?.dataset.id;
+
+const keys = {
+  j: () => move(1),
+  ArrowDown: () => move(1),
+  k: () => move(-1),
+  ArrowUp: () => move(-1),
+  Enter: () => here() && current() === "letters" && letters.show(here()),
+  x: () => document.activeElement?.closest("li")?.querySelector("input")?.click(),
+  r: () => current() === "letters" && guarded(() => letters.doSelected("Replay", here())),
+  d: () => current() === "letters" && guarded(() => letters.doSelected("Delete", here())),
+  g: show,
+  "/": () => byId("filters").elements.text.focus(),
+  "?": () => byId("help").showModal(),
+};
+
+document.addEventListener("keydown", (event) => {
+  const typing = event.target.closest("input:not([type=checkbox]), select, button, a, summary, pre, dialog");
+  if (typing || event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
+  event.preventDefault();
+  keys[event.key]();
+});
+
+let typed;
+byId("filters").addEventListener("input", () => {
+  clearTimeout(typed);
+  typed = setTimeout(() => guarded(letters.load), 250);
+});
+byId("filters").addEventListener("reset", () => setTimeout(() => guarded(letters.load)));
+byId("filters").addEventListener("submit", (event) => event.preventDefault());
+byId("select-all").addEventListener("change", (event) => letters.pickAll(event.target.checked));
+byId("replay-selected").addEventListener("click", () => letters.doSelected("Replay"));
+byId("delete-selected").addEventListener("click", () => letters.doSelected("Delete"));
+byId("replay-all").addEventListener("click", () => guarded(() => letters.doAll("Replay")));
+byId("delete-all").addEventListener("click", () => guarded(() => letters.doAll("Delete")));
+byId("help-button").addEventListener("click", keys["?"]);
+window.addEventListener("hashchange", show);
+setInterval(retries.tick, 1000);
+
+window.addEventListener("scroll", () => {
+  const view = views[current()];
+  if (isNear(byId(`${current()}-end`)) && !(view === letters && letters.filter().text)) guarded(view.loadMore);
+}, { passive: true });
+show();

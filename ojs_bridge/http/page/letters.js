@@ -1,0 +1,145 @@
+// The list of dead letters: filtered, paged as it is scrolled, selected, replayed, deleted.
+
+import { call, pathOf } from "./api.js";
+import { drawDeaths, drawGroups } from "./chart.js";
+import { open } from "./detail.js";
+import { byId, guarded, isNear, make, question, when } from "./view.js";
+
+const KIND = "dead-letter";
+const PAGE = 100;
+const state = { cursor: null, more: false, busy: false, count: 0, chosen: new Map(), generation: 0 };
+
+export function filter() {
+  const form = Object.fromEntries(new FormData(byId("filters")));
+  const { within, ...rest } = form;
+  if (within) rest.since = new Date(Date.now() - within * 1000).toISOString();
+  return Object.fromEntries(Object.entries(rest).filter(([, value]) => value));
+}
+
+export async function load() {
+  state.generation += 1;
+  Object.assign(state, { cursor: null, more: true, busy: false, count: 0, chosen: new Map() });
+  byId("letters").replaceChildren();
+  tellChosen();
+  await Promise.all([loadMore(), loadSummary()]);
+}
+
+async function loadSummary() {
+  const [stats, timeline] = await Promise.all([
+    call("GET", `${KIND}/stats`), call("GET", `${KIND}/timeline`, { query: filter() }),
+  ]);
+  drawGroups(stats, filter(), choose);
+  drawDeaths(timeline);
+}
+
+export async function loadMore() {
+  if (state.busy || !state.more) return;
+  state.busy = true;
+  const generation = state.generation;
+  try {
+    const page = await call("GET", KIND, { query: { ...filter(), limit: PAGE, cursor: state.cursor } });
+    if (generation !== state.generation) return;
+    byId("letters").append(make("ol", {}, ...page.jobs.map(row)));
+    state.count += page.jobs.length;
+    state.cursor = page.pagination.next_cursor;
+    state.more = page.pagination.has_more;
+    tellEnd();
+  } finally {
+    if (generation === state.generation) state.busy = false;
+  }
+  // A page that does not fill the window is never scrolled.
+  if (!filter().text && isNear(byId("letters-end"))) requestAnimationFrame(() => guarded(loadMore));
+}
+
+function tellEnd() {
+  const searched = state.more && filter().text;
+  byId("letters-end").replaceChildren(
+    state.more ? "" : state.count ? `${state.count} in all` : "Nothing has died here.",
+    searched ? make("button", { type: "button", on: { click: () => guarded(loadMore) } }, "Search on") : "",
+  );
+}
+
+function row(job) {
+  const box = make("input", { type: "checkbox", ariaLabel: `Select ${job.id}`, on: { change: () => pick(job, box) } });
+  const last = job.errors.at(-1) || { type: "Unknown", message: "" };
+  return make(
+    "li",
+    { tabIndex: 0, data: { id: job.id }, on: { click: (event) => event.target !== box && show(job.id) } },
+    box, when(job.metadata.discarded_at), make("span", { className: "kind", title: job.type }, job.type),
+    make("span", { className: "what", title: last.message }, make("code", {}, last.type), ` ${last.message}`),
+    make("span", { className: "quiet" }, job.queue), make("span", { className: "quiet" }, `×${job.attempt}`),
+  );
+}
+
+export const show = (id) => guarded(() => open(KIND, id, load));
+
+function pick(job, box) {
+  if (box.checked) state.chosen.set(job.id, job);
+  else state.chosen.delete(job.id);
+  tellChosen();
+}
+
+export function pickAll(on) {
+  for (const box of byId("letters").querySelectorAll("input")) if (box.checked !== on) box.click();
+}
+
+function tellChosen() {
+  const count = state.chosen.size;
+  byId("selected").textContent = count ? `${count} selected` : "None selected";
+  byId("select-all").checked = count > 0 && count === state.count;
+  for (const id of ["replay-selected", "delete-selected"]) byId(id).disabled = !count;
+}
+
+function choose(name, value) {
+  byId("filters").elements[name].value = value;
+  guarded(load);
+}
+
+const one = {
+  Replay: (id) => call("POST", pathOf(KIND, id, "retry"), { body: {} }),
+  Delete: (id) => call("DELETE", pathOf(KIND, id)),
+};
+
+// Replays or deletes the selected ones, or this one.
+export async function doSelected(verb, id) {
+  const ids = state.chosen.size ? [...state.chosen.keys()] : id ? [id] : [];
+  if (!ids.length) return;
+  const title = `${verb} ${ids.length === 1 ? "this dead letter" : `${ids.length} dead letters`}?`;
+  const done = await question(title, ids.slice(0, 5).join(", ") + (ids.length > 5 ? ", …" : ""), verb, async (tell) => {
+    const failed = [];
+    for (const [n, each] of ids.entries()) {
+      await one[verb](each).catch((error) => failed.push(`${each}: ${error.message}`));
+      tell(n + 1, ids.length);
+    }
+    return failed.length ? `${failed.length} of ${ids.length} failed. ${failed[0]}` : "";
+  });
+  if (done) await guarded(load);
+}
+
+// Replays or deletes all that match the filters, after telling how many they are.
+export async function doAll(verb) {
+  const where = filter();
+  const matched = await count(verb, where);
+  const told = Object.entries(where).map(([name, value]) => `${name}: ${value}`).join(", ") || "all there are";
+  const done = await question(`${verb} ${matched.toLocaleString()} dead letters?`, told, verb, async (tell) => {
+    const result = await bulk(verb, where, true, ({ done }) => done !== undefined && tell(done, matched));
+    return result.failed ? `${result.failed} of ${result.matched} failed. ${result.errors[0]?.error || ""}` : "";
+  });
+  if (done) await guarded(load);
+}
+
+async function count(verb, where) {
+  try {
+    await bulk(verb, where, false);
+  } catch (error) {
+    if (error.details?.matched !== undefined) return error.details.matched;
+    throw error;
+  }
+  return 0;
+}
+
+function bulk(verb, where, confirm, told) {
+  const body = { filter: where, confirm };
+  if (verb === "Replay") return call("POST", `${KIND}/retry`, { body, told });
+  return call("DELETE", KIND, { body });
+}

@@ -1,0 +1,59 @@
+// The list of parked retries, each with a countdown.
+
+import { call, pathOf } from "./api.js";
+import { byId, guarded, make, question } from "./view.js";
+
+const KIND = "retries";
+const state = { cursor: null, more: false };
+
+export async function load() {
+  Object.assign(state, { cursor: null, more: true });
+  byId("retries").replaceChildren();
+  await loadMore();
+}
+
+export async function loadMore() {
+  if (!state.more) return;
+  state.more = false;
+  const page = await call("GET", KIND, { query: { limit: 100, cursor: state.cursor } });
+  byId("retries").append(make("ol", {}, ...page.jobs.map(row)));
+  state.cursor = page.pagination.next_cursor;
+  state.more = page.pagination.has_more;
+  byId("retries-end").textContent = byId("retries").childElementCount ? "" : "No retry is parked.";
+  tick();
+}
+
+function row(job) {
+  return make(
+    "li", { tabIndex: 0, data: { id: job.id } },
+    make("time", { dateTime: job.next_retry_at, title: new Date(job.next_retry_at).toLocaleString() }),
+    make("span", { className: "kind", title: job.type }, job.type),
+    make("span", { className: "what", title: job.metadata.reason }, job.metadata.reason),
+    make("span", { className: "quiet" }, job.queue),
+    make("span", { className: "quiet" }, `${job.attempt} of ${job.max_attempts}`),
+    make(
+      "span", {},
+      act("Run now", job, () => call("POST", pathOf(KIND, job.id, "run"))), " ",
+      act("Cancel", job, () => call("DELETE", pathOf(KIND, job.id)), "danger"),
+    ),
+  );
+}
+
+function act(name, job, work, className = "") {
+  const ask = async () => {
+    if (await question(`${name}?`, `${job.type} ${job.id}`, name, async () => { await work(); })) await guarded(load);
+  };
+  return make("button", { type: "button", className, on: { click: ask } }, name);
+}
+
+export function tick() {
+  for (const place of byId("retries").querySelectorAll("time")) {
+    const left = Math.round((Date.parse(place.dateTime) - Date.now()) / 1000);
+    place.textContent = left > 0 ? `in ${clock(left)}` : "due";
+  }
+}
+
+function clock(seconds) {
+  const parts = [Math.floor(seconds / 3600), Math.floor(seconds / 60) % 60, seconds % 60];
+  return parts.map((part, n) => (n ? String(part).padStart(2, "0") : part)).join(":");
+}

@@ -1,0 +1,80 @@
+// Small helpers that make elements; text is only ever set as text.
+
+export const byId = (id) => document.getElementById(id);
+
+export function make(name, options = {}, ...children) {
+  const { on = {}, data = {}, ...rest } = options;
+  const element = document.createElement(name);
+  for (const [key, value] of Object.entries(rest)) {
+    if (key in element) element[key] = value;
+    else element.setAttribute(key, value);
+  }
+  Object.assign(element.dataset, data);
+  for (const [event, listener] of Object.entries(on)) element.addEventListener(event, listener);
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export function when(text) {
+  const at = new Date(text);
+  const seconds = Math.max(0, (Date.now() - at) / 1000);
+  const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"]].find(([size]) => seconds >= size) || [1, "s"];
+  return make("time", { dateTime: text, title: at.toLocaleString() }, `${Math.floor(seconds / size)} ${unit} ago`);
+}
+
+export function shown(value) {
+  return make("pre", { tabIndex: 0 }, JSON.stringify(value, null, 2));
+}
+
+export const isNear = (element) => element.getBoundingClientRect().top < innerHeight + 600;
+
+export function trouble(error) {
+  const place = byId("trouble");
+  place.textContent = error ? error.message : "";
+  place.hidden = !error;
+}
+
+export async function guarded(work) {
+  try {
+    await work();
+    trouble(null);
+  } catch (error) {
+    trouble(error);
+  }
+}
+
+// Asks before something is done, and shows how far it is; resolves to whether it was done.
+export async function question(title, text, yes, work) {
+  const dialog = byId("question"), button = byId("question-yes"), progress = byId("question-progress");
+  byId("question-title").textContent = title;
+  byId("question-text").textContent = text;
+  button.textContent = yes;
+  button.disabled = false;
+  progress.hidden = true;
+  progress.removeAttribute("value");
+  dialog.returnValue = "";
+  dialog.showModal();
+  byId("question-no").focus();
+  return new Promise((resolve) => {
+    const act = async (event) => {
+      event.preventDefault();
+      button.disabled = true;
+      progress.hidden = false;
+      try {
+        const told = await work((done, total) => { progress.max = total; progress.value = done; });
+        trouble(told ? new Error(told) : null);
+        resolve(true);
+      } catch (error) {
+        trouble(error);
+        resolve(false);
+      }
+      button.removeEventListener("click", act);
+      dialog.close();
+    };
+    button.addEventListener("click", act);
+    dialog.addEventListener("close", () => {
+      button.removeEventListener("click", act);
+      resolve(false);
+    }, { once: true });
+  });
+}

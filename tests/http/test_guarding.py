@@ -1,0 +1,263 @@
+"""Who is let in, and who is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from ojs_bridge import Bridge, ConfigurationError
+from ojs_bridge.http import app_for, serve
+from ojs_bridge.http.guarding import LOOPBACK, Access, access_at
+from ojs_bridge.http.limits import Bucket
+from tests.http.doors import API, LETTERS, OPERATOR, READER, House, client_at, house, with_token
+
+
+@pytest.fixture
+def door(tmp_path: Any) -> House:
+    """A door to a SQLite store with one letter."""
+    found = house(f"sqlite:///{tmp_path}/ojs.db")
+    found.bury("j-1")
+    return found
+
+
+def status_of(client: TestClient, method: str, path: str, **headers: str) -> int:
+    """The status of an answer to a request that has these headers and no other of its own."""
+    client.headers.pop("X-OJS-Bridge", None)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return client.request(method, path, headers=named).status_code
+
+
+def test_tokens(door: House) -> None:
+    """None or a wrong one: 401. The reader's: 403 for writes. The operator's: all. The page needs none."""
+    client = client_at(door.bridge, Access(OPERATOR, READER))
+    bearers = [with_token(token) for token in ("wrong", "", OPERATOR + "x", "näh")]
+    for headers in ({}, {"Authorization": OPERATOR}, {"Authorization": f"Basic {OPERATOR}"}, *bearers):
+        encoded = {name: value.encode() for name, value in headers.items()}
+        for method, path in (("GET", LETTERS), ("DELETE", f"{LETTERS}/j-1"), ("GET", f"{API}/openapi.json")):
+            answer = client.request(method, path, headers=encoded)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            assert answer.json()["error"]["code"] == "x_unauthorized"
+    assert client.get(LETTERS, headers=with_token(READER)).status_code == 200
+    for method, path in (
+        ("DELETE", "/j-1"),
+        ("POST", "/j-1/retry"),
+        ("POST", "/retry"),
+        ("DELETE", ""),
+        ("PUT", ""),
+    ):
+        assert client.request(method, LETTERS + path, headers=with_token(READER)).status_code == 403
+    assert client.get("/").status_code == 200
+    assert client.get("/page/style.css").status_code == 200
+    assert client.delete(f"{LETTERS}/j-1", headers=with_token(OPERATOR)).status_code == 200
+
+
+def test_tokens_need_no_other_proof(door: House) -> None:
+    """A foreign page has no token, so behind a proxy that changes Host and Origin nothing else is asked."""
+    client = client_at(door.bridge, Access(OPERATOR))
+    headers = {**with_token(OPERATOR), "Host": "jobs.example.com", "Origin": "https://elsewhere.example"}
+    assert client.post(f"{LETTERS}/j-1/retry", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8787", "127.0.0.1.evil.example", "", "[::1", "10.0.0.7"]
+)
+def test_a_foreign_host(door: House, host: str) -> None:
+    """A name that was pointed at the loopback address is not served, not even reads (DNS rebinding)."""
+    for method, path in (("GET", LETTERS), ("DELETE", f"{LETTERS}/j-1")):
+        assert status_of(door.client, method, path, Host=host) == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "LOCALHOST", "127.0.0.1", "[::1]:8787", "[::1]"])
+def test_the_own_host(door: House, host: str) -> None:
+    """By all its names."""
+    assert status_of(door.client, "GET", LETTERS, Host=host) == 200
+
+
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        FORM,
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "multipart/form-data; boundary=x"},
+        {"Content-Type": "application/json", "Origin": "http://evil.example"},
+        {"Content-Type": "application/json", "Origin": "null"},
+        {"Content-Type": "application/json", "Origin": "http://127.0.0.1:9999"},
+        {"X-OJS-Bridge": "1", "Origin": "http://evil.example"},
+        {"X-OJS-Bridge": "1", "Origin": "http://[::1"},
+        {"X-OJS-Bridge": "1", "Sec-Fetch-Site": "cross-site"},
+        {"X-OJS-Bridge": "1", "Sec-Fetch-Site": "same-site"},
+    ],
+)
+def test_a_write_that_a_foreign_page_could_send(door: House, headers: dict[str, str]) -> None:
+    """Nothing happens (CSRF)."""
+    door.client.headers.pop("X-OJS-Bridge")
+    for path in (f"{LETTERS}/j-1/retry", f"{LETTERS}/retry"):
+        answer = door.client.post(path, headers=headers, content=b'{"confirm": true}')
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "x_forbidden")
+    assert (door.ids(), door.outbox.published) == (["j-1"], [])
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null"])
+def test_a_foreign_delete(door: House, origin: str) -> None:
+    """Nor this way; and no other server's page is ever allowed to ask."""
+    assert status_of(door.client, "DELETE", f"{LETTERS}/j-1", Origin=origin) == 403
+    asked = {"Origin": origin, "Access-Control-Request-Method": "DELETE"}
+    answer = door.client.options(f"{LETTERS}/j-1", headers=asked)
+    assert answer.status_code == 403
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-OJS-Bridge": "1"},
+        {"Content-Type": "application/json"},
+        {"Content-Type": "Application/OpenJobSpec+JSON; charset=utf-8"},
+        {"X-OJS-Bridge": "1", "Origin": "http://127.0.0.1:8787", "Sec-Fetch-Site": "same-origin"},
+    ],
+)
+def test_a_write_of_the_own_page(door: House, headers: dict[str, str]) -> None:
+    """Or of a program: done."""
+    door.client.headers.pop("X-OJS-Bridge")
+    assert door.client.post(f"{LETTERS}/j-1/retry", headers=headers).status_code == 200
+
+
+def test_a_body_that_is_too_long(door: House) -> None:
+    """Told beforehand or not, it is not read to its end."""
+    long = b'{"override": {"args": ["' + b"x" * 70_000 + b'"]}}'
+
+    def slowly() -> Any:
+        yield from (long[:100], long[100:])
+
+    for body in (long, slowly()):
+        answer = door.client.post(
+            f"{LETTERS}/j-1/retry", content=body, headers={"Content-Type": "application/json"}
+        )
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "x_too_large")
+    assert door.ids() == ["j-1"]
+
+
+def test_a_body_of_another_type(door: House) -> None:
+    """It is not read as JSON (http 4.1)."""
+    answer = door.client.post(f"{LETTERS}/j-1/retry", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+
+
+def test_too_many_requests(door: House) -> None:
+    """Writes and reads apart; the answers tell what is left, and when to come again (http 18)."""
+    access = Access(hosts=LOOPBACK, writes=Bucket(2, 0.5))
+    client = client_at(door.bridge, access)
+    left = [client.delete(f"{LETTERS}/x").headers["x-ratelimit-remaining"] for _ in range(2)]
+    assert left == ["1", "0"]
+    answer = client.delete(f"{LETTERS}/j-1")
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+    assert answer.json()["error"]["code"] == "rate_limited"
+    assert answer.json()["error"]["details"] == {"retry_after_seconds": 2}
+    assert (answer.headers["x-ratelimit-limit"], answer.headers["x-ratelimit-remaining"]) == ("2", "0")
+    assert client.get(f"{LETTERS}/j-1").status_code == 200
+
+
+def test_every_answer_has_the_headers(door: House) -> None:
+    """The page, the API, and errors."""
+    for path, status in (
+        (LETTERS, 200),
+        ("/", 200),
+        ("/page/app.js", 200),
+        (f"{LETTERS}/x", 404),
+        ("/x", 404),
+    ):
+        answer = door.client.get(path)
+        assert answer.status_code == status
+        policy = answer.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; ")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["ojs-version"] == "1.0"
+        assert answer.headers["x-request-id"].startswith("req_")
+        assert answer.headers["cache-control"] == (
+            "no-cache" if status == 200 and path != LETTERS else "no-store"
+        )
+
+
+def test_a_request_id_is_carried_on(door: House) -> None:
+    """Unless it could break out of a header or a log."""
+    assert door.client.get(LETTERS, headers={"X-Request-Id": "req_1"}).headers["x-request-id"] == "req_1"
+    for told in ("a b", "x" * 101, "<b>", ""):
+        assert door.client.get(LETTERS, headers={"X-Request-Id": told}).headers["x-request-id"] != told
+
+
+def test_versions(door: House) -> None:
+    """Another version of the spec is not spoken (http 3.2)."""
+    assert door.client.get(LETTERS, headers={"OJS-Version": "1.0"}).status_code == 200
+    answer = door.client.get(LETTERS, headers={"OJS-Version": "2.0"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unsupported")
+
+
+Opens = Callable[[Bridge], object]
+
+
+@pytest.mark.parametrize(
+    ("opens", "told"),
+    [
+        (app_for, "operator_token: give one, or else open_to_all=True"),
+        (
+            lambda b: app_for(b, operator_token=OPERATOR, open_to_all=True),
+            "operator_token: give one, or else",
+        ),
+        (lambda b: app_for(b, reader_token=READER), "operator_token: give one, or else"),
+        (lambda b: app_for(b, operator_token="short"), "operator_token: it must be 16 or more ASCII"),
+        (lambda b: app_for(b, operator_token="not one but six words of it"), "operator_token: it must be 16"),
+        (
+            lambda b: app_for(b, operator_token=OPERATOR, reader_token=OPERATOR),
+            "reader_token: it must differ",
+        ),
+        (
+            lambda b: app_for(b, reader_token=READER, open_to_all=True),
+            "reader_token: it needs an operator_token",
+        ),
+        (lambda b: serve(b, host="0.0.0.0"), "host: '0.0.0.0' can be reached from elsewhere"),
+        (lambda b: serve(b, host="::", reader_token=READER), "host: '::' can be reached from elsewhere"),
+        (
+            lambda b: serve(b, host="jobs.example.com"),
+            "host: 'jobs.example.com' can be reached from elsewhere",
+        ),
+        (lambda b: serve(Bridge()), "what the HTTP door shows need"),
+    ],
+)
+def test_closed_by_default(door: House, opens: Opens, told: str) -> None:
+    """It does not open at all."""
+    with pytest.raises(ConfigurationError) as error:
+        opens(door.bridge)
+    assert str(error.value).startswith(told)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
+def test_loopback_needs_no_token(host: str) -> None:
+    """And may be called by its name."""
+    access = access_at(host, None, None)
+    assert (access.operator, host in (access.hosts or ())) == (None, True)
+
+
+def test_mounted_in_an_app_of_ones_own(door: House) -> None:
+    """Under a prefix, open to all because that app has a login of its own: the page and the API work."""
+    app = Starlette(routes=[Mount("/admin/jobs", app_for(door.bridge, open_to_all=True))])
+    client = TestClient(app, base_url="https://shop.example")
+    assert "ojs-bridge" in client.get("/admin/jobs/").text
+    assert client.get("/admin/jobs/page/app.js").headers["content-type"].startswith("text/javascript")
+    assert client.get(f"/admin/jobs{LETTERS}/j-1").json()["id"] == "j-1"
+    assert client.get(f"/admin/jobs{API}/openapi.json").json()["servers"] == [{"url": "/admin/jobs"}]
+    origin = {"Origin": "https://shop.example", "X-OJS-Bridge": "1"}
+    assert client.post(f"/admin/jobs{LETTERS}/j-1/retry", headers=origin).status_code == 200
+    foreign = {"Origin": "https://evil.example", "X-OJS-Bridge": "1"}
+    assert client.delete(f"/admin/jobs{LETTERS}/j-1", headers=foreign).status_code == 403

@@ -1,0 +1,407 @@
+"""The dead letters' routes: their shapes, what they do, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from ojs_bridge import Bridge
+from ojs_bridge.dead_letters import DeadLetters
+from ojs_bridge.http.app import guarded
+from ojs_bridge.job import format_time, parse_time
+from ojs_bridge.publishing import Unreachable
+from tests.conftest import store_url
+from tests.http.doors import API, LETTERS, OWN, RETRIES, House, client_at, house, listening, unlimited
+from tests.servers.ports import free_port
+from tests.test_operating import celery_message
+
+
+@pytest.fixture
+def door(tmp_path: Any) -> House:
+    """A door to an empty SQLite store."""
+    return house(f"sqlite:///{tmp_path}/ojs.db")
+
+
+def refused(answer: Any, status: int, code: str) -> dict[str, Any]:
+    """The error of an answer, in the spec's shape (http 16.1)."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/openjobspec+json"
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"code", "message", "retryable", "details", "request_id"}
+    assert error["code"] == code
+    assert error["request_id"] == answer.headers["x-request-id"]
+    return error
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
+@pytest.mark.requirement("DLQ-003", "DLQ-006", "DLQ-R001", "DLQ-R002", "DLQ-R004", "DLQ-R005")
+def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -> None:
+    """On every store: listed in pages, filtered, got, counted, replayed, deleted, by one and by kind."""
+    door = house(store_url(kind, request))
+    for n in range(7):
+        died = door.bridge.now() - timedelta(seconds=100 - n)
+        door.bury(f"j-{n}", type="a.b" if n % 2 else "c", discarded_at=died, message={"args": [n]})
+    ask = door.client
+    first = ask.get(LETTERS, params={"limit": 3}).json()
+    assert [job["id"] for job in first["jobs"]] == ["j-6", "j-5", "j-4"]
+    told = first["pagination"]
+    assert (told["total"], told["limit"], told["offset"], told["has_more"]) == (7, 3, 0, True)
+    rest = ask.get(LETTERS, params={"limit": 10, "cursor": told["next_cursor"]}).json()
+    assert [job["id"] for job in rest["jobs"]] == ["j-3", "j-2", "j-1", "j-0"]
+    assert rest["pagination"] == {
+        "total": None, "limit": 10, "offset": 0, "has_more": False, "next_cursor": None,
+    }  # fmt: skip
+    skipped = ask.get(LETTERS, params={"offset": 5, "limit": 1}).json()
+    assert ([job["id"] for job in skipped["jobs"]], skipped["pagination"]["total"]) == (["j-1"], 7)
+    assert ask.get(LETTERS, params={"offset": 7}).json()["jobs"] == []
+    assert ask.get(LETTERS, params={"type": "a.*"}).json()["pagination"]["total"] == 3
+    assert [job["args"] for job in ask.get(LETTERS, params={"text": "5"}).json()["jobs"]] == [[5]]
+    assert ask.get(f"{LETTERS}/stats").json() | {"oldest_at": 0, "newest_at": 0, "retention": 0} == {
+        "total": 7, "by_queue": {"default": 7}, "by_type": {"a.b": 3, "c": 4},
+        "by_error_type": {"external.timeout": 7}, "oldest_at": 0, "newest_at": 0, "retention": 0,
+    }  # fmt: skip
+    timeline = ask.get(f"{LETTERS}/timeline", params={"type": "c"}).json()
+    assert (sum(timeline["counts"]), timeline["since"]) == (
+        4,
+        ask.get(f"{LETTERS}/stats").json()["oldest_at"],
+    )
+    one = door.bridge.dead_letters.get("j-6")
+    assert ask.get(f"{LETTERS}/j-6").json() == {**one.to_ojs(), "schedule": []}
+    replayed = ask.post(f"{LETTERS}/j-6/retry").json()["job"]
+    assert parse_time(replayed.pop("re_enqueued_at")) <= door.bridge.now()
+    assert replayed == {
+        "id": "j-6", "type": "c", "state": "available", "queue": "default", "attempt": 0, "max_attempts": 3,
+        "retry": None, "metadata": {"framework": "outbox", "ojs.replay_count": 1},
+    }  # fmt: skip
+    assert ask.delete(f"{LETTERS}/j-5").json() == {"deleted": True, "job_id": "j-5"}
+    assert door.ids() == ["j-4", "j-3", "j-2", "j-1", "j-0"]
+    bulk = {"filter": {"type": "c"}}
+    assert refused(ask.post(f"{LETTERS}/retry", json=bulk), 400, "invalid_request")["details"] == {
+        "matched": 3
+    }
+    done = ask.post(f"{LETTERS}/retry", json={**bulk, "confirm": True, "rate": 1000}).json()
+    assert done == {"action": "retry", "matched": 3, "succeeded": 3, "failed": 0, "errors": []}
+    assert [found.id for found, _ in door.outbox.published] == ["j-6", "j-0", "j-2", "j-4"]
+    where = {"type": "a.*", "since": format_time(door.bridge.now() - timedelta(hours=1))}
+    assert refused(ask.delete(LETTERS, params=where), 400, "invalid_request")["details"] == {"matched": 2}
+    done = ask.delete(LETTERS, params={**where, "confirm": "true"}).json()
+    assert done == {"action": "purge", "matched": 2, "succeeded": 2, "failed": 0, "errors": []}
+    assert door.ids() == []
+
+
+def test_a_purge_by_its_body(door: House) -> None:
+    """As well as by its query, but never by both: one alone would purge more than was meant."""
+    for queue in ("a", "b"):
+        door.bury(queue, queue=queue)
+    narrow = {"filter": {"queue": "a"}, "confirm": True}
+    error = refused(
+        door.client.request("DELETE", LETTERS, params={"confirm": "true"}, json=narrow),
+        400,
+        "invalid_request",
+    )
+    assert "not into both" in error["message"]
+    assert door.client.request("DELETE", LETTERS, json=narrow).json()["succeeded"] == 1
+    assert door.ids() == ["b"]
+
+
+IDS = [
+    "a/b",
+    "a%2Fb",
+    "x/retry",
+    "retry",
+    "naïve ☃ 💩",
+    "a b?c#d",
+    "'\"<>",
+    "/",
+    "..a",
+    "a\0b",
+    "%",
+    "x" * 5_000,
+    "",
+]
+
+
+def test_ids_of_all_kinds(door: House) -> None:
+    """Percent-encoded they are got, replayed and deleted."""
+    with listening(guarded(door.bridge, unlimited())) as address, httpx.Client(headers=OWN) as client:
+        for letter_id in IDS:
+            path = f"{address}{LETTERS}/{quote(letter_id, safe='')}"
+            door.bury(letter_id)
+            assert client.get(path).json()["id"] == letter_id
+            assert client.post(f"{path}/retry", json={}).json()["job"]["id"] == letter_id
+            door.bury(letter_id)
+            assert client.delete(path).json() == {"deleted": True, "job_id": letter_id}
+            assert door.ids() == []
+
+
+@pytest.mark.requirement("DLQ-R002")
+def test_a_replay_with_overrides(door: House) -> None:
+    """They reach who publishes; the answer tells the queue and the policy that the job has now."""
+    door.bury("j-1", retry={"max_attempts": 4})
+    override = {
+        "queue": "slow",
+        "args": [1],
+        "kwargs": {"a": None},
+        "meta": {"by": "me"},
+        "retry": {"max_attempts": 9},
+    }
+    job = door.client.post(f"{LETTERS}/j-1/retry", json={"override": override}).json()["job"]
+    assert (job["queue"], job["max_attempts"], job["retry"]) == ("slow", 9, {"max_attempts": 9})
+    [given] = door.outbox.overrides
+    assert (given.queue, given.args, given.kwargs, given.meta) == ("slow", [1], {"a": None}, {"by": "me"})
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"{", "the body is no valid JSON in UTF-8"),
+        (b'{"a": "\xff"}', "the body is no valid JSON in UTF-8"),
+        (b'{"override": {"args": ["\\ud800"]}}', "the body is no valid JSON in UTF-8"),
+        (b'{"override": {"args": [NaN]}}', "the body is no valid JSON in UTF-8"),
+        (b"[" * 60_000, "the body is no valid JSON in UTF-8"),
+        (b"9" * 6_000, "the body is no valid JSON in UTF-8"),
+        (b"[]", "the body: must be an object"),
+        (b'{"overrides": {}}', "the body: 'overrides' is unknown; override are known"),
+        (b'{"override": []}', "override: must be an object"),
+        (b'{"override": {"priority": 1}}', "override: 'priority' is unknown; queue, args, kwargs,"),
+        (b'{"override": {"queue": ""}}', "queue: '' must be the name of a queue"),
+        (b'{"override": {"args": "abc"}}', "args: 'abc' must be a list"),
+        (b'{"override": {"retry": 3}}', "retry: must be an object of retry policy fields"),
+        (b'{"override": {"retry": {"max_attempts": -1}}}', "invalid retry policy: max_attempts"),
+        (b'{"override": {"meta": {"retries": 1}}}', "meta: 'retries' is the bridge's or the framework's own"),
+    ],
+)  # fmt: skip
+def test_a_body_that_is_wrong(door: House, body: bytes, told: str) -> None:
+    """It is named, and nothing is done."""
+    door.bury("j-1")
+    headers = {"Content-Type": "application/json"}
+    error = refused(
+        door.client.post(f"{LETTERS}/j-1/retry", content=body, headers=headers), 400, "invalid_request"
+    )
+    assert error["message"].startswith(told)
+    assert (door.ids(), door.outbox.published) == (["j-1"], [])
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("limit=0", "limit: must be a whole number from 1 to 100"),
+        ("limit=101", "limit: must be a whole number from 1 to 100"),
+        ("limit=ten", "limit: must be a whole number from 1 to 100"),
+        ("limit=-1", "limit: must be"),
+        ("limit=1e1", "limit: must be"),
+        ("limit=%C2%B2", "limit: must be"),
+        ("offset=10001", "offset: must be a whole number from 0 to 10000"),
+        ("offset=1&text=a", "offset: does not go with a text"),
+        ("cursor=made-up", "cursor: 'made-up' was not given out by this store"),
+        ("since=yesterday", "since: must be a time such as"),
+        ("since=2026-01-01T00:00:00", "since: must be a time such as"),
+        ("until=", "until: must have 1 to 1000 characters"),
+        ("queue=a&queue=b", "a parameter is given twice"),
+        ("que=a", "que: is not a parameter here"),
+        ("confirm=true", "confirm: is not a parameter here"),
+        (f"text={'x' * 1001}", "text: must have 1 to 1000 characters"),
+    ],
+)
+def test_a_query_that_is_wrong(door: House, query: str, told: str) -> None:
+    """It is named."""
+    error = refused(door.client.get(f"{LETTERS}?{query}"), 400, "invalid_request")
+    assert error["message"].startswith(told)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"confirm": "true"},
+        {"confirm": 1},
+        {"confirm": True, "rate": 0},
+        {"confirm": True, "rate": True},
+        {"confirm": True, "rate": 1e-300},
+        {"confirm": True, "rate": "5"},
+        {"confirm": True, "filter": {"queue": ""}},
+        {"confirm": True, "filter": {"qeue": "a"}},
+        {"confirm": True, "filter": {"since": 5}},
+        {"confirm": True, "filter": "a"},
+        {"confirm": True, "queue": "a"},
+    ],
+)
+def test_a_bulk_replay_that_is_wrong(door: House, body: dict[str, Any]) -> None:
+    """A filter that is misspelt does not replay everything."""
+    door.bury("j-1", queue="a")
+    refused(door.client.post(f"{LETTERS}/retry", json=body), 400, "invalid_request")
+    refused(door.client.request("DELETE", LETTERS, json=body), 400, "invalid_request")
+    assert (door.ids(), door.outbox.published) == (["j-1"], [])
+
+
+def test_a_times_edge(door: House) -> None:
+    """Every time of RFC 3339 is taken, whatever its zone; what died then is found."""
+    door.bury("j-1")
+    for since in ("0001-01-01T00:00:00Z", "1969-12-31t23:59:59.5z", "2000-01-01T00:00:00+05:30"):
+        assert door.client.get(LETTERS, params={"since": since}).json()["pagination"]["total"] == 1
+        assert door.client.get(LETTERS, params={"until": since}).json()["jobs"] == []
+    for path in (LETTERS, f"{LETTERS}/timeline"):
+        assert door.client.get(path, params={"since": "9999-12-31T23:59:59Z"}).status_code == 200
+
+
+def test_what_is_not_there(door: House) -> None:
+    """An unknown id, an unknown path, a method that a path does not have."""
+    for method, path in (
+        ("GET", "x"),
+        ("DELETE", "x"),
+        ("POST", "x/retry"),
+        ("DELETE", ""),
+        ("DELETE", "a/b"),
+    ):
+        error = refused(door.client.request(method, f"{LETTERS}/{path}"), 404, "not_found")
+        wanted = path.removesuffix("/retry")
+        assert error["details"] == {"resource_type": "dead_letter_job", "resource_id": wanted}
+    for path in (f"{API}/jobs", "/nothing", "/page/../page.py", "/page/nothing.js"):
+        refused(door.client.get(path), 404, "not_found")
+    answer = door.client.put(LETTERS)
+    refused(answer, 405, "x_method_not_allowed")
+    assert set(answer.headers["allow"].split(", ")) >= {"GET"}
+
+
+def test_one_that_is_being_replayed(door: House) -> None:
+    """It is there, but somebody else has it: a conflict, and worth another try."""
+    door.bury("j-1")
+    assert door.bridge.store is not None
+    door.bridge.store.claim(["j-1"], now=door.bridge.now(), seconds=60)
+    for method, path in (("DELETE", "j-1"), ("POST", "j-1/retry")):
+        assert (
+            refused(door.client.request(method, f"{LETTERS}/{path}"), 409, "x_conflict")["retryable"] is True
+        )
+
+
+def test_a_task_that_is_gone(door: House) -> None:
+    """And a framework that this process does not have: the letter stays, the message says why."""
+    door.bury("j-1", type="gone")
+    door.bury("j-2", framework="elsewhere")
+    door.outbox.strangers = {"gone"}
+    for name, told in (("j-1", "which outbox here does not know"), ("j-2", "belongs to elsewhere")):
+        assert (
+            told in refused(door.client.post(f"{LETTERS}/{name}/retry"), 422, "x_not_replayable")["message"]
+        )
+    assert door.client.post(f"{LETTERS}/retry", json={"confirm": True}).json()["failed"] == 2
+    assert len(door.ids()) == 2
+
+
+def test_a_broker_that_is_down(door: House) -> None:
+    """One is refused for now, many too; nothing is lost, and nothing of the broker is told."""
+    door.bury("j-1")
+    door.outbox.raises = Unreachable("amqp://user:secret@10.0.0.7 refused")
+    for path, body in ((f"{LETTERS}/j-1/retry", {}), (f"{LETTERS}/retry", {"confirm": True})):
+        answer = door.client.post(path, json=body)
+        assert refused(answer, 503, "backend_error")["retryable"] is True
+        assert "secret" not in answer.text
+        assert answer.headers["retry-after"] == "5"
+    assert door.ids() == ["j-1"]
+    door.outbox.raises = None
+    assert door.client.post(f"{LETTERS}/j-1/retry").status_code == 200
+
+
+def test_a_store_that_is_down(unused_port: int) -> None:
+    """Every route says so, and nothing of where it is."""
+    client = client_at(Bridge(f"redis://user:secret@127.0.0.1:{unused_port}/0"), unlimited())
+    letters = [("GET", ""), ("GET", "/x"), ("GET", "/stats"), ("POST", "/x/retry"), ("DELETE", "/x")]
+    retries = [("GET", ""), ("GET", "/x"), ("POST", "/x/run"), ("DELETE", "/x")]
+    calls = [(method, LETTERS + path) for method, path in letters]
+    for method, path in [*calls, *((method, RETRIES + path) for method, path in retries)]:
+        answer = client.request(method, path)
+        refused(answer, 503, "backend_error")
+        assert "127.0.0.1" not in answer.text
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port that nobody listens on."""
+    return free_port()
+
+
+def test_what_nobody_foresaw(door: House, caplog: pytest.LogCaptureFixture) -> None:
+    """An id leads to the log, which alone knows more."""
+    door.bury("j-1")
+    door.outbox.raises = RuntimeError("secret inside")
+    answer = door.client.post(f"{LETTERS}/j-1/retry", headers={"X-Request-Id": "req_mine-1"})
+    error = refused(answer, 500, "x_internal")
+    assert error["request_id"] == "req_mine-1"
+    assert "secret" not in answer.text
+    assert "Traceback" not in answer.text
+    [logged] = [record for record in caplog.records if "req_mine-1" in record.getMessage()]
+    assert logged.exc_info is not None
+    assert door.ids() == ["j-1"]
+
+
+def test_awkward_job_data(door: House) -> None:
+    """HTML stays text in JSON, what is no valid Unicode or no number in JSON is told all the same."""
+    html = "<script>alert(1)</script>"
+    door.bury("j-1", message={"args": [html, "\ud800", float("nan"), {"x": float("inf")}]}, reason=html)
+    answer = door.client.get(f"{LETTERS}/j-1")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["content-type"] == "application/openjobspec+json"
+    job = json.loads(answer.text, parse_constant=pytest.fail)
+    assert job["args"] == [html, "\ud800", "nan", {"x": "inf"}]
+
+
+def test_secrets_stay_hidden(tmp_path: Any) -> None:
+    """What the bridge redacts is redacted here."""
+    door = house(f"sqlite:///{tmp_path}/ojs.db", redact=["password"])
+    door.bury("j-1", message=celery_message("ann", password="hunter2!"))
+    for path in (LETTERS, f"{LETTERS}/j-1"):
+        assert "hunter2!" not in door.client.get(path).text
+    assert "hunter2!" not in door.client.post(f"{LETTERS}/j-1/retry").text
+
+
+def lines_of(answer: Any) -> list[dict[str, Any]]:
+    """The lines of an answer."""
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-ndjson")
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def test_progress_line_by_line(door: House) -> None:
+    """How many are done, and at last the result."""
+    for n in range(450):
+        door.bury(f"j-{n}")
+    asked = {"Accept": "application/x-ndjson"}
+    lines = lines_of(door.client.post(f"{LETTERS}/retry", json={"confirm": True}, headers=asked))
+    assert [line["done"] for line in lines[:-1]] == sorted(line["done"] for line in lines[:-1])
+    assert len(lines) > 2
+    assert lines[-1] == {"action": "retry", "matched": 450, "succeeded": 450, "failed": 0, "errors": []}
+    door.bury("j-1")
+    lines = lines_of(door.client.delete(LETTERS, params={"confirm": "true"}, headers=asked))
+    assert (lines[0], lines[-1]["action"]) == ({"done": 1}, "purge")
+
+
+def test_an_error_in_the_last_line(door: House) -> None:
+    """A broker that goes down in the middle ends it, in the shape of every error."""
+    for n in range(300):
+        door.bury(f"j-{n}", discarded_at=door.bridge.now() - timedelta(seconds=400 - n))
+    door.outbox.refuses = {"j-250": Unreachable("down")}
+    asked = {"Accept": "application/x-ndjson"}
+    lines = lines_of(door.client.post(f"{LETTERS}/retry", json={"confirm": True}, headers=asked))
+    assert lines[0] == {"done": 200}
+    assert (lines[-1]["error"]["code"], lines[-1]["error"]["retryable"]) == ("backend_error", True)
+    assert door.bridge.dead_letters.stats().total == 50
+
+
+def test_the_total_is_not_counted_where_that_is_dear(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a text, for a page that goes on, and where the last page tells it anyway."""
+    for n in range(3):
+        door.bury(f"j-{n}", message={"args": ["x"]})
+    monkeypatch.setattr(DeadLetters, "retry_all", lambda *_, **__: pytest.fail("it was counted"))
+    asked = [{"text": "x", "limit": 2}, {"text": "x"}, {"text": "y"}, {"cursor": "1:a"}, {"offset": 1}, {}]
+    told = [door.client.get(LETTERS, params=query).json()["pagination"]["total"] for query in asked]
+    assert told == [None, 3, 0, None, 3, 3]
+
+
+def test_a_policys_schedule(door: House) -> None:
+    """The seconds before each retry, without jitter; of a long policy the first fifty."""
+    door.bury("j-1", policy={"max_attempts": 4, "initial_interval": "PT2S", "backoff_coefficient": 3.0})
+    door.bury("j-2", policy={"max_attempts": 10**6})
+    assert door.client.get(f"{LETTERS}/j-1").json()["schedule"] == [2, 6, 18]
+    assert len(door.client.get(f"{LETTERS}/j-2").json()["schedule"]) == 50

@@ -1,0 +1,104 @@
+"""The OpenAPI document, and the server that is checked against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+
+from ojs_bridge.http.app import guarded
+from ojs_bridge.http.openapi import document
+from tests.http.doors import API, OWN, House, house, listening, unlimited
+from tests.test_operating import celery_message, dramatiq_message
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, str]]:
+    """A server on a store with letters and retries of all kinds, and its address."""
+    door = house(f"sqlite:///{tmp_path_factory.mktemp('http')}/ojs.db")
+    with listening(guarded(door.bridge, unlimited())) as address:
+        yield door, address
+
+
+def fill(door: House) -> None:
+    """Bury and park what may be found."""
+    messages = [
+        {"args": [1]},
+        celery_message("a", b=2),
+        dramatiq_message("a"),
+        {"encoded": "?", "encoding": "utf-8"},
+    ]
+    for n in range(40):
+        died = door.bridge.now() - timedelta(seconds=n)
+        policy = {"max_attempts": 3} if n % 3 else None
+        born = died if n % 2 else None
+        found = {"message": messages[n % 4], "retry": policy, "policy": policy}
+        door.bury(f"j-{n}", discarded_at=died, created_at=born, **found)
+        door.park(f"j-{n}")
+
+
+def beyond_schemas(case: schemathesis.Case) -> bool:
+    """Whether a request may break a rule that no schema can tell: two parameters, or a policy's own."""
+    override = case.body.get("override") if isinstance(case.body, dict) else None
+    return {"text", "offset"} <= set(case.query) or (isinstance(override, dict) and "retry" in override)
+
+
+OPERATIONS = [(path, method) for path, methods in document()["paths"].items() for method in methods]
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_the_server_keeps_to_its_document(served: tuple[House, str], path: str, method: str) -> None:
+    """Whatever is asked, right or wrong: status, content type and shape are those of the document."""
+    door, address = served
+    fill(door)
+    api = schemathesis.openapi.from_url(f"{address}{API}/openapi.json")
+    operation = api[path][method.upper()]
+    known = count()
+
+    @settings(
+        max_examples=15,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(data=st.data(), mode=st.sampled_from(list(GenerationMode)))
+    def check(data: st.DataObject, mode: GenerationMode) -> None:
+        case = data.draw(operation.as_strategy(generation_mode=mode))
+        assume(not beyond_schemas(case))
+        if mode is GenerationMode.POSITIVE and "id" in case.path_parameters and data.draw(st.booleans()):
+            case.path_parameters["id"] = f"j-{next(known)}"
+        case.call_and_validate(headers=OWN)
+
+    check()
+
+
+def test_every_reference_leads_somewhere() -> None:
+    """And every shape is used."""
+    told = document()
+    used = set(_references(told))
+    assert used == {f"#/components/schemas/{name}" for name in told["components"]["schemas"]}
+
+
+def _references(part: object) -> Iterator[str]:
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield part["$ref"]
+        for inner in part.values():
+            yield from _references(inner)
+    elif isinstance(part, list | tuple):
+        for inner in part:
+            yield from _references(inner)
+
+
+def test_it_is_served(tmp_path: Path) -> None:
+    """As any other answer."""
+    answer = house(f"sqlite:///{tmp_path}/ojs.db").client.get(f"{API}/openapi.json")
+    assert (answer.status_code, answer.json()) == (200, document())

@@ -1,0 +1,330 @@
+"""The page in a real browser, with real dead letters of both frameworks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from ojs_bridge import Bridge, Parked, open_store
+from ojs_bridge.demo.__main__ import WORKERS
+from tests.servers import Valkey, eventually
+from tests.servers.ports import free_port
+from tests.store.test_store import letter
+
+ROOT = Path(__file__).parents[2]
+REPLAYED = "exhausts, is dead-lettered"
+DYING = {"hits auth.*": None, "says DeadLetter": None, REPLAYED: {"on_exhaustion": "dead_letter"}}
+EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+
+SEND = """
+import json, sys
+from ojs_bridge.demo import celery_app, dramatiq_app
+for name, retry in json.loads(sys.argv[1]).items():
+    retry = retry or {"on_exhaustion": "dead_letter"}
+    celery_app.demo.apply_async((name,), ojs_retry=retry)
+    dramatiq_app.demo.send_with_options(args=(name,), ojs_retry=retry)
+"""
+SERVE = """
+import sys
+from ojs_bridge.demo import celery_app, dramatiq_app
+from ojs_bridge.demo.project import bridge
+from ojs_bridge.http import serve
+serve(bridge, port=int(sys.argv[1]), operator_token=sys.argv[2] or None)
+"""
+
+
+SCROLL = """async () => {
+    while (document.querySelectorAll("#letters li").length < 10_000) {
+        scrollTo(0, document.body.scrollHeight);
+        await new Promise(requestAnimationFrame);
+    }
+}"""
+
+
+class Door:
+    """A server of the page over one store, and the fleet whose letters it shows."""
+
+    def __init__(self, store: str, valkey_url: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}/"
+        self.store = open_store(store)
+        self.valkey = redis.Redis.from_url(valkey_url, decode_responses=True)
+        self.environment = {
+            **os.environ,
+            "OJS_DEMO_VALKEY": valkey_url,
+            "OJS_BRIDGE_STORE": store,
+            "PYTHONPATH": str(ROOT),
+            "C_FORCE_ROOT": "1",
+            "dramatiq_worker_timeout": "100",
+        }
+
+    def python(self, code: str, *words: str) -> list[str]:
+        """The command that runs some code with words."""
+        return [sys.executable, "-c", code, *words]
+
+    def ids(self) -> list[str]:
+        """The ids of the dead letters."""
+        return [found.id for found in Bridge(self.store).dead_letters.list(limit=1000).letters]
+
+
+def await_door(door: Door) -> None:
+    """Wait until a server answers."""
+
+    def answers() -> bool:
+        try:
+            return httpx.get(door.url).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    eventually(answers, seconds=30)
+
+
+@pytest.fixture(scope="module")
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
+    """Workers of both frameworks, whose jobs have died, and the page's server."""
+    folder = tmp_path_factory.mktemp("page")
+    with Valkey() as valkey, ExitStack() as stack:
+        found = Door(f"sqlite:///{folder}/ojs.db", valkey.url)
+
+        def start(command: list[str], log: str) -> None:
+            file = stack.enter_context((folder / log).open("wb"))
+            process = subprocess.Popen(command, env=found.environment, cwd=ROOT, stdout=file, stderr=file)
+            stack.callback(lambda: (process.terminate(), process.wait(30)))
+
+        for name, command in WORKERS.items():
+            start([sys.executable, "-m", *command], name)
+        subprocess.run(found.python(SEND, json.dumps(DYING)), env=found.environment, check=True)
+        start(found.python(SERVE, str(found.port), ""), "server")
+        eventually(lambda: len(found.ids()) == 2 * len(DYING), seconds=60)
+        await_door(found)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, without a screen."""
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Browser, door: Door) -> Iterator[Page]:
+    """The page, freshly opened; an error in its console fails the test."""
+    opened = browser.new_page()
+    wrong: list[str] = []
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    opened.on("console", lambda told: wrong.append(told.text) if "Content Security" in told.text else None)
+    opened.goto(door.url)
+    expect(opened.locator("#letters li").first).to_be_visible()
+    yield opened
+    opened.close()
+    assert wrong == []
+
+
+def rows(page: Page) -> Any:
+    """The listed letters."""
+    return page.locator("#letters li")
+
+
+def test_what_died_is_grouped_and_filtered(page: Page) -> None:
+    """By error type, job type and queue; a click filters, another takes it back; a text is looked for."""
+    expect(rows(page)).to_have_count(6)
+    expect(page.locator("#letters-total")).to_have_text("6")
+    expect(page.locator("#by-error-type li")).to_have_count(3)
+    expect(page.locator("#bars i")).to_have_count(48)
+    group = page.locator("#by-error-type button", has_text="auth.token_expired")
+    group.click()
+    expect(rows(page)).to_have_count(2)
+    expect(page.locator("[name=error_type]")).to_have_value("auth.token_expired")
+    page.locator("#by-error-type button[aria-pressed=true]").click()
+    expect(rows(page)).to_have_count(6)
+    page.locator("[name=text]").fill("LOOK AT THIS")
+    expect(rows(page)).to_have_count(2)
+    page.get_by_role("button", name="Clear").click()
+    expect(rows(page)).to_have_count(6)
+
+
+def test_one_is_opened_by_the_keyboard(page: Page) -> None:
+    """It shows arguments, the reason, every error with its backtrace, the policy and its schedule."""
+    page.locator("[name=error_type]").fill("external.*")
+    expect(rows(page)).to_have_count(2)
+    page.locator("h1").click()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    detail = page.locator("#detail")
+    expect(detail).to_be_visible()
+    expect(detail).to_contain_text("attempt 3 of 3 failed with external.unreachable")
+    expect(detail).to_contain_text(f'"name": "{REPLAYED}"')
+    expect(detail.locator("details")).to_have_count(3)
+    expect(detail.locator("details[open] pre").last).to_contain_text("perform")
+    expect(detail.locator("tr")).to_have_count(2)
+    page.keyboard.press("Escape")
+    expect(detail).to_be_hidden()
+
+
+def test_one_is_replayed(page: Page, door: Door) -> None:
+    """After a question; its job runs again, and succeeds now."""
+    door.valkey.set("demo:mended", 1)
+    page.locator("[name=error_type]").fill("external.*")
+    expect(rows(page)).to_have_count(2)
+    rows(page).first.click()
+    page.locator("#detail").get_by_role("button", name="Replay").click()
+    page.locator("#question-yes").click()
+    expect(rows(page)).to_have_count(1)
+    eventually(
+        lambda: 4 in {int(door.valkey.get(f"demo:runs:{f}:{REPLAYED}") or 0) for f in WORKERS}, seconds=20
+    )
+
+
+def test_many_are_replayed_by_a_filter(page: Page, door: Door) -> None:
+    """The count is told before; who says no has changed nothing."""
+    page.locator("[name=error_type]").fill("auth.*")
+    expect(rows(page)).to_have_count(2)
+    page.locator("#replay-all").click()
+    expect(page.locator("#question-title")).to_have_text("Replay 2 dead letters?")
+    page.locator("#question-no").click()
+    expect(page.locator("#question")).to_be_hidden()
+    before = {name: door.valkey.get(f"demo:runs:{name}:hits auth.*") for name in WORKERS}
+    assert before == dict.fromkeys(WORKERS, "1")
+    page.locator("#replay-all").click()
+    page.locator("#question-yes").click()
+    eventually(
+        lambda: all(int(door.valkey.get(f"demo:runs:{n}:hits auth.*") or 0) == 2 for n in WORKERS), seconds=20
+    )
+
+
+def test_selected_ones_are_deleted(page: Page, door: Door) -> None:
+    """Those, and no others."""
+    for name in ("keep", "one", "two"):
+        door.store.bury(letter(name, queue="doomed", framework="celery"))
+    page.locator("[name=queue]").fill("doomed")
+    expect(rows(page)).to_have_count(3)
+    for name in ("one", "two"):
+        page.locator(f'li[data-id="{name}"] input').check()
+    expect(page.locator("#selected")).to_have_text("2 selected")
+    page.locator("#delete-selected").click()
+    page.locator("#question-yes").click()
+    expect(rows(page)).to_have_count(1)
+    assert "keep" in door.ids()
+    assert not {"one", "two"} & {*door.ids()}
+
+
+def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
+    """A page left open for an hour says so, and shows what is there now."""
+    door.store.bury(letter("short-lived", queue="fleeting", framework="celery"))
+    page.locator("[name=queue]").fill("fleeting")
+    expect(rows(page)).to_have_count(1)
+    Bridge(door.store).dead_letters.delete("short-lived")
+    rows(page).first.focus()
+    page.keyboard.press("r")
+    page.locator("#question-yes").click()
+    expect(rows(page)).to_have_count(0)
+    expect(page.locator("#letters-end")).to_have_text("Nothing has died here.")
+
+
+def test_html_in_job_data_stays_text(page: Page, door: Door) -> None:
+    """Wherever it may stand."""
+    error = {
+        "attempt": 1,
+        "type": EVIL,
+        "message": EVIL,
+        "backtrace": [EVIL],
+        "timestamp": "t",
+        "details": {EVIL: EVIL},
+    }
+    door.store.bury(
+        letter(f"evil {EVIL}", type=EVIL, queue=EVIL, reason=EVIL, errors=(error,), message={"args": [EVIL]})
+    )
+    page.locator("[name=text]").fill("onerror")
+    expect(rows(page)).to_have_count(1)
+    rows(page).first.click()
+    expect(page.locator("#detail-title")).to_have_text(EVIL)
+    assert page.locator("#letters img, #detail img, #summary img, body script").count() == 0
+    assert page.title() == "Dead letters"
+    page.locator("#detail").get_by_role("button", name="Delete").click()
+    page.locator("#question-yes").click()
+    expect(rows(page)).to_have_count(0)
+
+
+def test_parked_retries_count_down(page: Page, door: Door) -> None:
+    """One is run now, one cancelled."""
+    now = Bridge(door.store).now()
+    for name in ("run", "cancel"):
+        door.store.park(
+            Parked(
+                id=name, key=name, fence=1, type="billing.charge", queue="q", framework="nobody", attempt=2,
+                max_attempts=5, next_retry_at=now + timedelta(hours=2, seconds=30),
+                parked_at=now, reason="later",
+                state={"v": 1, "attempt": 2}, message={"args": [1]},
+            )
+        )  # fmt: skip
+    page.get_by_role("link", name="Parked retries").click()
+    expect(page.locator("#retries li")).to_have_count(2)
+    first = page.locator('#retries li[data-id="run"] time')
+    assert first.inner_text().startswith("in 2:00:")
+    expect(first).not_to_have_text(first.inner_text())
+    page.locator('#retries li[data-id="run"]').get_by_role("button", name="Run now").click()
+    page.locator("#question-yes").click()
+    expect(page.locator('#retries li[data-id="run"] time')).to_have_text("due")
+    page.locator('#retries li[data-id="cancel"]').get_by_role("button", name="Cancel").click()
+    page.locator("#question-yes").click()
+    expect(page.locator("#retries li")).to_have_count(1)
+    Bridge(door.store).retries.cancel("run")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_and_the_dark(browser: Browser, door: Door, scheme: Any) -> None:
+    """Nothing is wider than the screen; the ground is dark where the reader wants it to be."""
+    phone = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    phone.goto(door.url)
+    expect(phone.locator("#letters li").first).to_be_visible()
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    phone.locator("#letters li").first.click()
+    expect(phone.locator("#detail")).to_be_visible()
+    assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    ground = phone.evaluate("getComputedStyle(document.body).backgroundColor")
+    brightness = sum(int(part) for part in ground[4:-1].split(","))
+    assert (brightness < 200) is (scheme == "dark")
+    phone.close()
+
+
+def test_ten_thousand(browser: Browser, door: Door) -> None:
+    """All of them can be scrolled through, and the keyboard still answers."""
+    broker = door.environment["OJS_DEMO_VALKEY"]
+    big = Door(f"{broker.removesuffix('/0')}/1", broker)
+    for n in range(10_000):
+        big.store.bury(letter(f"j-{n}", discarded_at=letter().discarded_at - timedelta(seconds=n)))
+    server = subprocess.Popen(
+        big.python(SERVE, str(big.port), "a-token-of-16-characters"), env=big.environment
+    )
+    try:
+        await_door(big)
+        page = browser.new_page()
+        page.goto(big.url)
+        expect(page.locator("#token-dialog")).to_be_visible()
+        page.locator("#token").fill("a-token-of-16-characters")
+        page.keyboard.press("Enter")
+        expect(page.locator("#letters-total")).to_have_text("10,000")
+        page.evaluate(SCROLL)
+        expect(page.locator("#letters-end")).to_have_text("10000 in all")
+        rows(page).nth(9_998).focus()
+        page.keyboard.press("j")
+        assert page.evaluate("document.activeElement.dataset.id") == "j-9999"
+        page.close()
+    finally:
+        server.terminate()
+        server.wait(30)

@@ -1,0 +1,68 @@
+"""The parked retries' routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ojs_bridge.job import parse_time
+from tests.conftest import store_url
+from tests.http.doors import RETRIES, House, house
+from tests.lives import FRAMEWORK
+
+
+@pytest.fixture
+def door(tmp_path: Any) -> House:
+    """A door to an empty SQLite store."""
+    return house(f"sqlite:///{tmp_path}/ojs.db")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
+def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -> None:
+    """On every store: listed in pages, filtered, got, run now, cancelled."""
+    door = house(store_url(kind, request))
+    for name, queue in (("j-1", "a"), ("j-2", "b"), ("x/run", "b")):
+        door.park(name, queue=queue)
+    ask = door.client
+    first = ask.get(RETRIES, params={"limit": 2}).json()
+    assert [job["state"] for job in first["jobs"]] == ["retryable", "retryable"]
+    told = first["pagination"]
+    assert (told["total"], told["limit"], told["has_more"]) == (3, 2, True)
+    rest = ask.get(RETRIES, params={"limit": 2, "cursor": told["next_cursor"]}).json()
+    assert len({job["id"] for job in (*first["jobs"], *rest["jobs"])}) == 3
+    assert [job["id"] for job in ask.get(RETRIES, params={"queue": "a"}).json()["jobs"]] == ["j-1"]
+    assert len(ask.get(RETRIES, params={"type": "billing.*", "offset": 2}).json()["jobs"]) == 1
+    parked = door.bridge.retries.get("j-1").to_ojs()
+    assert ask.get(f"{RETRIES}/j-1").json() == {**parked, "parameters": []}
+    job = ask.post(f"{RETRIES}/j-1/run").json()["job"]
+    assert parse_time(job["next_retry_at"]) <= door.bridge.now()
+    assert door.bridge.retries.get("j-1").next_retry_at <= door.bridge.now()
+    assert job == {**parked, "next_retry_at": job["next_retry_at"]}
+    assert ask.delete(f"{RETRIES}/x%2Frun").json() == {"deleted": True, "job_id": "x/run"}
+    assert door.bridge.retries.count() == 2
+
+
+def test_what_is_not_there(door: House) -> None:
+    """An unknown job."""
+    for method, path in (("GET", "x"), ("DELETE", "x"), ("POST", "x/run")):
+        answer = door.client.request(method, f"{RETRIES}/{path}")
+        assert answer.status_code == 404
+        assert answer.json()["error"]["details"] == {"resource_type": "parked_retry", "resource_id": "x"}
+
+
+def test_one_that_is_being_published(door: House) -> None:
+    """A conflict."""
+    door.park("j-1", next_retry_at=door.bridge.now())
+    assert door.bridge.store is not None
+    now = door.bridge.now()
+    door.bridge.store.claim_due(FRAMEWORK, now=now, until=now.replace(year=now.year + 1), limit=1)
+    for method, path in (("DELETE", "j-1"), ("POST", "j-1/run")):
+        answer = door.client.request(method, f"{RETRIES}/{path}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "x_conflict")
+
+
+@pytest.mark.parametrize("query", ["limit=0", "cursor=made-up", "text=a", "offset=-1"])
+def test_a_query_that_is_wrong(door: House, query: str) -> None:
+    """It is refused."""
+    assert door.client.get(f"{RETRIES}?{query}").status_code == 400

@@ -1,0 +1,279 @@
+"""`<queue>.dead` on the broker: listed, replayed and emptied as the store's dead letters are."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery
+from kombu import Queue
+
+from ojs_bridge import Bridge, Event, LetterNotFound
+from ojs_bridge.celery import install, ojs_task
+from ojs_bridge.celery.attach import attach, task_policy
+from ojs_bridge.celery.sending import bury
+from ojs_bridge.celery.wire import Wire, carried, delivered, from_json
+from ojs_bridge.decision import RetryAt
+from ojs_bridge.job import Job
+from ojs_bridge.publishing import Unreachable
+from tests.on_celery.fleet import Fleet
+from tests.servers import eventually
+
+KEEP = {"max_attempts": 2, "on_exhaustion": "dead_letter", "jitter": False}
+Apps = Callable[..., Celery]
+
+
+def charge(key: str, card: str = "good", **more: Any) -> None:
+    """Do nothing: no worker of these tests runs it."""
+
+
+@pytest.fixture(params=["valkey", "rabbitmq"])
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a broker."""
+    served: str = request.getfixturevalue(request.param).url
+    return served
+
+
+def make(url: str, queue: str, **options: Any) -> Celery:
+    """Make an app under a bridge without a store."""
+    app = Celery(f"app-{queue}", broker=url, set_as_current=False)
+    app.conf.update(task_default_queue=queue, accept_content=["json", "pickle"], **options)
+    heard: list[Event] = []
+    install(app, Bridge(listeners=[heard.append]))
+    vars(app)["heard"] = heard
+    ojs_task(app, name="charge", shared=False, retry=KEEP)(charge)
+    return app
+
+
+@pytest.fixture
+def app(url: str, unique: str) -> Iterator[Celery]:
+    """An app that sends to a queue of its own."""
+    app = make(url, unique)
+    yield app
+    app.close()
+
+
+def die(app: Celery, *args: Any, raised: Exception | None = None, **options: Any) -> str:
+    """Send a job, and have it die as a worker would; return its id."""
+    bridge, job_id = attach(app), app.send_task("charge", args, **options).id
+    (wire,) = sent(app, options.get("queue"))
+    job = Job(job_id, "charge", wire.queue)
+    while True:
+        run = bridge.admit(job, job, task_policy(app, app.tasks["charge"]))
+        decision = bridge.judge(run, raised or OSError(f"down at {job.attempt}"))
+        job = bridge.after(job, decision)
+        if not isinstance(decision, RetryAt):
+            break
+    bury(app, wire, {"retries": job.attempt, "ojs": bridge.header(job, ended=True).text})
+    return job_id
+
+
+def sent(app: Celery, queue: str | None = None) -> list[Wire]:
+    """Take every message out of a queue of the app."""
+    name, found = queue or app.conf.task_default_queue, []
+    with app.connection_for_read() as connection:
+        bound = Queue(name, no_declare=True)(connection.default_channel)
+        with suppress(*connection.channel_errors):
+            while (message := bound.get(no_ack=True, accept=["json", "pickle"])) is not None:
+                parts = carried(message, message.body, None, app)
+                found.append(delivered(app, parts, message.properties, {"routing_key": name}))
+    return found
+
+
+def ids(app: Celery, **kind: Any) -> list[str]:
+    """The ids of what is listed, newest first."""
+    return [letter.id for letter in attach(app).broker_letters.list(**kind).letters]
+
+
+@pytest.mark.requirement("DLQ-006")
+def test_they_are_listed_and_found(app: Celery, unique: str) -> None:
+    jobs = [die(app, f"k{n}", "lemon" if n == 1 else "melon", headers={"tenant": "acme"}) for n in range(3)]
+    for _ in range(3):  # reading changes nothing
+        assert ids(app) == jobs[::-1]
+    assert ids(app, text="LEMON") == [jobs[1]]
+    assert (ids(app, queue=unique), ids(app, queue="other")) == (jobs[::-1], [])
+    assert (ids(app, type="charge"), ids(app, error_type="a.*")) == (jobs[::-1], [])
+    letters = attach(app).broker_letters
+    page = letters.list(limit=2)
+    assert [letter.id for letter in letters.list(limit=2, cursor=page.next_cursor).letters] == [jobs[0]]
+    letter = letters.get(jobs[0])
+    assert (letter.type, letter.queue, letter.framework) == ("charge", unique, "celery")
+    assert (letter.attempt, letter.max_attempts, letter.cause) == (2, 2, "exhausted")
+    assert [entry["message"] for entry in letter.errors] == ["down at 1", "down at 2"]
+    assert (letter.reading.args, letter.reading.meta) == (["k0", "melon"], {"tenant": "acme"})
+    assert letter.reading.names == ("key", "card")
+
+
+@pytest.mark.requirement("DLQ-003", "DLQ-R002")
+def test_they_are_replayed_and_deleted(app: Celery, unique: str) -> None:
+    plain = die(app, "a", serializer="pickle", compression="zlib", priority=3, headers={"x-mine": "yes"})
+    changed, gone = die(app, "b", "bad"), die(app, "c")
+    bridge = attach(app)
+    assert bridge.broker_letters.retry(plain).replay_count == 1
+    (wire,) = sent(app)
+    state = json.loads(wire.headers["ojs"])
+    assert (state["attempt"], len(state["errors"]), state["replay_count"]) == (1, 2, 1)
+    assert (wire.headers["id"], wire.headers["retries"], wire.headers["x-mine"]) == (plain, 0, "yes")
+    assert (wire.content_type, wire.headers["compression"]) == (
+        "application/x-python-serialize",
+        "application/x-gzip",
+    )
+    assert wire.properties["priority"] == 3
+    again = bridge.broker_letters.retry(
+        changed, args=["b", "good"], queue=f"{unique}-slow", retry={"max_attempts": 7}
+    )
+    assert (again.retry, again.queue) == ({"max_attempts": 7}, f"{unique}-slow")
+    (wire,) = sent(app, f"{unique}-slow")
+    assert json.loads(wire.body)[0] == ["b", "good"]
+    assert ids(app) == [gone]
+    bridge.broker_letters.delete(gone)
+    assert (ids(app), sent(app)) == ([], [])
+    for use in (bridge.broker_letters.get, bridge.broker_letters.retry, bridge.broker_letters.delete):
+        with pytest.raises(LetterNotFound, match=gone):
+            use(gone)
+    bridge.flush()
+    told = [(event.type, event.subject) for event in vars(app)["heard"]]
+    assert told == [
+        ("dead_letter.retried", plain),
+        ("dead_letter.retried", changed),
+        ("dead_letter.deleted", gone),
+    ]
+
+
+def test_many_operators_publish_each_letter_once(app: Celery) -> None:
+    jobs = [die(app, f"k{n}") for n in range(6)]
+    together, letters = threading.Barrier(4), attach(app).broker_letters
+
+    def replay() -> list[str]:
+        done = []
+        for job in jobs:
+            together.wait(20)
+            with suppress(LetterNotFound):
+                done.append(letters.retry(job).id)
+        return done
+
+    with ThreadPoolExecutor(4) as pool:
+        replayed = [job for each in [pool.submit(replay) for _ in range(4)] for job in each.result()]
+    assert sorted(replayed) == sorted(jobs)
+    assert sorted(wire.headers["id"] for wire in sent(app)) == sorted(jobs)
+    assert ids(app) == []
+
+
+def test_one_that_cannot_be_published_stays_once(app: Celery) -> None:
+    jobs = [die(app, f"k{n}") for n in range(2)]
+    bridge = attach(app)
+    before, publisher = bridge.broker_letters.list().letters, bridge.publishers["celery"]
+
+    class Down:
+        def knows(self, type_: str) -> bool:
+            return True
+
+        def republish(self, *args: Any) -> None:
+            raise Unreachable("down")
+
+    bridge.publishers["celery"] = Down()  # type: ignore[assignment]
+    with pytest.raises(Unreachable, match="down"):
+        bridge.broker_letters.retry(jobs[0])
+    bridge.publishers["celery"] = publisher
+    assert bridge.broker_letters.list().letters == before
+    bridge.broker_letters.retry(jobs[0])
+    assert ids(app) == [jobs[1]]
+
+
+def test_the_queues_that_routes_name_are_looked_at(url: str, unique: str) -> None:
+    """Also by a process that has sent nothing yet, and where nothing ever died."""
+    sender = make(url, unique)
+    job = die(sender, "a", queue=f"{unique}-far")
+    routes = {"other.*": {"queue": f"{unique}-far"}, "nowhere": f"{unique}-never"}
+    operator = make(url, unique, task_routes=routes)
+    assert ids(operator) == [job]
+    attach(operator).broker_letters.retry(job)
+    assert [wire.headers["id"] for wire in sent(sender, f"{unique}-far")] == [job]
+    sender.close()
+    operator.close()
+
+
+def test_what_is_no_job_stays(app: Celery, unique: str, caplog: pytest.LogCaptureFixture) -> None:
+    with app.connection_for_write() as connection:
+        connection.Producer().publish(
+            {"some": "thing"}, routing_key=f"{unique}.dead", declare=[Queue(f"{unique}.dead")]
+        )
+    job = die(app, "a")
+    assert ids(app) == [job]
+    assert "is of no Celery job, and stays there" in caplog.text
+    attach(app).broker_letters.delete(job)
+    assert ids(app) == []
+
+
+def test_a_quorum_queue_which_counts_deliveries(rabbitmq: Any, unique: str) -> None:
+    app = make(rabbitmq.url, unique, task_routes={"far": f"{unique}-far"})
+    died = die(app, "a")
+    wire = from_json(attach(app).broker_letters.get(died).message)
+    attach(app).broker_letters.delete(died)
+    dead = Queue(f"{unique}-far.dead", queue_arguments={"x-queue-type": "quorum"})
+    with app.connection_for_write() as connection:
+        connection.Producer().publish(
+            wire.body,
+            routing_key=dead.name,
+            declare=[dead],
+            headers=wire.headers,
+            content_type=wire.content_type,
+            content_encoding=wire.content_encoding,
+        )
+    for _ in range(3):
+        assert ids(app) == [died]
+    attach(app).broker_letters.retry(died)
+    (wire,) = sent(app, f"{unique}-far")
+    assert not {name for name in wire.headers if name.startswith("x-")}
+    assert ids(app) == []
+    app.close()
+
+
+def test_redis_with_a_key_prefix(valkey: Any, unique: str) -> None:
+    app = make(valkey.url, unique, broker_transport_options={"global_keyprefix": f"{unique}:"})
+    jobs = [die(app, "a", priority=9), die(app, "b")]
+    attach(app).broker_letters.retry(jobs[0])
+    assert ids(app) == [jobs[1]]
+    assert [wire.headers["id"] for wire in sent(app)] == [jobs[0]]
+    app.close()
+
+
+def test_a_broker_in_memory(unique: str) -> None:
+    app = make("memory://", unique)
+    jobs = [die(app, f"k{n}") for n in range(3)]
+    attach(app).broker_letters.delete(jobs[1])
+    assert ids(app) == [jobs[2], jobs[0]]
+    attach(app).broker_letters.retry(jobs[0])
+    assert (ids(app), len(sent(app))) == ([jobs[2]], 1)
+
+
+def test_a_broker_that_is_out_of_reach() -> None:
+    for url in ("redis://127.0.0.1:1/0", "amqp://127.0.0.1:1"):
+        with pytest.raises(Unreachable, match=r"ConnectionError|OperationalError|refused"):
+            ids(make(url, "q"))
+
+
+@pytest.mark.requirement("RET-17")
+def test_a_job_that_a_worker_has_buried_runs_again(separate: Callable[..., Fleet], url: str) -> None:
+    fleet = separate(store=None, broker=url)
+    fleet.start("-P", "solo")
+    job = fleet.send("act_kept", "OSError('down')", "OSError('down')", "'done'")
+    assert fleet.end(job) == "FAILURE"
+    letters = fleet.bridge.broker_letters
+    eventually(lambda: letters.list(type="act_kept").letters)
+    letter = letters.get(job.id)
+    assert (letter.attempt, [entry["message"] for entry in letter.errors]) == (2, ["down", "down"])
+    assert letters.retry(job.id).replay_count == 1
+    assert fleet.ending(job, nth=2)["attempt"] == 1
+    assert (len(fleet.runs(job)), letters.list().letters) == (3, ())
+
+
+def test_an_id_that_never_was(app: Celery) -> None:
+    with pytest.raises(LetterNotFound, match="there is no dead letter"):
+        attach(app).broker_letters.get(uuid4().hex)

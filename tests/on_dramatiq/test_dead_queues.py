@@ -1,0 +1,303 @@
+"""The brokers' own dead queues: listed, replayed and emptied as the store's dead letters are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.common import xq_name
+
+from ojs_bridge import Bridge, ConfigurationError, DeadLetter, LetterNotFound, StorageRetry, open_store
+from ojs_bridge.dramatiq import install
+from ojs_bridge.publishing import Override, Unreachable
+from tests.on_dramatiq.conftest import url_of
+from tests.on_dramatiq.fleet import Fleet, Sent, broker_of, dead_messages
+from tests.on_dramatiq.test_dead_letters import Graveless
+from tests.servers import eventually
+
+KEEP = {"max_attempts": 2, "on_exhaustion": "dead_letter"}
+#: One attempt, so that a test need not wait for a retry.
+ONCE = {**KEEP, "max_attempts": 1}
+
+
+def fails(n: int, *args: Any) -> None:
+    raise OSError(f"down for the {n}. time")
+
+
+def succeeds_later(times: int) -> Callable[..., None]:
+    """Make a handler that fails so many times."""
+    return lambda n, *args: fails(n) if n <= times else None
+
+
+def bury(fleet: Fleet, *jobs: Sent) -> None:
+    """Have a worker run jobs until they are in the dead queue."""
+    with fleet.working(threads=2):
+        for job in jobs:
+            fleet.end(job)
+            eventually(lambda job=job: fleet.dead(job))
+
+
+@pytest.mark.requirement("DLQ-006")
+def test_they_are_listed_and_found(broker: dramatiq.Broker, unique: str) -> None:
+    fleet = Fleet(broker, unique)
+    first = fleet.send(fleet.actor(fails, name=f"{unique}.first", ojs_retry=KEEP), "lemon", tenant="acme")
+    bury(fleet, first)
+
+    def steals(n: int, *args: Any) -> None:
+        raise DeadLetter("card.stolen", "reported")
+
+    second = fleet.send(fleet.actor(steals, name=f"{unique}.second"), "melon")
+    bury(fleet, second)
+    letters = fleet.bridge.broker_letters
+    for _ in range(3):  # reading changes nothing
+        assert [letter.id for letter in letters.list().letters] == [second.id, first.id]
+    kinds: list[dict[str, Any]] = [
+        {"type": f"{unique}.first"}, {"error_type": "builtins.*"}, {"text": "LEMON"},
+        {"until": letters.get(second.id).discarded_at},
+    ]  # fmt: skip
+    for kind in kinds:
+        assert [letter.id for letter in letters.list(**kind).letters] == [first.id], kind
+    page = letters.list(limit=1, queue=unique)
+    assert [letter.id for letter in page.letters] == [second.id]
+    last = letters.list(limit=1, cursor=page.next_cursor)
+    assert ([letter.id for letter in last.letters], last.next_cursor) == ([first.id], None)
+    letter = letters.get(first.id)
+    assert (letter.type, letter.queue, letter.framework) == (f"{unique}.first", unique, "dramatiq")
+    assert (letter.attempt, letter.max_attempts, letter.cause) == (2, 2, "exhausted")
+    assert [e["message"] for e in letter.errors] == ["down for the 1. time", "down for the 2. time"]
+    assert (letter.reading.args[1:], letter.reading.meta) == (["lemon"], {"tenant": "acme"})
+    assert list(letter.reading.names) == ["key"]
+    assert "found in the broker's dead queue" in letter.reason
+    assert (letters.get(second.id).cause, letters.get(second.id).error_type) == ("handler", "card.stolen")
+
+
+@pytest.mark.requirement("DLQ-003", "DLQ-R002")
+def test_they_are_replayed(broker: dramatiq.Broker, unique: str) -> None:
+    fleet = Fleet(broker, unique)
+    plain = fleet.send(fleet.actor(succeeds_later(2), ojs_retry=KEEP), "a")
+    seen: list[Any] = []
+
+    def charge(n: int, card: str) -> None:
+        seen.append(card)
+        fails(n) if card == "bad" else None
+
+    changed = fleet.send(fleet.actor(charge, ojs_retry=ONCE), "bad")
+    bury(fleet, plain, changed)
+    letters = fleet.bridge.broker_letters
+    key = letters.get(changed.id).reading.args[0]
+    assert letters.retry(plain.id).replay_count == 1
+    again = letters.retry(changed.id, args=[key, "good"], meta={"tenant": "t"}, retry={"max_attempts": 7})
+    assert again.retry == {"max_attempts": 7}
+    assert letters.list().letters == ()
+    with fleet.working(threads=2):
+        assert [fleet.end(job, nth=2).type for job in (plain, changed)] == ["job.completed"] * 2
+    assert (len(plain.runs), seen) == (3, ["bad", "good"])
+    state = plain.runs[2].ojs
+    assert (state["attempt"], len(state["errors"]), state["replay_count"]) == (1, 2, 1)
+    assert changed.runs[1].options["tenant"] == "t"
+    assert "dead_letter.retried" in fleet.heard.types(plain.id)
+    if not isinstance(broker, StubBroker):
+        assert (fleet.left(), fleet.dead(plain)) == (0, [])
+
+
+def test_they_are_deleted(broker: dramatiq.Broker, unique: str) -> None:
+    fleet = Fleet(broker, unique)
+    actor = fleet.actor(fails, ojs_retry=ONCE)
+    jobs = [fleet.send(actor) for _ in range(3)]
+    bury(fleet, *jobs)
+    letters = fleet.bridge.broker_letters
+    listed = [letter.id for letter in letters.list().letters]
+    held = [message.message_id for message in dead_messages(broker, unique)]
+    letters.delete(jobs[1].id)
+    for order, ids in (
+        (listed, [letter.id for letter in letters.list().letters]),
+        (held, [message.message_id for message in dead_messages(broker, unique)]),
+    ):
+        assert ids == [i for i in order if i != jobs[1].id]
+    for use in (letters.get, letters.retry, letters.delete):
+        with pytest.raises(LetterNotFound, match=jobs[1].id):
+            use(jobs[1].id)
+    fleet.bridge.flush()
+    assert fleet.heard.types(jobs[1].id)[-1] == "dead_letter.deleted"
+
+
+@pytest.mark.parametrize("seconds", [0, 0.05], ids=["fast", "slow"])
+def test_many_operators_publish_each_letter_once(
+    broker: dramatiq.Broker, unique: str, seconds: float
+) -> None:
+    fleet = Fleet(broker, unique)
+    actor = fleet.actor(succeeds_later(1), ojs_retry=ONCE)
+    jobs = [fleet.send(actor) for _ in range(6)]
+    bury(fleet, *jobs)
+    broker.add_middleware(Slow(seconds))
+    together = threading.Barrier(4)
+
+    def replay() -> list[str]:
+        done = []
+        for job in jobs:
+            together.wait(20)
+            with suppress(LetterNotFound):
+                done.append(fleet.bridge.broker_letters.retry(job.id).id)
+        return done
+
+    with ThreadPoolExecutor(4) as pool:
+        replayed = [i for each in [pool.submit(replay) for _ in range(4)] for i in each.result()]
+    assert sorted(replayed) == sorted(job.id for job in jobs)
+    with fleet.working(threads=2):
+        assert {fleet.end(job, nth=2).type for job in jobs} == {"job.completed"}
+    assert [len(job.runs) for job in jobs] == [2] * 6
+
+
+class Slow(dramatiq.Middleware):
+    """Has a broker take its time to publish."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def before_enqueue(self, broker: Any, message: Any, delay: Any) -> None:
+        """Wait."""
+        time.sleep(self.seconds)
+
+
+def test_one_that_cannot_be_published_stays_once(broker: dramatiq.Broker, unique: str) -> None:
+    fleet = Fleet(broker, unique)
+    jobs = [fleet.send(fleet.actor(fails, ojs_retry=ONCE)) for _ in range(2)]
+    bury(fleet, *jobs)
+
+    class Down:
+        def knows(self, type_: str) -> bool:
+            return True
+
+        def republish(self, letter: Any, header: Any, override: Override) -> None:
+            raise Unreachable("down")
+
+    publisher = fleet.bridge.publishers["dramatiq"]
+    fleet.bridge.publishers["dramatiq"] = Down()  # type: ignore[assignment]
+    letters = fleet.bridge.broker_letters
+    before = letters.list().letters
+    with pytest.raises(Unreachable, match="down"):
+        letters.retry(jobs[0].id)
+    assert letters.list().letters == before
+    assert len(dead_messages(broker, unique)) == 2
+    fleet.bridge.publishers["dramatiq"] = publisher
+    letters.retry(jobs[0].id)
+    assert [letter.id for letter in letters.list().letters] == [jobs[1].id]
+
+
+@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
+def test_native_dead_letters_from_before_the_bridge(
+    request: pytest.FixtureRequest, kind: str, unique: str
+) -> None:
+    url, runs = url_of(request, kind), []
+    native = broker_of(kind, url, unique)
+
+    def charge(n: int) -> None:
+        runs.append(n)
+        if len(runs) <= 2:
+            raise OSError(f"native {len(runs)}")
+
+    options = {"queue_name": unique, "actor_name": f"{unique}.charge"}
+    actor = dramatiq.actor(charge, broker=native, max_retries=1, min_backoff=1, max_backoff=1, **options)
+    sent = actor.send(5)
+    worker = dramatiq.Worker(native, worker_timeout=20, worker_threads=2)
+    worker.start()
+    eventually(lambda: dead_messages(native, unique))
+    worker.stop()
+    native.close()
+    fleet = Fleet(broker_of(kind, url, unique), unique)
+    dramatiq.actor(charge, broker=fleet.broker, **options)
+    (letter,) = fleet.bridge.broker_letters.list().letters
+    assert (letter.id, letter.type, letter.reading.args) == (sent.message_id, f"{unique}.charge", [5])
+    # What Dramatiq keeps is the message of the last attempt as it was sent, with the error before it.
+    assert (letter.attempt, letter.cause) == (2, "exhausted")
+    assert [(e["attempt"], e["type"], e["message"]) for e in letter.errors] == [(1, "OSError", "native 1")]
+    fleet.bridge.broker_letters.retry(letter.id)
+    with fleet.working(threads=2):
+        assert fleet.end(Sent(letter.id)).type == "job.completed"
+    assert runs == [5, 5, 5]
+    assert dead_messages(fleet.broker, unique) == []
+    fleet.broker.close()
+
+
+@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
+def test_what_nobody_can_read_stays(
+    request: pytest.FixtureRequest, kind: str, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(broker_of(kind, url_of(request, kind), unique), unique)
+    job = fleet.send(fleet.actor(fails, ojs_retry=ONCE))
+    bury(fleet, job)
+    put_garbage(fleet.broker, unique)
+    assert [letter.id for letter in fleet.bridge.broker_letters.list().letters] == [job.id]
+    assert "cannot be read, and stays there" in caplog.text
+    fleet.bridge.broker_letters.delete(job.id)
+    assert fleet.bridge.broker_letters.list().letters == ()
+    fleet.broker.close()
+
+
+def put_garbage(broker: Any, queue: str) -> None:
+    """Put what is no message into a dead queue."""
+    if isinstance(broker, RedisBroker):
+        key = f"{broker.namespace}:{xq_name(queue)}"
+        broker.client.zadd(key, {"x": 1})
+        broker.client.hset(f"{key}.msgs", "x", b"\xff{")
+    else:
+        broker.channel.basic_publish("", xq_name(queue), b"\xff{")
+
+
+def test_a_broker_that_is_out_of_reach(unique: str) -> None:
+    broker: dramatiq.Broker
+    for broker in (RedisBroker(url="redis://127.0.0.1:1/0"), RabbitmqBroker(url="amqp://127.0.0.1:1")):
+        bridge = Bridge()
+        install(broker, bridge)
+        broker.declare_queue(unique)
+        with pytest.raises(Unreachable, match="onnect"):
+            bridge.broker_letters.list()
+
+
+@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
+def test_a_queue_where_nothing_ever_died(request: pytest.FixtureRequest, kind: str, unique: str) -> None:
+    broker = broker_of(kind, url_of(request, kind), unique)
+    bridge = Bridge()
+    install(broker, bridge)
+    broker.declare_queue(unique)
+    assert bridge.broker_letters.list().letters == ()
+    broker.close()
+
+
+def test_with_a_store_the_whole_history_comes_along(stub: StubBroker, unique: str, tmp_path: Path) -> None:
+    """Of a job whose dead letter the store did not take, but the errors its header had no room for."""
+    url = f"sqlite:///{tmp_path}/ojs.db"
+    fleet = Fleet(stub, unique, store=Graveless(url), storage_retry=StorageRetry.disabled())
+    quick = {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}
+    job = fleet.send(fleet.actor(succeeds_later(13), ojs_retry={**KEEP, **quick, "max_attempts": 13}))
+    bury(fleet, job)
+    letters = fleet.bridge.broker_letters
+    assert len(letters.list().letters[0].errors) == 10
+    # The third had no room in the last header any more, and would have been the store's to take.
+    assert [e["attempt"] for e in letters.get(job.id).errors] == [1, 2, *range(4, 14)]
+    letters.retry(job.id)
+    assert [entry["attempt"] for _, entry in open_store(url).kept_errors(job.id)] == [1, 2]
+    with fleet.working():
+        assert fleet.end(job, nth=2).type == "job.completed"
+    assert fleet.bridge.dead_letters.list().letters == ()
+
+
+def test_one_whose_actor_is_gone_is_not_published(stubbed: Callable[..., Fleet]) -> None:
+    fleet = stubbed(store=None)
+    job = fleet.send(fleet.actor(fails, ojs_retry=ONCE))
+    bury(fleet, job)
+    del fleet.broker.actors[fleet.bridge.broker_letters.get(job.id).type]
+    fleet.actor(fails)
+    with pytest.raises(ConfigurationError, match="which dramatiq here does not know"):
+        fleet.bridge.broker_letters.retry(job.id)
+    assert fleet.bridge.broker_letters.get(job.id).id == job.id
