@@ -29,10 +29,11 @@ Work: TypeAlias = Callable[[Progress], Bulk]
 
 
 class Bulks:
-    """Does what concerns many letters."""
+    """Does what concerns many letters; `changed` is called when it has been done."""
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[], object]) -> None:
         self._running = 0
+        self._changed = changed
 
     async def answer(self, request: Request, action: str, work: Work) -> Response:
         """Do the work and return its result, or the answer that tells its progress while it does it."""
@@ -55,6 +56,7 @@ class Bulks:
             return await run_in_threadpool(work)
         finally:
             self._running -= 1
+            self._changed()
 
     def _check(self) -> None:
         if self._running >= MAX_RUNNING:

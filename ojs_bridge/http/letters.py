@@ -19,6 +19,7 @@ from ..store import Letter, Page
 from .answers import Answer, Refusal, held, invalid, not_found
 from .asking import KIND, PAGE, an_object, flag_of, json_of, kind_of, page_of, query_of
 from .bulk import Bulks
+from .counts import Counts
 
 OVERRIDE = ("queue", "args", "kwargs", "meta", "retry")
 #: A replay that waits longer than this between two jobs cannot be told from one that hangs.
@@ -33,7 +34,8 @@ class Letters:
     def __init__(self, bridge: Bridge) -> None:
         self._letters = bridge.dead_letters
         self._now = bridge.now
-        self._bulks = Bulks()
+        self._counts = Counts(bridge.dead_letters.stats)
+        self._bulks = Bulks(changed=self._counts.forget)
 
     def routes(self) -> list[Route]:
         """Return the routes; an id may hold anything, slashes too, so the more special ones come first."""
@@ -65,10 +67,10 @@ class Letters:
         }
 
     def _total(self, kind: Kind, page: Page, offset: int) -> int | None:
-        """Return how many there are, None when only looking through everything would tell."""
+        """Return how many there are, None when only counting them would tell."""
         if page.next_cursor is None and (page.letters or not offset):
             return offset + len(page.letters)
-        return None if "text" in kind else self._letters.retry_all(**kind).matched
+        return self._counts.of(kind)
 
     async def get(self, request: Request) -> Response:
         """Answer with one letter, its whole history and the delays that its policy asks for."""
@@ -79,7 +81,7 @@ class Letters:
     async def stats(self, request: Request) -> Response:
         """Answer with the counts."""
         query_of(request)
-        return Answer((await run_in_threadpool(self._letters.stats)).to_ojs())
+        return Answer((await run_in_threadpool(self._counts.get)).to_ojs())
 
     async def timeline(self, request: Request) -> Response:
         """Answer with how many died in each step of time; a text is not looked for."""
@@ -98,6 +100,8 @@ class Letters:
             job = await run_in_threadpool(self._letters.retry, letter.id, **override)
         except LetterNotFound as error:
             raise held(error) from None
+        finally:
+            self._counts.forget()
         return Answer({"job": {**_replayed(letter, job), "re_enqueued_at": format_time(self._now())}})
 
     async def delete(self, request: Request) -> Response:
@@ -109,6 +113,8 @@ class Letters:
             await run_in_threadpool(self._letters.delete, letter.id)
         except LetterNotFound as error:
             raise held(error) from None
+        finally:
+            self._counts.forget()
         return Answer({"deleted": True, "job_id": letter.id})
 
     async def retry_all(self, request: Request) -> Response:
