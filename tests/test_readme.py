@@ -2,16 +2,19 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from ojs_bridge import Bridge
 from tests.servers import eventually
+from tests.servers.ports import free_port
 
 ROOT = Path(__file__).parent.parent
 SNIPPET = re.compile(r"```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)```", re.DOTALL)
@@ -68,6 +71,35 @@ def test_the_readme_from_sending_to_replaying(shop: tuple[Path, dict[str, str]])
         eventually(lambda: store.stats().total == 1, seconds=30, what="the second death")
     assert store.get(letter.id).replay_count == 1
     assert [error["attempt"] for error in store.get(letter.id).errors] == [1, 2, 1, 2]
+
+
+COMMAND = re.compile(r"^\$ ojs-bridge (.*)$", re.MULTILINE)
+
+
+def test_the_commands_of_the_readme(readme: str, shop: tuple[Path, dict[str, str]]) -> None:
+    """One after the other, in the folder of its snippets; the server answers."""
+    folder, environment = shop
+    port = free_port()
+    Bridge(f"sqlite:///{folder}/ojs.db").store.prepare()  # type: ignore[union-attr]
+    commands = [shlex.split(line) for line in COMMAND.findall(readme)]
+    assert len(commands) == 4
+    *ending, (serve, *options) = commands
+    for command in ending:
+        _python(folder, environment, "-m", "ojs_bridge.cli", *command)
+    command = [sys.executable, "-m", "ojs_bridge.cli", serve, "--port", str(port), *options]
+    server = subprocess.Popen(command, cwd=folder, env=environment)
+    try:
+        eventually(lambda: _answers(f"http://127.0.0.1:{port}/"), seconds=30, what="the page")
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return "Dead letters" in httpx.get(url).text
+    except httpx.TransportError:
+        return False
 
 
 def test_the_two_commands_stand_at_the_top(readme: str) -> None:

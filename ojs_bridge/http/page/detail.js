@@ -41,7 +41,7 @@ function argumentsOf(job) {
 
 function entry(error, n) {
   const title = `attempt ${error.attempt}: ${error.type}: ${error.message}`;
-  const body = [shown(error.backtrace || [])];
+  const body = [make("pre", { tabIndex: 0 }, (error.backtrace || []).join("\n"))];
   if (Object.keys(error.details || {}).length) body.unshift(shown(error.details));
   return make(
     "details", { open: n === 0 }, make("summary", {}, when(error.occurred_at), ` ${title}`), ...body,
