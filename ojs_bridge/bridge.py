@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from . import events, settings
 from .backoff import Rng
 from .broker_letters import BrokerLetters
-from .dead_letters import DeadLetters, letter_of
+from .dead_letters import DeadLetters
 from .decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze, decide
 from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible
 from .failures import (
@@ -30,12 +30,13 @@ from .failures import (
 )
 from .history import History
 from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, Header, Job, encode
+from .letters import letter_of
 from .parked_retries import ParkedRetries, job_of, parked_of
 from .policy import PartialPolicy, RetryPolicy
 from .publishing import DeadQueues, Publisher
 from .redaction import Redaction, Redactor
 from .replay_rules import PERIOD as RULES_PERIOD
-from .replay_rules import ReplayRule, checked
+from .replay_rules import ReplayRule, Rules, checked
 from .retention import PERIOD as PRUNE_PERIOD
 from .retention import Retention
 from .runs import Begun, Drop, Postpone, Refuse, Run, TaskPolicy
@@ -102,6 +103,7 @@ class Bridge:
         self._scheduler: Scheduler | None = None
         self.task()
         redactor = Redactor(redact)
+        self._replay_rules = checked(replay_rules)
         self.dead_letters = DeadLetters(
             self.store,
             self.publishers,
@@ -110,7 +112,6 @@ class Bridge:
             emit=self._emit,
             retention=settings.the_retention(retention),
             redactor=redactor,
-            rules=checked(replay_rules),
         )
         self.broker_letters = BrokerLetters(
             self.store,
@@ -407,10 +408,22 @@ class Bridge:
             )
             self._scheduler.start()
 
+    def apply_replay_rules(self) -> None:
+        """Replay what the replay rules name, unless another worker has in this minute; workers call it."""
+        encode = self._history.encode
+        Rules(
+            self._replay_rules,
+            self._needed(),
+            self.publishers,
+            encode=encode,
+            clock=self.now,
+            emit=self._emit,
+        ).apply_in_turn()
+
     def _chores(self) -> tuple[Chore, ...]:
         prune = Chore("pruning", PRUNE_PERIOD.total_seconds(), self.dead_letters.prune_in_turn)
-        replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.dead_letters.apply_rules_in_turn)
-        return (prune, replay) if self.dead_letters.has_rules else (prune,)
+        replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.apply_replay_rules)
+        return prune, replay
 
     def stop(self) -> None:
         """End what `start` began, and let the listeners hear the last events."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from .dead_letters import Kind, letter_of, page_size, says, shown, wanted
 from .decision import EXPIRED, Cause, DeadLetter
 from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from .events import Event, dead_letter
 from .failures import Failure
 from .job import ErrorEntry, Header, Job, parse_time
+from .letters import Kind, letter_of, page_size, says, shown, wanted
 from .policy import PartialPolicy, RetryPolicy
 from .publishing import DeadQueues, Publisher
 from .redaction import Redactor

@@ -2,53 +2,39 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any
 
 from typing_extensions import Unpack
 
-from .chores import in_turn
-from .decision import DeadLetter
 from .duration import format_duration
-from .errors import ConfigurationError, NotExpressible
 from .events import Event, dead_letter, pruned
-from .job import ErrorEntry, Header, Job, format_time
-from .policy import PartialPolicy, RetryPolicy
+from .job import Header, Job, format_time
+from .letters import MAX_PAGE, Kind, loaded, needed, page_size, says, shown, wanted
+from .policy import PartialPolicy
 from .publishing import Override, Publisher
-from .redaction import Redactor, without
-from .replay_rules import PERIOD as RULES_PERIOD
-from .replay_rules import ReplayRule
-from .replaying import CLAIM_SECONDS, Bulk, LetterNotFound, Replayer, job_of, override_of
+from .redaction import Redactor
+from .replaying import (
+    CLAIM_SECONDS,
+    READ,
+    Bulk,
+    LetterNotFound,
+    Replayer,
+    job_of,
+    override_of,
+    pages_of,
+)
 from .retention import PERIOD, Pruner, Retention
 from .store import Letter, LetterFilter, Page, Stats, Store
-from .store.records import letter_from_json, letter_to_json
+from .store.records import letter_to_json
 
 logger = logging.getLogger("ojs_bridge")
 
-MAX_PAGE = 1000
-#: How many letters one page looks through for a text, and how many are read at a time.
+#: How many letters one page looks through for a text.
 LOOK_THROUGH = 2000
-READ = 500
-
-
-class Kind(TypedDict, total=False):
-    """Which dead letters: by queue, job type and last error type; both types take `prefix.*`.
-
-    By when they died: `since` a time, and `until` one, which is not included. By a `text` in their arguments
-    or error messages, in any case.
-    """
-
-    queue: str | None
-    type: str | None
-    error_type: str | None
-    since: datetime | None
-    until: datetime | None
-    text: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +62,6 @@ class DeadLetters:
         emit: Callable[[Event], None],
         retention: Retention,
         redactor: Redactor,
-        rules: Sequence[ReplayRule] = (),
     ) -> None:
         self._maybe_store = store
         self._publishers = publishers
@@ -84,7 +69,6 @@ class DeadLetters:
         self._clock = clock
         self._emit = emit
         self._redactor = redactor
-        self._rules = rules
         #: How long letters are kept, and how many.
         self.retention = retention
 
@@ -219,7 +203,7 @@ class DeadLetters:
 
         Raises ValueError that names the line for a damaged one; nothing is taken then.
         """
-        letters = [_loaded(n, line) for n, line in enumerate(lines, 1) if line.strip()]
+        letters = [loaded(n, line) for n, line in enumerate(lines, 1) if line.strip()]
         for letter in letters:
             self._store.bury(letter)
         return len(letters)
@@ -234,45 +218,6 @@ class DeadLetters:
     def prune_in_turn(self) -> None:
         """Do so unless another worker of the fleet has, or is at it (DLQ-005)."""
         self._pruned(self._pruner().prune_in_turn() or 0)
-
-    @property
-    def has_rules(self) -> bool:
-        """Whether any replay rule is enabled."""
-        return any(rule.enabled for rule in self._rules)
-
-    def apply_rules_in_turn(self) -> None:
-        """Replay what the replay rules name, unless another worker has, or is at it (DLQ-R003)."""
-        for framework in self._publishers:
-            in_turn(
-                self._store,
-                f"replay:{framework}",
-                RULES_PERIOD,
-                self._clock,
-                functools.partial(self._apply_rules, framework),
-            )
-
-    def _apply_rules(self, framework: str) -> None:
-        for rule in self._rules:
-            if rule.enabled:
-                self._apply(rule, framework)
-
-    def _apply(self, rule: ReplayRule, framework: str) -> None:
-        publisher = self._publishers[framework]
-
-        def due(letter: Letter) -> bool:
-            ours = letter.framework == framework and publisher.knows(letter.type)
-            return ours and letter.replay_count < rule.max_replays
-
-        def told(job: Job) -> None:
-            self._emit(
-                dead_letter("replayed", job, self._clock(), replay_count=job.replay_count, rule=rule.name)
-            )
-
-        pages = self._pages(rule.where(self._clock()), None)
-        replayer = Replayer(self._store, self._publishers, self._encode, self._clock, told)
-        done = replayer.many(([*filter(due, page)] for page in pages), Override(), rate=None, progress=None)
-        if done.matched:
-            logger.info("replay rule %r: %d replayed, %d not", rule.name, done.succeeded, done.failed)
 
     def _pruner(self) -> Pruner:
         return Pruner(self._store, self.retention, self._clock, self._shown)
@@ -312,13 +257,8 @@ class DeadLetters:
 
     def _pages(self, where: LetterFilter, text: str | None) -> Iterator[Sequence[Letter]]:
         """Yield the letters of some kind as they are stored, the oldest first."""
-        cursor = None
-        while True:
-            page = self._store.list(where, limit=READ, cursor=cursor, oldest_first=True)
-            yield [letter for letter in page.letters if self._has(letter, text)]
-            cursor = page.next_cursor
-            if cursor is None:
-                return
+        for page in pages_of(self._store, where):
+            yield [letter for letter in page if self._has(letter, text)]
 
     def _page(self, where: LetterFilter, text: str | None, limit: int, cursor: str | None) -> Page:
         if text is None:
@@ -346,99 +286,3 @@ class DeadLetters:
     @property
     def _store(self) -> Store:
         return needed(self._maybe_store, "dead letters")
-
-
-def wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
-    """Return the filter that a store knows, and the text to look for; raises ValueError."""
-    for name in ("since", "until"):
-        at = kind.get(name)
-        if at is not None and not (isinstance(at, datetime) and at.tzinfo):
-            raise ValueError(f"{name}: {at!r} must be a time with a zone")
-    rest = {name: value for name, value in kind.items() if name != "text"}
-    return LetterFilter(**rest), kind.get("text") or None  # type: ignore[arg-type]
-
-
-def says(letter: Letter, text: str | None, redactor: Redactor) -> bool:
-    """Return whether what may be shown of a letter's arguments and error messages holds a text."""
-    if text is None:
-        return True
-    told = shown(letter, redactor)
-    reading = told.reading
-    words = [reading.args, reading.kwargs, [entry.get("message") for entry in told.errors]]
-    return text.casefold() in json.dumps(words, ensure_ascii=False, default=repr).casefold()
-
-
-def shown(letter: Letter, redactor: Redactor) -> Letter:
-    """Return what the redaction leaves of a letter, whose message then cannot be published."""
-    if not redactor:
-        return letter
-    message, secrets = redactor.message(letter.message)
-    errors = tuple(without(entry, secrets) for entry in letter.errors)
-    return replace(letter, message=message, errors=errors, reason=without(letter.reason, secrets))
-
-
-def page_size(limit: int) -> int:
-    """Return how many entries a page is to have; raises ValueError outside 1 to 1000."""
-    if not (isinstance(limit, int) and 1 <= limit <= MAX_PAGE):
-        raise ValueError(f"limit: {limit!r} must be between 1 and {MAX_PAGE}")
-    return limit
-
-
-def needed(store: Store | None, what: str) -> Store:
-    """Return the store; raises ConfigurationError where there is none for what needs one."""
-    if store is None:
-        raise ConfigurationError(
-            f"{what} need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
-        )
-    return store
-
-
-def letter_of(
-    job: Job,
-    decision: DeadLetter,
-    policy: RetryPolicy,
-    framework: str,
-    message: Mapping[str, Any],
-    errors: tuple[ErrorEntry, ...],
-    *,
-    at: datetime,
-) -> Letter:
-    """Return the letter of a job that died at a time, with all its errors and its message (DLQ-002)."""
-    return Letter(
-        id=job.id,
-        type=job.type,
-        queue=job.queue,
-        framework=framework,
-        attempt=job.attempt,
-        max_attempts=policy.max_attempts,
-        cause=decision.cause,
-        reason=decision.reason,
-        discarded_at=at,
-        message=message,
-        errors=errors,
-        retry=job.retry,
-        created_at=job.created_at,
-        replay_count=job.replay_count,
-        key=job.key,
-        fence=job.fence,
-        policy=_in_json(policy),
-    )
-
-
-def _in_json(policy: RetryPolicy) -> dict[str, Any] | None:
-    try:
-        return policy.to_ojs()
-    except NotExpressible:
-        return None
-
-
-def _loaded(number: int, line: str) -> Letter:
-    try:
-        letter = letter_from_json(line)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"line {number}: it is no dead letter: {error!r}") from None
-    if letter.message.get("redacted"):
-        raise ValueError(
-            f"line {number}: dead letter {letter.id!r} was redacted, and has no message any more"
-        )
-    return letter

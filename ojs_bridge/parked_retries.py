@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from .dead_letters import needed, page_size
 from .errors import InvalidState
 from .job import Job, decode
+from .letters import needed, page_size
 from .redaction import Redactor, without
 from .store import Parked, ParkedFilter, ParkedPage, Store
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from .chores import in_turn
 from .duration import read_duration
 from .errors import ConfigurationError
-from .store import LetterFilter
+from .events import Event, dead_letter
+from .job import Header, Job
+from .publishing import Override, Publisher
+from .replaying import Replayer, pages_of
+from .store import Letter, LetterFilter, Store
+
+logger = logging.getLogger("ojs_bridge")
 
 #: How often the rules are applied.
 PERIOD = timedelta(minutes=1)
@@ -58,3 +67,51 @@ def checked(rules: Iterable[ReplayRule]) -> tuple[ReplayRule, ...]:
         if names.count(name) > 1:
             raise ConfigurationError(f"replay_rules: two rules are called {name!r}")
     return found
+
+
+class Rules:
+    """Applies the replay rules of one bridge."""
+
+    def __init__(
+        self,
+        rules: Sequence[ReplayRule],
+        store: Store,
+        publishers: Mapping[str, Publisher],
+        *,
+        encode: Callable[[Job], Header],
+        clock: Callable[[], datetime],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._rules = [rule for rule in rules if rule.enabled]
+        self._store = store
+        self._publishers = publishers
+        self._encode = encode
+        self._clock = clock
+        self._emit = emit
+
+    def apply_in_turn(self) -> None:
+        """Replay what the rules name, unless another worker of the fleet has in this minute, or is at it."""
+        for framework in self._publishers if self._rules else ():
+            apply = functools.partial(self._apply_all, framework)
+            in_turn(self._store, f"replay:{framework}", PERIOD, self._clock, apply)
+
+    def _apply_all(self, framework: str) -> None:
+        for rule in self._rules:
+            self._apply(rule, framework)
+
+    def _apply(self, rule: ReplayRule, framework: str) -> None:
+        publisher = self._publishers[framework]
+
+        def due(letter: Letter) -> bool:
+            ours = letter.framework == framework and publisher.knows(letter.type)
+            return ours and letter.replay_count < rule.max_replays
+
+        def told(job: Job) -> None:
+            count, at = job.replay_count, self._clock()
+            self._emit(dead_letter("replayed", job, at, replay_count=count, rule=rule.name))
+
+        found = ([*filter(due, page)] for page in pages_of(self._store, rule.where(self._clock())))
+        replayer = Replayer(self._store, self._publishers, self._encode, self._clock, told)
+        done = replayer.many(found, Override(), rate=None, progress=None)
+        if done.matched:
+            logger.info("replay rule %r: %d replayed, %d not", rule.name, done.succeeded, done.failed)

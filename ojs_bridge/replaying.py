@@ -14,11 +14,13 @@ from .policy import PartialPolicy, RetryPolicy, partial_to_ojs
 from .publishing import Override, Publisher, Unreachable
 from .reading import OWN_META
 from .storage_retry import pause
-from .store import Letter, Store
+from .store import Letter, LetterFilter, Store
 
 #: How long one replay may hold letters before another may take them over, and how many it takes at a time.
 CLAIM_SECONDS = 60.0
 BATCH = 200
+#: How many letters are read at a time.
+READ = 500
 
 
 class LetterNotFound(KeyError):
@@ -108,7 +110,7 @@ class Sender:
 
 
 class Replayer:
-    """Replays dead letters of one bridge; `told` hears of each, `rule` is the rule that asked for it."""
+    """Replays dead letters of one bridge; `told` hears of each."""
 
     def __init__(
         self,
@@ -164,28 +166,40 @@ class Replayer:
 
     def _batch(self, letters: Sequence[Letter], override: Override, pace: _Pace) -> list[tuple[str, str]]:
         wrong: dict[str, str] = {}
-        known = [letter.id for letter in letters if not self._cannot(letter, wrong)]
-        claimed = self._store.claim(known, now=self._clock(), seconds=CLAIM_SECONDS)
+        rest = [letter.id for letter in letters if not self._cannot(letter, wrong)]
+        while rest:
+            rest = self._claim_and_send(rest, override, pace, wrong)
+        return [*wrong.items()]
+
+    def _claim_and_send(
+        self, ids: Sequence[str], override: Override, pace: _Pace, wrong: dict[str, str]
+    ) -> list[str]:
+        """Replay letters under one claim; return those that it had no time for."""
+        ends = time.monotonic() + CLAIM_SECONDS / 2
+        claimed = self._store.claim(ids, now=self._clock(), seconds=CLAIM_SECONDS)
         left = {letter.id: letter for letter in claimed.letters}
-        wrong.update({i: "it is being replayed, or is gone" for i in known if i not in left})
+        wrong.update({i: "it is being replayed, or is gone" for i in ids if i not in left})
         done: list[Job] = []
         try:
-            for letter in claimed.letters:
+            while left and time.monotonic() < ends:
                 pace.wait()
-                try:
-                    done.append(self._sender.send(letter, override))
-                except Unreachable:
-                    raise
-                except Exception as error:  # noqa: BLE001 - it is told, and the others go on
-                    wrong[letter.id] = _why(error)
-                else:
-                    del left[letter.id]
+                self._send(left.pop(next(iter(left))), override, done, wrong)
         finally:
-            self._store.delete([job.id for job in done], claimed.claim)
-            self._store.release([*left], claimed.claim)
+            # What failed has its claim given back along with what was not tried.
+            sent = {job.id for job in done}
+            self._store.delete([*sent], claimed.claim)
+            self._store.release([i for i in ids if i not in sent], claimed.claim)
             for job in done:
                 self._told(job)
-        return [*wrong.items()]
+        return [*left]
+
+    def _send(self, letter: Letter, override: Override, done: list[Job], wrong: dict[str, str]) -> None:
+        try:
+            done.append(self._sender.send(letter, override))
+        except Unreachable:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is told, and the others go on
+            wrong[letter.id] = _why(error)
 
     def _cannot(self, letter: Letter, wrong: dict[str, str]) -> bool:
         try:
@@ -220,6 +234,17 @@ def _batches(pages: Iterable[Sequence[Letter]], size: int) -> Iterator[Sequence[
 
 def _why(error: BaseException) -> str:
     return str(error) or repr(error)
+
+
+def pages_of(store: Store, where: LetterFilter) -> Iterator[Sequence[Letter]]:
+    """Yield the letters of some kind as they are stored, the oldest first."""
+    cursor = None
+    while True:
+        page = store.list(where, limit=READ, cursor=cursor, oldest_first=True)
+        yield page.letters
+        cursor = page.next_cursor
+        if cursor is None:
+            return
 
 
 def job_of(letter: Letter) -> Job:

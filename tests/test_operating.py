@@ -115,6 +115,16 @@ def test_a_broker_that_is_down_ends_it_and_loses_nothing(fleet: Lives) -> None:
     assert bridge.dead_letters.stats().total == 0
 
 
+def test_a_replay_that_outlasts_its_claim_claims_anew(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nobody else is given what it still has to do; each is published once."""
+    bridge, outbox = fleet
+    for n in range(5):
+        bury(bridge, f"j-{n}", discarded_at=bridge.now() - timedelta(seconds=60 - n))
+    monkeypatch.setattr("ojs_bridge.replaying.CLAIM_SECONDS", 0.2)
+    assert bridge.dead_letters.retry_all(confirm=True, rate=10).succeeded == 5
+    assert [sent.id for sent, _ in outbox.published] == [f"j-{n}" for n in range(5)]
+
+
 def test_a_rate(fleet: Lives) -> None:
     """So many a second, at most."""
     bridge, _ = fleet

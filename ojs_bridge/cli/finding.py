@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from ..bridge import Bridge
-from ..dead_letters import needed
 from ..errors import ConfigurationError
+from ..letters import needed
 from ..retention import Retention
 from ..store import Store, StoreError
 from ..store.protocol import without_password

@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from ..dead_letters import MAX_PAGE, DeadLetters, Kind
+from ..dead_letters import DeadLetters
 from ..duration import parse_duration
+from ..letters import MAX_PAGE, Kind
 from ..store import Letter, Stats
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ..dead_letters import MAX_PAGE
+from ..letters import MAX_PAGE
 from ..parked_retries import ParkedRetries, RetryNotFound
 from ..store import Parked
 from .answers import each

@@ -9,8 +9,8 @@ from starlette.middleware import Middleware
 from starlette.routing import Mount
 
 from ..bridge import Bridge
-from ..dead_letters import needed
 from ..errors import ConfigurationError
+from ..letters import needed
 from . import openapi, page
 from .answers import raise_refusal
 from .door import Door

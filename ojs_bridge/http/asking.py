@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
 
-from ..dead_letters import Kind
 from ..job import parse_time
+from ..letters import Kind
 from ..store import Page, ParkedPage
 from .answers import invalid
 from .guarding import JSON_TYPES, content_type

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..dead_letters import Kind
+from ..letters import Kind
 from ..store import Stats
 from ..store.texts import matches
 

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..bridge import Bridge
-from ..dead_letters import Kind
 from ..job import Job, format_time
+from ..letters import Kind
 from ..policy import RetryPolicy
 from ..replaying import Bulk, LetterNotFound, override_of
 from ..store import Letter, Page
