@@ -30,6 +30,7 @@ types: .venv/.installed  ## check types
 
 bench: .venv/.installed servers  ## measure
 	.venv/bin/python -m benchmarks
+	.venv/bin/python -m benchmarks.operator
 
 chaos: .venv/.installed servers  ## kill workers, brokers and stores under a load, with the bridge and without
 	.venv/bin/python -m tests.chaos
@@ -59,7 +60,8 @@ clean:  ## remove the environments and caches
 	@touch $@
 
 .venv/.installed: pyproject.toml | .venv/.pip
-	.venv/bin/python -m pip install --quiet --editable '.[demo,http,postgresql]' --group lint --group test
+	.venv/bin/python -m pip install --quiet --editable '.[demo,http,postgresql]' \
+		--group lint --group test --group doors
 	@touch $@ .venv/.demo
 
 .venv-floor/.installed: pyproject.toml scripts/floor-requirements.txt | .venv-floor/.pip

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import signal
 import time
 from base64 import b64encode
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, InvalidRetryPolicy, Letter, LetterNotFound
-from ojs_bridge.publishing import Unreachable
+from ojs_bridge.job import Header
+from ojs_bridge.publishing import Override, Unreachable
 from ojs_bridge.reading import read_message
 from ojs_bridge.store import Parked
-from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
+from tests.lives import FRAMEWORK, KEEP, Outbox, bridge_with_outbox
+from tests.servers import eventually
 from tests.store.test_store import NOW, entry, letter
 
 Lives = tuple[Bridge, Outbox]
@@ -113,6 +120,61 @@ def test_a_broker_that_is_down_ends_it_and_loses_nothing(fleet: Lives) -> None:
     outbox.refuses = {}
     assert bridge.dead_letters.retry_all(confirm=True).succeeded == 3
     assert bridge.dead_letters.stats().total == 0
+
+
+@dataclass
+class Ledger(Outbox):
+    """A publisher that notes on disk what it has published, before anybody else can know."""
+
+    path: str = ""
+
+    def republish(self, letter: Letter, header: Header, override: Override) -> None:
+        """Note a letter's id."""
+        with Path(self.path).open("a") as file:
+            file.write(f"{letter.id}\n")
+
+
+def replay_until_killed(url: str, path: str) -> None:
+    """Replay all there is."""
+    bridge = Bridge(url, KEEP)
+    bridge.publishers[FRAMEWORK] = Ledger(path=path)
+    bridge.dead_letters.retry_all(confirm=True, rate=200)
+
+
+@pytest.mark.requirement("DLQ-R001")
+def test_a_bulk_replay_that_is_killed_loses_nothing(url: str, tmp_path: Path) -> None:
+    """Every letter is published or still there; what was left can be replayed when the claim has ended."""
+    bridge, ledger = Bridge(url), tmp_path / "published"
+    names = {f"j-{n}" for n in range(300)}
+    for name in names:
+        bury(bridge, name)
+    ledger.touch()
+    process = get_context("spawn").Process(target=replay_until_killed, args=(url, str(ledger)))
+    process.start()
+    eventually(lambda: len(ledger.read_text().split()) >= 120, seconds=30)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join(30)
+    published = ledger.read_text().split()
+    left = {found.id for found in bridge.dead_letters.list(limit=1000).letters}
+    assert len(published) == len({*published}) < len(names)
+    assert {*published} | left == names
+    assert bridge.store is not None
+    later = bridge.now() + timedelta(seconds=61)
+    assert {found.id for found in bridge.store.claim([*left], now=later, seconds=60).letters} == left
+
+
+@pytest.mark.requirement("DLQ-R001")
+def test_operators_who_replay_the_same_at_once_publish_each_once(url: str) -> None:
+    """What one has, the others are told of."""
+    fleets = [bridge_with_outbox(url) for _ in range(4)]
+    for n in range(120):
+        bury(fleets[0][0], f"j-{n}")
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda one: one[0].dead_letters.retry_all(confirm=True), fleets))
+    published = [sent.id for _, outbox in fleets for sent, _ in outbox.published]
+    assert sorted(published) == sorted(f"j-{n}" for n in range(120))
+    assert sum(one.succeeded for one in done) == 120
+    assert fleets[0][0].dead_letters.stats().total == 0
 
 
 def test_a_replay_that_outlasts_its_claim_claims_anew(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
