@@ -35,7 +35,7 @@ def run(*words: str, store: str | None = None, stdin: str = "", **env: str) -> R
     known: dict[str, str | None] = dict.fromkeys(_THEIRS)
     if store is not None:
         known["OJS_BRIDGE_STORE"] = store
-    result = CliRunner().invoke(program, [*words], env={**known, **env}, input=stdin)
+    result = CliRunner().invoke(program, [*words], env={**known, "COLUMNS": "200", **env}, input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ran(result.exit_code, result.stdout, result.stderr)

@@ -23,6 +23,9 @@ from tests.servers import Valkey, eventually
 from tests.servers.ports import free_port
 from tests.store.test_store import letter
 
+#: A loaded machine's patience, in milliseconds.
+expect.set_options(timeout=30_000)
+
 ROOT = Path(__file__).parents[2]
 REPLAYED = "exhausts, is dead-lettered"
 DYING = {"hits auth.*": None, "says DeadLetter": None, REPLAYED: {"on_exhaustion": "dead_letter"}}
@@ -288,7 +291,11 @@ def test_parked_retries_count_down(page: Page, door: Door) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_and_the_dark(browser: Browser, door: Door, scheme: Any) -> None:
-    """Nothing is wider than the screen; the ground is dark where the reader wants it to be."""
+    """Nothing is wider than the screen, whatever a job says; the ground is dark where it is wanted so."""
+    long = "w" * 250
+    error = {"attempt": 1, "type": long, "message": long, "timestamp": "t"}
+    message = {"args": [long]}
+    door.store.bury(letter(long[:180], type=long, queue=long, errors=(error,), reason=long, message=message))
     phone = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     phone.goto(door.url)
     expect(phone.locator("#letters li").first).to_be_visible()
@@ -300,6 +307,7 @@ def test_a_phone_and_the_dark(browser: Browser, door: Door, scheme: Any) -> None
     brightness = sum(int(part) for part in ground[4:-1].split(","))
     assert (brightness < 200) is (scheme == "dark")
     phone.close()
+    Bridge(door.store).dead_letters.delete(long[:180])
 
 
 def test_ten_thousand(browser: Browser, door: Door) -> None:

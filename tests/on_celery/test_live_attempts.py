@@ -25,7 +25,7 @@ def made(separate: Made) -> Made:
     return lambda **options: separate(**{"reservation": f"PT{SHORT}S", "visibility": SHORT, **options})
 
 
-def dropped(fleet: Fleet, job: AsyncResult, *, seconds: float = 40) -> None:
+def dropped(fleet: Fleet, job: AsyncResult, *, seconds: float = 90) -> None:
     """Wait until a copy of a job was dropped."""
     eventually(lambda: f"[{job.id}] ignored" in fleet.worker.log, seconds=seconds, what="a dropped copy")
 

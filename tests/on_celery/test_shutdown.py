@@ -42,8 +42,15 @@ def assert_given_back(fleet: Fleet, jobs: list[AsyncResult]) -> None:
     for job in jobs:
         assert [run.attempt for run in fleet.runs(job)] == [1, 1, 2]
         assert fleet.runs(job)[1].at - began < 30
-        failed = [event["data"] for event in fleet.events(job) if event["type"] == "job.failed"]
-        assert [data["error"]["type"] for data in failed] == ["builtins.OSError"]
+        fleet.ending(job)
+        eventually(lambda job=job: failures(fleet, job), what="the event of the failure")
+        assert failures(fleet, job) == ["builtins.OSError"]
+
+
+def failures(fleet: Fleet, job: AsyncResult) -> list[str]:
+    """The error types that listeners have heard of, each from the process that it happened in."""
+    failed = [event["data"] for event in fleet.events(job) if event["type"] == "job.failed"]
+    return [data["error"]["type"] for data in failed]
 
 
 @pytest.mark.requirement("RET-12")

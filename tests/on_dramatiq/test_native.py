@@ -441,8 +441,8 @@ def test_a_shutdown_notification_gives_the_attempt_back_and_the_job_goes_on(
 
 def test_a_retry_past_the_age_limit_is_exhausted(stubbed: Callable[..., Fleet]) -> None:
     fleet = stubbed()
-    retry = {"initial_interval": "PT0.4S", "jitter": False, "on_exhaustion": "dead_letter"}
-    job = fleet.send(fleet.actor(fails, max_age=200, ojs_retry=retry))
+    retry = {"initial_interval": "PT30S", "jitter": False, "on_exhaustion": "dead_letter"}
+    job = fleet.send(fleet.actor(fails, max_age=20_000, ojs_retry=retry))
     with fleet.working():
         end = fleet.end(job)
     assert (len(job.runs), end.data["cause"], end.data["dead_lettered"]) == (1, "expired", True)
