@@ -1,8 +1,8 @@
 PYTHON ?= python3
 FLOOR_TESTS = $(wildcard tests/on_dramatiq tests/on_celery)
-# Two runs of three for two cores, since the tests mostly wait; by file, since a file's tests share fleets;
+# Two runs of two for two cores: more of them only wait for each other; by file, since a file's tests share fleets;
 # in the order of the files, since by the number of their tests the slowest would come last.
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 2
 PARALLEL = --numprocesses=$(TEST_WORKERS) --dist=loadfile --no-loadscope-reorder
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help

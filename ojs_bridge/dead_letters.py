@@ -15,7 +15,7 @@ from .events import Event, dead_letter, pruned
 from .job import Header, Job, format_time
 from .letters import MAX_PAGE, Kind, loaded, needed, page_size, says, shown, wanted
 from .policy import PartialPolicy
-from .publishing import Override, Publisher
+from .publishing import Publisher
 from .redaction import Redactor
 from .replaying import (
     CLAIM_SECONDS,
@@ -25,6 +25,7 @@ from .replaying import (
     Replayer,
     job_of,
     override_of,
+    overrides_of,
     pages_of,
 )
 from .retention import PERIOD, Pruner, Retention
@@ -110,20 +111,22 @@ class DeadLetters:
         self,
         *,
         confirm: bool = False,
+        override: Mapping[str, Any] | None = None,
         rate: float | None = None,
         progress: Callable[[int], object] | None = None,
         **kind: Unpack[Kind],
     ) -> Bulk:
         """Replay all dead letters of a Kind, the oldest first (DLQ-R001); count them without `confirm`.
 
-        At most `rate` a second; `progress` is called with how many have been dealt with so far. What dies
-        meanwhile is left alone. Letters that cannot be replayed stay and are told. Raises ValueError, and
+        `override` holds what `retry` takes: queue, args, kwargs, meta, retry. At most `rate` a second;
+        `progress` is called with how many have been dealt with so far. What dies meanwhile is left alone.
+        Letters that cannot be replayed stay and are told. Raises ValueError and InvalidRetryPolicy, and
         Unreachable and StoreError, when what was not replayed yet stays.
         """
-        where, text = self._until_now(kind)
+        (where, text), changes = self._until_now(kind), overrides_of(override)
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
-        return self._replayer().many(self._pages(where, text), Override(), rate=rate, progress=progress)
+        return self._replayer().many(self._pages(where, text), changes, rate=rate, progress=progress)
 
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also for one that is being replayed."""

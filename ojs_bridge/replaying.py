@@ -45,6 +45,8 @@ class Bulk:
 
 
 MAX_TOLD = 100
+#: What a replay can change.
+OVERRIDES = ("queue", "args", "kwargs", "meta", "retry")
 
 
 def override_of(
@@ -67,6 +69,14 @@ def override_of(
     if own := OWN_META & set(meta or ()):
         raise ValueError(f"meta: {min(own)!r} is the bridge's or the framework's own")
     return Override(queue, args, kwargs, meta, partial_to_ojs(retry))
+
+
+def overrides_of(told: Mapping[str, Any] | None) -> Override:
+    """Return what a replay changes, by the names of `override_of`; raises as that, and for another name."""
+    changes = dict.fromkeys(OVERRIDES) | dict(told or {})
+    if unknown := changes.keys() - {*OVERRIDES}:
+        raise ValueError(f"override: {min(unknown)!r} is unknown; {', '.join(OVERRIDES)} are known")
+    return override_of(**changes)
 
 
 class Sender:

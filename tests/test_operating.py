@@ -230,6 +230,23 @@ def test_a_replay_with_overrides(fleet: Lives) -> None:
     assert outbox.published[0][1].state["retry"] == job.retry
 
 
+@pytest.mark.requirement("DLQ-R001", "DLQ-R002")
+def test_many_with_overrides(fleet: Lives) -> None:
+    """Each goes where it is said; a wrong one is named before anything is counted or sent."""
+    bridge, outbox = fleet
+    for n in range(3):
+        bury(bridge, f"j-{n}", queue="q")
+    changes = {"queue": "slow", "retry": {"max_attempts": 9}}
+    assert bridge.dead_letters.retry_all(queue="q", confirm=True, override=changes).succeeded == 3
+    assert {(o.queue, o.retry["max_attempts"]) for o in outbox.overrides} == {("slow", 9)}
+    with pytest.raises(
+        ValueError, match=r"^override: 'quue' is unknown; queue, args, kwargs, meta, retry are"
+    ):
+        bridge.dead_letters.retry_all(override={"quue": "slow"})
+    with pytest.raises(ValueError, match=r"^args: 7 must be a list$"):
+        bridge.dead_letters.retry_all(override={"args": 7})
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [

@@ -14,14 +14,13 @@ from ..bridge import Bridge
 from ..job import Job, format_time
 from ..letters import Kind
 from ..policy import RetryPolicy
-from ..replaying import Bulk, LetterNotFound, override_of
+from ..replaying import OVERRIDES, Bulk, LetterNotFound, overrides_of
 from ..store import Letter, Page
 from .answers import Answer, Refusal, held, invalid, not_found
 from .asking import KIND, PAGE, an_object, flag_of, json_of, kind_of, page_of, query_of
 from .bulk import Bulks
 from .counts import Counts
 
-OVERRIDE = ("queue", "args", "kwargs", "meta", "retry")
 #: A replay that waits longer than this between two jobs cannot be told from one that hangs.
 SLOWEST, FASTEST = 0.1, 10_000
 #: How many retries of a policy are shown.
@@ -159,11 +158,11 @@ def _schedule(letter: Letter) -> list[float]:
 
 
 def _override(told: object) -> dict[str, Any]:
-    override = an_object("override", told, *OVERRIDE)
+    override = an_object("override", told, *OVERRIDES)
     if not isinstance(override.get("retry", {}), dict):
         raise invalid("retry: must be an object of retry policy fields")
     try:
-        override_of(**{name: override.get(name) for name in OVERRIDE})
+        overrides_of(override)
     except ValueError as error:
         raise invalid(str(error)) from None
     return override

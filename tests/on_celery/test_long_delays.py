@@ -79,4 +79,4 @@ def test_without_a_store_a_long_delay_travels_in_hops(separate: Callable[..., Fl
             assert 7 <= fleet.gaps(job)[0] < 7 + LATE
             # Each hop is shorter than a third of the visibility timeout, so that none is given out twice.
             assert fleet.worker.log.count(f"[{job.id}] received") >= 7
-        assert client(server.url).hlen("unacked") == 0
+        eventually(lambda: client(server.url).hlen("unacked") == 0, what="the acknowledgements")
