@@ -119,7 +119,9 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 def browser() -> Iterator[Browser]:
     """Debian's Chromium, without a screen."""
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        found = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-dev-shm-usage"]
+        )
         yield found
         found.close()
 
