@@ -63,6 +63,8 @@ Outcome: TypeAlias = Failure | Snoozed | Interrupted | None
 
 #: The error type of an attempt whose reservation ran out (spec section 9.2).
 VISIBILITY_TIMEOUT = "visibility_timeout"
+#: The error type of an attempt whose process is known to have died.
+WORKER_DEATH = "worker_death"
 
 
 class ErrorMap:

@@ -68,6 +68,8 @@ class Reservations:
         self._insist = insist
         self._length = length
         self._clock = clock
+        #: What forks of one process share, who are on one machine and see each other's numbers.
+        self._family = uuid.uuid4().hex[:8]
         self._pid = 0
         self._holder = ""
         self._requests = itertools.count()
@@ -160,6 +162,10 @@ class Reservations:
         """Return whether this process holds a turn, unsettled."""
         return self._pid == os.getpid() and turn in self._live
 
+    def is_orphaned(self, holder: str) -> bool:
+        """Return whether a holder was a process forked as this one was, and has ended."""
+        return holder.rpartition(":")[2].startswith(self._family) and was_held_by(None, holder)
+
     def let_go(self, turn: Turn) -> None:
         """Extend a turn no more: it was settled along with something else."""
         self._live.pop(turn, None)
@@ -181,7 +187,7 @@ class Reservations:
         with starting():
             if self._pid == os.getpid():
                 return
-            self._holder = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+            self._holder = f"{socket.gethostname()}:{os.getpid()}:{self._family}{uuid.uuid4().hex[:8]}"
             self._live, self._unsettled, self._ghosts, self._done = {}, {}, [], deque()
             threading.Thread(target=self._beat, name="ojs-heartbeat", daemon=True).start()
             self._pid = os.getpid()

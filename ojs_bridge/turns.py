@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .decision import Complete, Decision, GiveBack
-from .failures import VISIBILITY_TIMEOUT, Failure
+from .failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from .job import Job
 from .reservations import TAKEN, Reservations, was_held_by
 from .runs import Drop, Lost, Postpone, Refuse, Run
@@ -18,6 +18,7 @@ from .store import Grant, Reservation, Settle, Store, StoreError, Turn
 logger = logging.getLogger("ojs_bridge")
 
 WORKER_GONE = "its worker did not extend the reservation: killed, or cut off from the store"
+WORKER_DIED = "its process died, and its message came to another one of the same pool"
 
 
 class Turns:
@@ -50,7 +51,11 @@ class Turns:
             logger.exception("job %s: runs without a reservation", run.job.id)
             return run
         taken = Run(job, run.policy, run.errors, run.since, turn)
-        return taken if found.grant is TAKEN else self._refused(taken, found)
+        if found.grant is TAKEN:
+            return taken
+        if found.grant is Grant.HELD and self._reservations.is_orphaned(found.holder):
+            return Lost(replace(taken, abandoned=True), Failure(WORKER_DEATH, WORKER_DIED))
+        return self._refused(taken, found)
 
     def take_over(self, run: Run, publication: str, process: int | None) -> Run | Postpone | Drop:
         """Return what becomes of a run whose process, on this machine, is dead; never raises StoreError."""

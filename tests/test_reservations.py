@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +18,7 @@ import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError, reservations
 from ojs_bridge.decision import Complete, Discard, RetryAt
-from ojs_bridge.failures import VISIBILITY_TIMEOUT, Failure
+from ojs_bridge.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ojs_bridge.job import Job, decode
 from ojs_bridge.reservations import turn_of
 from ojs_bridge.runs import Begun, Drop, Lost, Postpone, Run
@@ -66,14 +66,19 @@ def fail(bridge: Bridge, begun: Run) -> Job:
 
 def abandon(url: str, job: Job = JOB, reservation: timedelta = SHORT) -> None:
     """Take a job's turn in a process of its own, and be killed."""
-    process = multiprocessing.get_context("fork").Process(target=_die_holding, args=(url, job, reservation))
+    die_holding(lambda: Bridge(url, POLICY, reservation=reservation), job)
+
+
+def die_holding(bridge: Callable[[], Bridge], job: Job = JOB) -> None:
+    """Fork a process that takes a job's turn, and is killed."""
+    process = multiprocessing.get_context("fork").Process(target=_take_and_die, args=(bridge, job))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
 
 
-def _die_holding(url: str, job: Job, reservation: timedelta) -> None:
-    run(Bridge(url, POLICY, reservation=reservation), job)
+def _take_and_die(bridge: Callable[[], Bridge], job: Job) -> None:
+    run(bridge(), job)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -245,6 +250,45 @@ def test_a_process_that_died_before_anybody_knew_which_is_found_to_have_ended(ur
     resumed = bridge.resume(JOB, JOB, bridge.task(), process=None)
     assert isinstance(resumed, Run)
     assert resumed.abandoned
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_sibling_that_died_is_not_waited_for(url: str) -> None:
+    """A pool that has not read that its child began a job gives it to another child when the first one dies.
+
+    Whoever was not forked from the same process waits: it may not see that process's number.
+    """
+    bridge, stranger = (Bridge(url, POLICY, reservation=timedelta(minutes=1)) for _ in range(2))
+    die_holding(lambda: bridge)
+    assert isinstance(begin(stranger, JOB), Postpone)
+    lost = begin(bridge, JOB)
+    assert isinstance(lost, Lost)
+    assert lost.failure.type == WORKER_DEATH
+    decision = bridge.judge(lost.run, lost.failure)
+    bridge.settled(lost.run, decision)
+    assert isinstance(decision, RetryAt)
+    assert isinstance(begin(stranger, JOB), Drop)
+
+
+@pytest.mark.requirement("RET-13")
+def test_a_sibling_that_lives_is_waited_for(url: str) -> None:
+    bridge = Bridge(url, POLICY, reservation=timedelta(minutes=1))
+    fork = multiprocessing.get_context("fork")
+    taken = fork.Event()
+
+    def take_and_wait() -> None:
+        run(bridge, JOB)
+        taken.set()
+        signal.pause()
+
+    process = fork.Process(target=take_and_wait)
+    process.start()
+    try:
+        assert taken.wait(10)
+        assert isinstance(begin(bridge, JOB), Postpone)
+    finally:
+        process.kill()
+        process.join()
 
 
 @pytest.mark.requirement("RET-13")

@@ -16,7 +16,7 @@ from kombu.exceptions import SerializationError
 
 from ..bridge import Bridge
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..failures import Mapped
+from ..failures import WORKER_DEATH, Mapped
 from ..job import Header, Job
 from ..patterns import Policies
 from ..policy import PartialPolicy
@@ -37,7 +37,7 @@ _LATER = ("chain", "link", "link_error", "chord")
 RESERVED: dict[type[BaseException], Mapped] = {
     SoftTimeLimitExceeded: "timeout",
     TimeLimitExceeded: "timeout",
-    WorkerLostError: "worker_death",
+    WorkerLostError: WORKER_DEATH,
 }
 
 #: Where an app keeps its bridge and `install`'s policies, and a task its resolved policy.
