@@ -6,7 +6,7 @@ import base64
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,21 @@ class Reading:
     meta: Mapping[str, Any] = field(default_factory=dict)
     names: Sequence[str] = ()
     note: str = ""
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return it as the details of dead letters and parked retries show it."""
+        return {
+            "args": self.args,
+            "kwargs": self.kwargs,
+            "meta": dict(self.meta),
+            "note": self.note,
+            "parameters": [*self.names],
+        }
+
+
+def shown_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return an error history as details show it: `occurred_at` repeats each timestamp."""
+    return [{**entry, "occurred_at": entry.get("timestamp")} for entry in errors]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -115,8 +115,8 @@ class CeleryPublisher:
 
     def knows(self, type_: str) -> bool:
         """Return whether there is such a task, or none but Celery's own."""
-        names = [name for name in self._app.tasks if not name.startswith("celery.")]
-        return type_ in names or not names
+        tasks = self._app.tasks
+        return type_ in tasks or all(name.startswith("celery.") for name in tasks)
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish the letter's message under its own id, with fresh attempts; a past expiry is dropped."""

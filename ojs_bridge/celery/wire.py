@@ -28,6 +28,8 @@ KEY = "ojs_wire"
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
 #: The routing key prefix of RabbitMQ's native delayed delivery: 28 bits of delay.
 DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
+#: What marks a value that JSON does not have, in Kombu's JSON.
+_KOMBUS_OWN = '"__type__"'
 #: The exchanges from which RabbitMQ delivers what it has delayed.
 _DELAYED = "celery_delayed_"
 
@@ -177,12 +179,19 @@ def from_json(message: Mapping[str, Any]) -> Wire:
         body=base64.b64decode(text) if message["body_encoding"] == "base64" else text.encode("utf-8"),
         content_type=message["content_type"],
         content_encoding=message["content_encoding"],
-        headers=kombu_json.loads(json.dumps(message["headers"])),
-        properties=kombu_json.loads(json.dumps(message["properties"])),
+        headers=_revived(message["headers"]),
+        properties=_revived(message["properties"]),
         exchange=message["exchange"],
         routing_key=message["routing_key"],
         queue=message["queue"],
     )
+
+
+def _revived(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON with what Kombu alone can write in it, such as times, as it was."""
+    text = json.dumps(values)
+    revived: dict[str, Any] = kombu_json.loads(text) if _KOMBUS_OWN in text else dict(values)
+    return revived
 
 
 def chain_of(headers: Mapping[str, Any]) -> str:

@@ -83,7 +83,7 @@ def _paths() -> Doc:
                 [_query("queue", WORD), _query("type", WORD), *_page()],
             )
         },
-        "/retries/{id}": _one("parked retry", "ParkedDetail"),
+        "/retries/{id}": _one("parked retry", "Parked"),
         "/retries/{id}/run": {
             "post": _operation(
                 "Make a parked retry due now", _job("Parked"), [_id()], _object({}), extra=("404", "409")

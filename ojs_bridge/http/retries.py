@@ -51,8 +51,7 @@ class Retries:
     async def get(self, request: Request) -> Response:
         """Answer with a job's retry."""
         query_of(request)
-        parked = await self._parked(request)
-        return Answer({**parked.to_ojs(), "parameters": list(parked.reading.names)})
+        return Answer((await self._parked(request)).to_ojs())
 
     async def run(self, request: Request) -> Response:
         """Make a retry due now; a worker's scheduler publishes it."""

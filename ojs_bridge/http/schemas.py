@@ -39,6 +39,7 @@ def _kept(state: str, **fields: Schema) -> Schema:
         kwargs=_maybe(ANYTHING),
         meta=ANYTHING,
         note=TEXT,
+        parameters=_list(TEXT),
         state={"const": state},
         attempt=NUMBER,
         max_attempts=NUMBER,
@@ -75,7 +76,6 @@ ALL: Schema = {
         "discarded",
         retry=_maybe(ANYTHING),
         policy=_maybe(ANYTHING),
-        parameters=_list(TEXT),
         metadata={
             **_shape(framework=TEXT, cause=TEXT, reason=TEXT, created_at=_maybe(TIME), discarded_at=TIME),
             "description": "And `ojs.replay_count`, how often it was replayed",
@@ -86,7 +86,6 @@ ALL: Schema = {
     "Parked": _kept(
         "retryable", next_retry_at=TIME, metadata=_shape(framework=TEXT, reason=TEXT, parked_at=TIME)
     ),
-    "ParkedDetail": {"allOf": [_ref("Parked"), _shape(parameters=_list(TEXT))]},
     "ParkedPage": _page("Parked"),
     "Replayed": _shape(
         id=TEXT,

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from ..job import format_time
-from ..reading import Reading, read_message
+from ..reading import Reading, read_message, shown_errors
 from .reservations import Settle
 
 
@@ -40,21 +40,15 @@ class Parked:
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the retry in the shape of a dead letter's detail; its state is `retryable`."""
-        reading = self.reading
         return {
             "id": self.id,
             "type": self.type,
             "queue": self.queue,
-            "args": reading.args,
-            "kwargs": reading.kwargs,
-            "meta": dict(reading.meta),
-            "note": reading.note,
+            **self.reading.to_ojs(),
             "state": "retryable",
             "attempt": self.attempt,
             "max_attempts": self.max_attempts,
-            "errors": [
-                {**entry, "occurred_at": entry.get("timestamp")} for entry in self.state.get("errors", ())
-            ],
+            "errors": shown_errors(self.state.get("errors", ())),
             "next_retry_at": format_time(self.next_retry_at),
             "metadata": {
                 "framework": self.framework,

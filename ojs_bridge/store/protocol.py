@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from ..job import ErrorEntry, PlacedEntry, format_time
-from ..reading import Reading, read_message
+from ..reading import Reading, read_message, shown_errors
 from .parked import Parking
 from .reservations import Reserving, Settle
 
@@ -62,21 +62,17 @@ class Letter:
         return read_message(self.message)
 
     def to_ojs(self) -> dict[str, Any]:
-        """Return the letter in the spec's detail shape; `occurred_at` repeats each error's timestamp."""
+        """Return the letter in the spec's detail shape."""
         created = format_time(self.created_at) if self.created_at else None
-        reading = self.reading
         return {
             "id": self.id,
             "type": self.type,
             "queue": self.queue,
-            "args": reading.args,
-            "kwargs": reading.kwargs,
-            "meta": dict(reading.meta),
-            "note": reading.note,
+            **self.reading.to_ojs(),
             "state": "discarded",
             "attempt": self.attempt,
             "max_attempts": self.max_attempts,
-            "errors": [{**entry, "occurred_at": entry.get("timestamp")} for entry in self.errors],
+            "errors": shown_errors(self.errors),
             "metadata": {
                 "framework": self.framework,
                 "cause": self.cause,
@@ -87,7 +83,6 @@ class Letter:
             },
             "retry": dict(self.retry) if self.retry else None,
             "policy": dict(self.policy) if self.policy else None,
-            "parameters": [*reading.names],
         }
 
 

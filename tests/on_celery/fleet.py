@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,10 +22,10 @@ from kombu import Queue
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery.attach import attach
+from tests.on_celery.forking import celery
 from tests.on_celery.project import Settings, client, make_app
 from tests.servers import eventually
 
-ROOT = Path(__file__).parents[2]
 #: How late a run may be on a loaded machine, in seconds; Redis under gevent alone is up to 4 s late.
 LATE = 12.0
 ENDED = {"SUCCESS", "FAILURE", "REVOKED"}
@@ -64,12 +63,12 @@ class Worker:
         self, settings: Settings, folder: Path, *options: str, env: Mapping[str, str] | None = None
     ) -> None:
         self.log_file = folder / f"{settings.queue}.log"
-        command = [sys.executable, "-m", "celery", "-A", "tests.on_celery.worker", "worker", "-l", "INFO"]
-        command += ["-n", f"{settings.queue}@%h", "--without-gossip", "--without-mingle", *options]
+        self.log_file.touch()
+        self.asked = False
+        arguments = ["-A", "tests.on_celery.worker", "worker", "-l", "INFO", "-n", f"{settings.queue}@%h"]
+        arguments += ["--without-gossip", "--without-mingle", *options]
         environment = {**os.environ, **settings.to_env(), "C_FORCE_ROOT": "1", **(env or {})}
-        with self.log_file.open("ab") as log:
-            self.asked = False
-            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        self.process = celery(arguments, environment, self.log_file)
 
     @property
     def log(self) -> str:

@@ -17,7 +17,7 @@ from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, RetryPoli
 from ojs_bridge.celery import OJSTask, install, ojs_task
 from ojs_bridge.celery.attach import attach, task_policy
 from ojs_bridge.celery.start_up import check
-from tests.on_celery.fleet import ROOT
+from tests.on_celery.forking import ROOT
 
 
 @pytest.fixture

@@ -25,8 +25,9 @@ def made(separate: Made) -> Made:
     return lambda **options: separate(**{"reservation": f"PT{SHORT}S", "visibility": SHORT, **options})
 
 
-def dropped(fleet: Fleet, job: AsyncResult, *, seconds: float = 90) -> None:
-    """Wait until a copy of a job was dropped."""
+def dropped(fleet: Fleet, job: AsyncResult, *, seconds: float = 40) -> None:
+    """Wait until a copy of a job was dropped, by a worker that has long started."""
+    fleet.worker.await_ready()
     eventually(lambda: f"[{job.id}] ignored" in fleet.worker.log, seconds=seconds, what="a dropped copy")
 
 

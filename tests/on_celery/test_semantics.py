@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ojs_bridge import LetterNotFound
-from tests.on_celery.fleet import LATE, ROOT, Fleet, in_seconds
+from tests.on_celery.fleet import LATE, Fleet, in_seconds
+from tests.on_celery.forking import ROOT
 from tests.on_celery.project import KEEP
 from tests.servers import eventually
 
