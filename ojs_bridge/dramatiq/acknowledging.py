@@ -49,14 +49,17 @@ class Acknowledging:
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
 
-    def end(self, run: Run, message: MessageProxy, ack: Ack) -> None:
-        """Settle a run and acknowledge its message; raises what `ack` raises."""
+    def settle(self, run: Run) -> None:
+        """Settle a run; never raises."""
         self._bridge.settled(run, Complete())
+
+    def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
+        """Acknowledge a settled run's message; raises what `ack` raises."""
         ack(message)
 
-    def reject(self, run: Run) -> None:
-        """Settle a run whose message another middleware has failed."""
-        self._bridge.settled(run, Complete())
+    def in_one_step(self, run: Run, message: MessageProxy) -> bool:  # noqa: ARG002
+        """Settle a run and acknowledge its message, or return False; raises StoreError."""
+        return False
 
 
 class RedisAcknowledging(Acknowledging):
@@ -71,16 +74,17 @@ class RedisAcknowledging(Acknowledging):
         self._keys: dict[str, list[bytes]] = {}
         self._joint = self._find_joint()
 
-    def end(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
-        """Settle and acknowledge, and have the store forget what cannot come again; raises StoreError."""
+    def in_one_step(self, run: Run, message: MessageProxy) -> bool:
+        """Settle and acknowledge where one server does both."""
         joint, keys, words = self._joint, self._keys_of(message.queue_name), self._words_of(message)
-        if joint:
-            self._bridge.succeeded(
-                run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words))
-            )
-            return
-        self._bridge.settled(run, Complete())
-        if self._script(keys=keys, args=words):
+        if joint is None:
+            return False
+        self._bridge.succeeded(run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words)))
+        return True
+
+    def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
+        """Acknowledge, and have the store forget what cannot come again."""
+        if self._script(keys=self._keys_of(message.queue_name), args=self._words_of(message)):
             self._bridge.acknowledged(run.turn)
 
     def _take_note(self, run: Run, settled: bool, acknowledged: bool) -> bool:
@@ -117,20 +121,25 @@ class RedisAcknowledging(Acknowledging):
         return [current_millis(), self._broker.broker_id, message.options["redis_message_id"]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ending:
-    """How one message of a job that succeeded leaves."""
+    """How one message of a job that succeeded leaves; its run is settled once, whatever is repeated."""
 
     _by: Acknowledging
     _run: Run
+    _settled: bool = False
 
     def acknowledge(self, message: MessageProxy, ack: Ack) -> None:
         """Settle its run and acknowledge it; raises StoreError and what `ack` raises."""
-        self._by.end(self._run, message, ack)
+        if self._settled or not self._by.in_one_step(self._run, message):
+            self.reject()
+            self._by.acknowledge(self._run, message, ack)
 
     def reject(self) -> None:
-        """Settle what follows no acknowledgement."""
-        self._by.reject(self._run)
+        """Settle the run alone: another middleware has failed its message, or its connection is gone."""
+        if not self._settled:
+            self._settled = True
+            self._by.settle(self._run)
 
 
 def acknowledging_on(broker: Any, bridge: Bridge) -> Acknowledging:

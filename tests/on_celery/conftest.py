@@ -79,4 +79,6 @@ def separate(valkey: Valkey, tmp_path: Path, unique: str) -> Iterator[Callable[.
         return made[-1]
 
     yield make
-    end([fleet.worker for fleet in made if fleet.worker])
+    for fleet in made:
+        if fleet.worker:
+            fleet.worker.kill()

@@ -115,14 +115,17 @@ def test_a_success_that_another_middleware_fails_is_dead_and_settled(make: Calla
     assert grant(fleet, job) is Grant.SETTLED
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_redis_that_dies_before_the_acknowledgement_gets_it_when_it_is_back(
-    unique: str, monkeypatch: pytest.MonkeyPatch
+    unique: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, elsewhere: bool
 ) -> None:
+    """And the job's end is told of once, though a store elsewhere has settled it the first time."""
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.1)
     monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.1)
     with Valkey() as server:
         client = redis.Redis.from_url(server.url, retry=RedisRetry(NoBackoff(), 0))
-        fleet = Fleet(RedisBroker(client=client), unique, store=server.url)
+        store = f"sqlite:///{tmp_path}/ojs.db" if elsewhere else server.url
+        fleet = Fleet(RedisBroker(client=client), unique, store=store)
         dark = threading.Event()
 
         def turns_off_the_light(n: int) -> None:
@@ -132,10 +135,12 @@ def test_a_redis_that_dies_before_the_acknowledgement_gets_it_when_it_is_back(
         job = fleet.send(fleet.actor(turns_off_the_light))
         with fleet.working(threads=2):
             assert dark.wait(20)
+            eventually(lambda: not elsewhere or fleet.heard.ends(job.id))
             server.start()
             assert fleet.end(job).type == "job.completed"
             eventually(lambda: fleet.left() == 0)
         assert len(job.runs) == 1
+        assert fleet.heard.types(job.id) == ["job.started", "job.completed"]
         assert grant(fleet, job) is Grant.SETTLED
 
 
