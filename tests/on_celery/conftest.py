@@ -68,9 +68,12 @@ def fleet(request: pytest.FixtureRequest) -> Fleet:
 
 
 @pytest.fixture
-def separate(valkey: Valkey, tmp_path: Path, unique: str) -> Iterator[Callable[..., Fleet]]:
+def separate(
+    request: pytest.FixtureRequest, valkey: Valkey, tmp_path: Path, unique: str
+) -> Iterator[Callable[..., Fleet]]:
     """Makes fleets that a test has for itself; Valkey is their broker unless it says otherwise."""
     made: list[Fleet] = []
+    failed = request.session.testsfailed
 
     def make(**options: object) -> Fleet:
         standard = {"broker": valkey.url, "backend": valkey.url, "store": f"sqlite:///{tmp_path}/ojs.db"}
@@ -81,4 +84,6 @@ def separate(valkey: Valkey, tmp_path: Path, unique: str) -> Iterator[Callable[.
     yield make
     for fleet in made:
         if fleet.worker:
+            if request.session.testsfailed > failed:
+                print(fleet.worker.say_where_it_stands())
             fleet.worker.kill()
