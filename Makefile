@@ -1,9 +1,10 @@
 PYTHON ?= python3
 FLOOR_TESTS = $(wildcard tests/on_dramatiq tests/on_celery)
-# Two runs of two for two cores: more of them only wait for each other; by file, since a file's tests share fleets;
-# in the order of the files, since by the number of their tests the slowest would come last.
-TEST_WORKERS ?= 2
-PARALLEL = --numprocesses=$(TEST_WORKERS) --dist=loadfile --no-loadscope-reorder
+# For two cores; the tests wait more than they compute, and main has more of them. By file, since a file's tests
+# share fleets; in the order of the files, since by the number of their tests the slowest would come last.
+TEST_WORKERS ?= 3
+FLOOR_WORKERS ?= 2
+PARALLEL = --dist=loadfile --no-loadscope-reorder
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types bench chaos main floor servers clean
@@ -19,7 +20,7 @@ test:  ## run every test, and beside them the adapters' at the oldest supported 
 	@$(MAKE) --jobs=2 --keep-going --output-sync=target main floor
 
 main: .venv/.installed servers  ## run every test
-	.venv/bin/python -m pytest $(PARALLEL)
+	.venv/bin/python -m pytest $(PARALLEL) --numprocesses=$(TEST_WORKERS)
 
 lint: .venv/.installed  ## check style and formatting
 	.venv/bin/ruff check
@@ -39,7 +40,7 @@ floor: .venv-floor/.installed servers  ## run the adapters' tests at the oldest 
 ifeq ($(FLOOR_TESTS),)
 	@echo 'There are no adapter tests yet.'
 else
-	.venv-floor/bin/python -m pytest $(PARALLEL) $(FLOOR_TESTS)
+	.venv-floor/bin/python -m pytest $(PARALLEL) --numprocesses=$(FLOOR_WORKERS) $(FLOOR_TESTS)
 endif
 
 servers:
