@@ -83,6 +83,7 @@ class SettlingConsumer(Consumer):
         queue_name = getattr(inner, "queue_name", "")
         # Not what is delayed, which Dramatiq may forget.
         self._takes = is_redis(broker) and queue_name != dq_name(queue_name)
+        self._watches = self._takes or is_broker(broker, "rabbitmq", "RabbitmqBroker")
 
     def ack(self, message: MessageProxy) -> None:
         """Acknowledge, or settle as marked."""
@@ -94,7 +95,7 @@ class SettlingConsumer(Consumer):
 
     def _settle(self, message: MessageProxy, otherwise: Callable[[MessageProxy], None]) -> None:
         state = message.__dict__
-        if state.get(_FROM, self._inner) is not self._inner:
+        if _FROM in state and state[_FROM] is not self._inner:
             # RabbitMQ counts delivery tags per channel: this one now names somebody else's message.
             if ending := state.get(_ENDING):
                 ending.reject()
@@ -147,6 +148,10 @@ class SettlingConsumer(Consumer):
         for message in given:
             self._hands.put(message)
         self._inner.requeue(given)
+
+    def __iter__(self) -> Any:
+        # A broker in memory loses no connection, and nothing is to be seen of what it delivers.
+        return self if self._watches else iter(self._inner)
 
     def __next__(self) -> MessageProxy | None:
         message = next(self._inner)

@@ -23,7 +23,7 @@ from .consumer import HOLD, MARK, NATIVE, Settlement, SettlingConsumer, mark, wr
 from .dead_queues import DramatiqDeadQueues
 from .execution import Execution, NotSent
 from .interrupts import Interrupts
-from .producer import READ, add_headers, carry_wishes, may_wish
+from .producer import READ, WISHING, add_headers, carry_wishes
 from .replay import FRAMEWORK, DramatiqPublisher
 from .translate import RETRY_OPTION, LostAttempt, Refused
 
@@ -102,7 +102,7 @@ class OJSRetries(Retries):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
-        if not may_wish(message.options):
+        if WISHING.isdisjoint(message.options):
             return
         if isinstance(threading.current_thread(), ConsumerThread):
             # A delayed message on its way back: refusing it here would end the consumer.
@@ -158,18 +158,19 @@ class OJSRetries(Retries):
         exception: BaseException | None = None,
     ) -> None:
         """Have the outcome judged and the decision carried out; whatever happens, the job is somewhere."""
-        task = self._actors.tasks.get(message._message.actor_name)
-        if task is None:
-            super().after_process_message(broker, message, result=result, exception=exception)
-            return
         state = message.__dict__
         begun = state.get(_RUN, _UNBEGUN)
         # Dramatiq emits this a second time when an interrupt breaks into the first.
         state[_RUN] = None
-        if begun is None:
-            return
         if begun is _UNBEGUN and exception is None:
+            # So does a success of an actor that stays with the native retries, which have nothing to do then.
             state[MARK] = NATIVE
+            return
+        task = self._actors.tasks.get(message._message.actor_name)
+        if task is None:
+            super().after_process_message(broker, message, result=result, exception=exception)
+            return
+        if begun is None:
             return
         try:
             if self._interrupts:

@@ -14,14 +14,10 @@ from .translate import HEADER, RETRY_OPTION
 HeaderOf: TypeAlias = Callable[[dramatiq.Message[Any], Any], dict[str, Any]]
 
 _NESTS = ("pipe_target", "group_completion_callbacks")
-_WISHING = frozenset((RETRY_OPTION, *_NESTS))
+#: What a message brings that has a policy of its own, or carries messages that may.
+WISHING = frozenset((RETRY_OPTION, *_NESTS))
 #: What a message brings that is not plain: retry state, and wishes for itself or those it carries.
-READ = frozenset((HEADER, *_WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
-
-
-def may_wish(options: Mapping[str, Any]) -> bool:
-    """Return whether a message brings a policy of its own, or carries messages that may."""
-    return not _WISHING.isdisjoint(options)
+READ = frozenset((HEADER, *WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
 
 
 def add_headers(message: dramatiq.Message[Any], header_of: HeaderOf) -> None:
