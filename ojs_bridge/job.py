@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeAlias
 
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from .errors import InvalidState
 from .failures import CUT, Failure, cut
@@ -190,7 +190,16 @@ def _state(job: Job, errors: tuple[ErrorEntry, ...]) -> dict[str, Any]:
 
 
 # What is encoded was decoded from JSON or made plain before: it has no cycles.
-_dumps = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_escaped = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+def _dumps(value: object) -> str:
+    """Return ASCII, which every transport carries; the faster writer escapes nothing, and refuses some."""
+    try:
+        raw = to_json(value)
+    except ValueError:
+        return _escaped(value)
+    return raw.decode() if raw.isascii() else _escaped(value)
 
 
 def _shrunk(job: Job, budget: int) -> tuple[ErrorEntry, ...]:
