@@ -14,7 +14,9 @@ import pytest
 import ojs_bridge
 
 PACKAGE = Path(ojs_bridge.__file__).parent
-OPTIONAL = {"celery", "dramatiq", "sqlalchemy", "redis", "kombu", "pika", "rich"}
+OPTIONAL = {"celery", "dramatiq", "kombu", "pika", "redis", "sqlalchemy"} | {
+    *("anyio", "rich", "starlette", "typer", "uvicorn"),
+}
 FRAMEWORKS = {"celery", "kombu", "billiard", "vine", "dramatiq", "pika", "redis"}
 PURE = ["duration", "policy", "backoff", "errors", "failures", "job", "decision"]
 #: What a pure module may not ask: the world outside.
