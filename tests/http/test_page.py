@@ -241,6 +241,29 @@ def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
     expect(page.locator("#letters-end")).to_have_text("Nothing has died here.")
 
 
+def test_what_a_replay_could_not_do_stays_on_the_page(page: Page, door: Door) -> None:
+    """Until the next one; and after a question that was not answered the keyboard goes on."""
+    door.store.bury(letter("nobodys", framework="nobody", queue="nobodys"))
+    page.locator('#filters [name="queue"]').fill("nobodys")
+    expect(page.locator("#letters li")).to_have_count(1)
+    page.locator("#replay-all").click()
+    page.locator("#question-yes").click()
+    expect(page.locator("#trouble")).to_contain_text("1 of 1 failed")
+    with page.expect_response("**/dead-letter?**"):
+        page.locator("#letters li").first.focus()
+        page.keyboard.press("g")
+    expect(page.locator("#trouble")).to_contain_text("1 of 1 failed")
+    page.locator("#delete-all").click()
+    page.locator("#question-no").click()
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.locator("#delete-all").click()
+    page.locator("#question-yes").click()
+    expect(page.locator("#letters li")).to_have_count(0)
+    expect(page.locator("#trouble")).to_be_hidden()
+
+
 def test_html_in_job_data_stays_text(page: Page, door: Door) -> None:
     """Wherever it may stand."""
     error = {

@@ -38,7 +38,8 @@ const keys = {
 };
 
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.closest("input:not([type=checkbox]), select, button, a, summary, pre, dialog");
+  const taken = event.key === "Enter" ? ", button, a, summary" : "";
+  const typing = event.target.closest(`input:not([type=checkbox]), select, pre, dialog${taken}`);
   if (typing || event.ctrlKey || event.metaKey || event.altKey || !keys[event.key]) return;
   event.preventDefault();
   keys[event.key]();

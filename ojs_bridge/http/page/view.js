@@ -28,10 +28,13 @@ export function shown(value) {
 
 export const isNear = (element) => element.getBoundingClientRect().top < innerHeight + 600;
 
+// What the last replay or deletion could not do: the list that is loaded after it must not hide that.
+let undone = "";
+
 export function trouble(error) {
   const place = byId("trouble");
-  place.textContent = error ? error.message : "";
-  place.hidden = !error;
+  place.textContent = [undone, error?.message].filter(Boolean).join(" ");
+  place.hidden = !place.textContent;
 }
 
 export async function guarded(work) {
@@ -61,13 +64,13 @@ export async function question(title, text, yes, work) {
       button.disabled = true;
       progress.hidden = false;
       try {
-        const told = await work((done, total) => { progress.max = total; progress.value = done; });
-        trouble(told ? new Error(told) : null);
+        undone = await work((done, total) => { progress.max = total; progress.value = done; }) || "";
         resolve(true);
       } catch (error) {
-        trouble(error);
+        undone = error.message;
         resolve(false);
       }
+      trouble(null);
       button.removeEventListener("click", act);
       dialog.close();
     };
