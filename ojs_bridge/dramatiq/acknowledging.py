@@ -132,11 +132,11 @@ class Ending:
     def acknowledge(self, message: MessageProxy, ack: Ack) -> None:
         """Settle its run and acknowledge it; raises StoreError and what `ack` raises."""
         if self._settled or not self._by.in_one_step(self._run, message):
-            self.reject()
+            self.settle()
             self._by.acknowledge(self._run, message, ack)
 
-    def reject(self) -> None:
-        """Settle the run alone: another middleware has failed its message, or its connection is gone."""
+    def settle(self) -> None:
+        """Settle its run alone, as when another middleware has failed its message; once, and never raises."""
         if not self._settled:
             self._settled = True
             self._by.settle(self._run)

@@ -98,7 +98,7 @@ class SettlingConsumer(Consumer):
         if _FROM in state and state[_FROM] is not self._inner:
             # RabbitMQ counts delivery tags per channel: this one now names somebody else's message.
             if ending := state.get(_ENDING):
-                ending.reject()
+                ending.settle()
             logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", message.message_id)
             return
         try:
@@ -139,7 +139,7 @@ class SettlingConsumer(Consumer):
             ending.acknowledge(message, self._inner.ack)
             getattr(self._inner, "queued_message_ids", set()).discard(message.message_id)
         else:
-            ending.reject()
+            ending.settle()
             otherwise(message)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:

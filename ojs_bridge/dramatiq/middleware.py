@@ -163,7 +163,7 @@ class OJSRetries(Retries):
         # Dramatiq emits this a second time when an interrupt breaks into the first.
         state[_RUN] = None
         if begun is _UNBEGUN and exception is None:
-            # So does a success of an actor that stays with the native retries, which have nothing to do then.
+            # Also for an actor that stays with the native retries: they do nothing about a success.
             state[MARK] = NATIVE
             return
         task = self._actors.tasks.get(message._message.actor_name)

@@ -51,6 +51,8 @@ def assert_ended(fleet: Fleet, sent: dict[str, AsyncResult], *, lost: bool) -> N
     """Every job ended as its policy says, in no more starts than that; a lost attempt is one of them."""
     for name, job in sent.items():
         assert fleet.end(job, seconds=90) == ("SUCCESS" if name == "succeeded" else "FAILURE"), name
+    # What is published leaves the store a moment later, and its job may have ended by then.
+    eventually(lambda: fleet.bridge.retries.count() == 0, what="no parked retry")
     starts = {name: [run.attempt for run in fleet.runs(job)] for name, job in sent.items()}
     assert (starts["retried"], starts["parked"]) == ([1, 2, 3], [1, 2])
     for name in ("buried", "discarded", "succeeded"):
@@ -58,8 +60,6 @@ def assert_ended(fleet: Fleet, sent: dict[str, AsyncResult], *, lost: bool) -> N
     buried = {message.headers["id"] for message in fleet.buried(fleet.settings.queue)}
     for name in ("retried", "parked", "buried"):
         assert fleet.bridge.store.get(sent[name].id) or sent[name].id in buried, name
-    # What is published leaves the store a moment later, and its job may have ended by then.
-    eventually(lambda: fleet.bridge.retries.count() == 0, what="no parked retry")
 
 
 @pytest.mark.requirement("RET-01", "RET-12")

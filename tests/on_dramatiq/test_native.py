@@ -158,7 +158,7 @@ def test_callbacks_run_as_before(fleet: Fleet) -> None:
         fleet.actor(fails_once), on_failure=on_failure.actor_name, on_success=on_success.actor_name
     )
     fleet.end(job)
-    eventually(lambda: successes)
+    eventually(lambda: successes and failures)
     assert failures == [(job.id, {"type": "OSError", "message": "down"})]
     assert successes == [(job.id, "after 2")]
 
