@@ -120,7 +120,7 @@ class SettlingConsumer(Consumer):
             case Settlement.ENDING:
                 self._end(message, message.__dict__[_ENDING], otherwise)
             case Settlement.DROP:
-                self._inner.ack(message)
+                self._drop(message)
             case Settlement.DEAD:
                 _bury(self._broker, self._inner, message)
             case Settlement.HOLD:
@@ -128,6 +128,16 @@ class SettlingConsumer(Consumer):
                 self._give_back(message)
             case Settlement.GIVE_BACK:
                 self._give_back(message)
+
+    def _drop(self, message: MessageProxy) -> None:
+        if self._takes and message not in self._hands:
+            # Its retry took its place on the broker.
+            self._forget(message)
+        else:
+            self._inner.ack(message)
+
+    def _forget(self, message: MessageProxy) -> None:
+        getattr(self._inner, "queued_message_ids", set()).discard(message.message_id)
 
     def _give_back(self, message: MessageProxy) -> None:
         # First, or this very process might fetch it again and take it for the one it has.
@@ -137,7 +147,7 @@ class SettlingConsumer(Consumer):
     def _end(self, message: MessageProxy, ending: Ending, otherwise: Callable[[MessageProxy], None]) -> None:
         if otherwise == self._inner.ack:
             ending.acknowledge(message, self._inner.ack)
-            getattr(self._inner, "queued_message_ids", set()).discard(message.message_id)
+            self._forget(message)
         else:
             ending.settle()
             otherwise(message)

@@ -122,6 +122,7 @@ def replace_on(broker: Any, hands: Hands) -> None:
         words = (old.options["redis_message_id"], redis_id, encoded)
         if not broker.client.eval(_REPLACE, len(keys), *keys, *words):
             logger.warning("job %s: its delivery was taken away, and is somebody else's", old.message_id)
+        hands.put(old)
         return None
 
     broker.do_enqueue = do_enqueue
