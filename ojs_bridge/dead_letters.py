@@ -128,6 +128,10 @@ class DeadLetters:
             return Bulk(self._count(where, text), confirmed=False)
         return self._replayer().many(self._pages(where, text), changes, rate=rate, progress=progress)
 
+    def why_not(self, letter: Letter) -> str | None:
+        """Return why this process cannot replay a letter, as far as it knows; None where it can."""
+        return self._replayer().why_not(letter)
+
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also for one that is being replayed."""
         letter = self._get(letter_id)

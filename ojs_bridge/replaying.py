@@ -135,6 +135,14 @@ class Replayer:
         self._clock = clock
         self._told = told
 
+    def why_not(self, letter: Letter) -> str | None:
+        """Return what is known to keep a letter from being replayed by this process."""
+        try:
+            self._sender.publisher_of(letter)
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
     def one(self, letter: Letter, override: Override) -> Job:
         """Replay a letter; raises LetterNotFound, ConfigurationError and whatever publishing raises."""
         self._sender.publisher_of(letter)
@@ -176,7 +184,8 @@ class Replayer:
 
     def _batch(self, letters: Sequence[Letter], override: Override, pace: _Pace) -> list[tuple[str, str]]:
         wrong: dict[str, str] = {}
-        rest = [letter.id for letter in letters if not self._cannot(letter, wrong)]
+        wrong.update((letter.id, why) for letter in letters if (why := self.why_not(letter)))
+        rest = [letter.id for letter in letters if letter.id not in wrong]
         while rest:
             rest = self._claim_and_send(rest, override, pace, wrong)
         return [*wrong.items()]
@@ -210,14 +219,6 @@ class Replayer:
             raise
         except Exception as error:  # noqa: BLE001 - it is told, and the others go on
             wrong[letter.id] = _why(error)
-
-    def _cannot(self, letter: Letter, wrong: dict[str, str]) -> bool:
-        try:
-            self._sender.publisher_of(letter)
-        except ConfigurationError as error:
-            wrong[letter.id] = str(error)
-            return True
-        return False
 
 
 class _Pace:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rich.table import Table
-
 from ..publishing import Unreachable
 from ..replaying import Bulk
 from ..store import Letter, Stats, StoreError
 from .failing import INCOMPLETE
-from .printing import say, show, show_json, table, time_of
+from .printing import Rows, say, show, show_json, table, time_of
 
 
 def told(number: int) -> str:
@@ -19,7 +17,7 @@ def told(number: int) -> str:
     return "1 dead letter" if number == 1 else f"{number:,} dead letters"
 
 
-def letters_table(letters: Iterable[Letter]) -> Table:
+def letters_table(letters: Iterable[Letter]) -> Rows:
     """Return a table of dead letters."""
     headings = ("id", "type", "queue", "error type", "attempts", "died (UTC)")
     rows = (
@@ -29,14 +27,14 @@ def letters_table(letters: Iterable[Letter]) -> Table:
     return table(headings, rows)
 
 
-def show_letters(letters: Iterable[Letter], *, as_json: bool) -> None:
+def show_letters(letters: Iterable[Letter], where: str = "", *, as_json: bool) -> None:
     """Answer with dead letters; in JSON each as soon as it is read."""
     if as_json:
         for letter in letters:
             show_json(letter.to_ojs())
         return
     found = [*letters]
-    show(letters_table(found) if found else "no dead letters")
+    show(letters_table(found) if found else f"no dead letters{where}")
 
 
 def counts(stats: Stats) -> list[Any]:
@@ -45,6 +43,14 @@ def counts(stats: Stats) -> list[Any]:
     by = {"queue": stats.by_queue, "type": stats.by_type, "error type": stats.by_error_type}
     most = {name: sorted(found.items(), key=lambda item: -item[1]) for name, found in by.items() if found}
     return [f"{told(stats.total)}{span}", *(table((name, "letters"), rows) for name, rows in most.items())]
+
+
+def show_matched(stats: Stats, done: str, *, as_json: bool) -> None:
+    """Answer with what many would be done to."""
+    if as_json:
+        show_bulk(Bulk(stats.total, confirmed=False), done, as_json=True)
+    else:
+        show(*counts(stats))
 
 
 def each(ids: Sequence[str], act: Callable[[str], object], done: str, *, as_json: bool) -> int | None:

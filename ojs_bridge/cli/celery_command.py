@@ -1,6 +1,6 @@
-"""`celery -A proj dead-letters ...`: the same commands, with the app's own bridge.
+"""`celery -A proj dead-letters ...` and `retries ...`: the same commands, with the app's own bridge.
 
-Celery loads this whenever it starts, workers too: typer and rich are imported when the command runs. It is a
+Celery loads this whenever it starts, workers too: typer and rich are imported when a command runs. It is a
 command of the click that Celery uses, which typer need not share.
 """
 
@@ -13,21 +13,30 @@ import click
 from . import MISSING
 
 
-@click.command(
-    "dead-letters",
-    short_help="Search, replay and delete dead letters.",
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-@click.pass_context
-def dead_letters(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Search, replay and delete dead letters."""
-    try:
-        from .program import run_under_celery
-    except ModuleNotFoundError as error:
-        if error.name not in ("typer", "rich", "tomli"):
-            raise
-        sys.stderr.write(f"{MISSING}\n")
-        sys.exit(2)
-    run_under_celery(ctx.obj.app, words)
+def _command(name: str, does: str) -> click.Command:
+    """Return a command of Celery's that has one group of ours do the rest."""
+
+    @click.command(
+        name,
+        help=does,
+        short_help=does,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    )
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    @click.pass_context
+    def run(ctx: click.Context, words: tuple[str, ...]) -> None:
+        try:
+            from .program import run_under_celery
+        except ModuleNotFoundError as error:
+            if error.name not in ("typer", "rich", "tomli"):
+                raise
+            sys.stderr.write(f"{MISSING}\n")
+            sys.exit(2)
+        run_under_celery(ctx.obj.app, name, words)
+
+    return run
+
+
+dead_letters = _command("dead-letters", "Search, replay and delete dead letters.")
+retries = _command("retries", "List, run and cancel the retries that wait in the store.")

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 
-from rich.table import Table
 from rich.text import Text
 
 from ..errors import ConfigurationError
-from .printing import table
+from .printing import Rows, table
 from .schedule import Wait, spoken
 
 _WIDTH = 50
 
 
-def schedule_table(waits: Sequence[Wait]) -> Table:
+def schedule_table(waits: Sequence[Wait]) -> Rows:
     """Return the waits as a table."""
     headings = ("retry", "waits", "with jitter", "after the first run")
     rows = ((w.retry, spoken(w.planned), _range(w), spoken(w.since_first)) for w in waits)
-    made = table(headings, rows)
-    for column in made.columns:
-        column.justify = "right"
-    return made
+    return replace(table(headings, rows), justify="right")
 
 
 def bars(waits: Sequence[Wait]) -> Iterator[Text]:

@@ -13,13 +13,13 @@ from ..errors import ConfigurationError
 from ..replaying import LetterNotFound
 from ..retention import Retention
 from ..store import Letter
-from .answers import counts, each, letters_table, show_bulk, show_letters, told
+from .answers import counts, each, letters_table, show_bulk, show_letters, show_matched, told
 from .asking import ask
 from .details import details
 from .finding import Place
 from .kinds import Which, count, every
 from .operation import command
-from .options import All, AsJson, Cursor, Ids, Limit, Yes
+from .options import All, AsJson, Cursor, DryRun, Ids, Limit, Yes
 from .printing import progress_bar, say, show, show_json
 
 group = typer.Typer(
@@ -43,10 +43,10 @@ def list_(
     """List dead letters, newest first; the cursor of the next page goes to stderr."""
     letters, kind = place.bridge.dead_letters, which.kind(place.bridge.now())
     if everything:
-        show_letters(every(letters, kind), as_json=as_json)
+        show_letters(every(letters, kind), place.in_namespace, as_json=as_json)
         return
     page = letters.list(limit=limit, cursor=cursor, **kind)
-    show_letters(page.letters, as_json=as_json)
+    show_letters(page.letters, place.in_namespace, as_json=as_json)
     if page.next_cursor:
         say(f"there may be more: --cursor {page.next_cursor}")
 
@@ -90,10 +90,22 @@ def delete(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) ->
 
 
 @command(group, "purge")
-def purge(place: Place, which: Which, yes: Yes = False, as_json: AsJson = False) -> int | None:
+def purge(
+    place: Place,
+    which: Which,
+    everything: Annotated[bool, typer.Option("--all", help="All there are.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> int | None:
     """Delete all dead letters of a kind; asks."""
+    if which == Which() and not everything:
+        raise ValueError("purge: say which: options such as --queue and --type, or --all")
     letters, kind = place.bridge.dead_letters, which.kind_until(place.bridge.now())
-    matched = count(letters, kind)
+    matched = count(every(letters, kind))
+    if dry_run:
+        show_matched(matched, "deleted", as_json=as_json)
+        return None
     if matched.total:
         ask(f"Delete {told(matched.total)} from {place}?", *counts(matched), yes=yes)
     with progress_bar("deleting", matched.total) as progress:

@@ -19,8 +19,12 @@ def details(letter: Letter) -> Iterator[RenderableType]:
     for name, value in _facts(letter):
         facts.add_row(Text(name, style="bold"), Text(plain(value)))
     yield facts
+    replay = 0
     for error in letter.errors:
         yield ""
+        if error.get("replay", 0) != replay:
+            replay = error["replay"]
+            yield Text(f"replay {replay}", style="bold")
         yield from _error(error)
 
 

@@ -27,8 +27,12 @@ def told() -> Iterator[None]:
     """Turn what the library raises into a line on stderr and an exit code."""
     try:
         yield
-    except (StoreError, Unreachable) as error:
+    except StoreError as error:
         raise failed(str(error), OUT_OF_REACH) from None
+    except Unreachable as error:
+        raise failed(
+            f"the broker cannot be reached, and what was not sent stays: {error}", OUT_OF_REACH
+        ) from None
     except InvalidRetryPolicy as error:
         raise failed("\n".join(error.problems), REFUSED) from None
     except OF_ITS_OWN as error:

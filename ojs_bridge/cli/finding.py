@@ -96,6 +96,12 @@ class Place:
         """The store itself."""
         return needed(self.bridge.store, "dead letters")
 
+    @property
+    def in_namespace(self) -> str:
+        """Where a namespace was said, and may be misspelt: that it was, in words."""
+        name = self.namespace or os.environ.get("OJS_BRIDGE_NAMESPACE")
+        return f" in the namespace {name!r}" if name else ""
+
     def __str__(self) -> str:
         if self.app:
             return f"the store of {self.app}"

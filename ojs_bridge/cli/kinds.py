@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Annotated
@@ -80,9 +80,9 @@ def every(letters: DeadLetters, kind: Kind) -> Iterator[Letter]:
             return
 
 
-def count(letters: DeadLetters, kind: Kind) -> Stats:
-    """Return how many dead letters of a kind there are, and of what queues, types and error types."""
-    found = [(x.queue, x.type, x.error_type, x.discarded_at) for x in every(letters, kind)]
+def count(letters: Iterable[Letter]) -> Stats:
+    """Return how many dead letters there are, and of what queues, types and error types."""
+    found = [(x.queue, x.type, x.error_type, x.discarded_at) for x in letters]
     queues, types, errors = (Counter(str(row[place]) for row in found) for place in range(3))
     times = [row[3] for row in found]
     return Stats(len(found), queues, types, errors, min(times, default=None), max(times, default=None))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from ..letters import loaded
 from .answers import told
 from .asking import ask
 from .dead_letters import group
@@ -56,13 +58,18 @@ def import_(
     """
     bridge = place.bridge if place.has_app else place.bridge_with(None, new=True)
     lines = _lines(file)
-    ask(f"Put {told(sum(map(bool, map(str.strip, lines))))} into {place}?", yes=yes)
+    ask(f"Put {told(_checked(lines))} into {place}?", yes=yes)
     with Console(file=sys.stderr).status("importing"):
         taken = bridge.dead_letters.load(lines)
     if as_json:
         show_json({"imported": taken})
     else:
         show(f"{told(taken)} imported")
+
+
+def _checked(lines: Sequence[str]) -> int:
+    """Return how many dead letters some lines hold; raises ValueError, before anybody is asked."""
+    return sum(1 for _ in (loaded(number, line) for number, line in enumerate(lines, 1) if line.strip()))
 
 
 def _lines(file: str) -> list[str]:

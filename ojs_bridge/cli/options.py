@@ -13,4 +13,5 @@ Cursor: TypeAlias = Annotated[
     str | None, typer.Option("--cursor", help="Go on after an earlier page: the cursor that it told.")
 ]
 All: TypeAlias = Annotated[bool, typer.Option("--all", help="All of them, page after page.")]
+DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only show which.")]
 Ids: TypeAlias = Annotated[list[str], typer.Argument(metavar="ID...", help="Job ids.")]

@@ -7,13 +7,16 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from rich.box import SIMPLE
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 #: Where nobody's screen is too narrow, a line of a table stays one line.
@@ -21,11 +24,13 @@ _UNBOUNDED = 1000
 
 
 def show(*renderables: RenderableType) -> None:
-    """Write to stdout."""
+    """Write to stdout; no line of it ends in spaces."""
     narrow = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(file=sys.stdout, width=None if narrow else _UNBOUNDED, highlight=False)
-    for renderable in renderables:
-        console.print(Text(renderable) if isinstance(renderable, str) else renderable)
+    with console.capture() as written:
+        for renderable in renderables:
+            console.print(Text(renderable) if isinstance(renderable, str) else renderable)
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in written.get().split("\n")[:-1])
 
 
 def show_json(value: Mapping[str, Any]) -> None:
@@ -54,14 +59,37 @@ def time_of(at: datetime | None) -> str:
     return "" if at is None else at.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> Table:
-    """Return a table; its first column, by which things are named, is never cut or wrapped."""
-    made = Table(box=SIMPLE, title=title, title_justify="left", pad_edge=False)
-    for place, heading in enumerate(headings):
-        made.add_column(heading, no_wrap=place == 0, overflow="fold")
-    for row in rows:
-        made.add_row(*map(_cell, row))
-    return made
+@dataclass(frozen=True)
+class Rows:
+    """A table; where the screen is too narrow for it, each row by itself, its first cell above the others."""
+
+    headings: Sequence[str]
+    cells: Sequence[Sequence[Text]]
+    justify: JustifyMethod = "left"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = (Column(heading, no_wrap=True, justify=self.justify) for heading in self.headings)
+        made = Table(*columns, box=SIMPLE, pad_edge=False)
+        for row in self.cells:
+            made.add_row(*row)
+        unbounded = options.update_width(_UNBOUNDED)
+        if Measurement.get(console, unbounded, made).maximum <= options.max_width:
+            yield made
+        else:
+            yield from map(self._by_itself, self.cells)
+
+    def _by_itself(self, row: Sequence[Text]) -> RenderableType:
+        rest = (
+            Text.assemble((heading, "dim"), " ", cell.plain)
+            for heading, cell in zip(self.headings[1:], row[1:], strict=True)
+            if cell.plain
+        )
+        return Group(Text(row[0].plain, overflow="fold"), Padding(Text("  ").join(rest), (0, 0, 0, 2)))
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Rows:
+    """Return a table of what things are named by, in the first column, and what they are."""
+    return Rows(headings, [[*map(_cell, row)] for row in rows])
 
 
 def _cell(value: object) -> Text:

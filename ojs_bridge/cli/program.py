@@ -62,11 +62,12 @@ def run() -> None:
     program()
 
 
-def run_under_celery(app: Any, words: Sequence[str]) -> None:
-    """Run a command on dead letters with an app's own bridge, and exit."""
+def run_under_celery(app: Any, group: str, words: Sequence[str]) -> None:
+    """Run a command of a group with an app's own bridge, and exit."""
     _escape_what_no_terminal_can_show()
     CELERY_APP.set(app)
-    typer.main.get_command(dead_letters.group).main([*words], prog_name="celery dead-letters")
+    [chosen] = (module.group for module in _GROUPS if module.group.info.name == group)
+    typer.main.get_command(chosen).main([*words], prog_name=f"celery {group}")
 
 
 def _missing(extra: str, error: ModuleNotFoundError) -> ConfigurationError:

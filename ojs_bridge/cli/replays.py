@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from ..dead_letters import DeadLetters
 from ..errors import InvalidRetryPolicy
-from ..replaying import Bulk, override_of
-from ..store import Stats
-from .answers import counts, each, show_bulk, show_letters, told
+from ..replaying import override_of
+from ..store import Letter
+from .answers import counts, each, show_bulk, show_letters, show_matched, told
 from .asking import ask
 from .dead_letters import found_of, group
+from .failing import INCOMPLETE
 from .finding import Place
-from .kinds import Which, count
+from .kinds import Which, count, every
 from .operation import command
-from .options import AsJson, Yes
-from .printing import progress_bar, show
+from .options import AsJson, DryRun, Yes
+from .printing import progress_bar, say
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,7 @@ def replay(
     rate: Annotated[
         float | None, typer.Option("--rate", metavar="N", help="With --all: at most so many a second.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show which.")] = False,
+    dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int | None:
@@ -71,18 +75,19 @@ def replay(
     _check(ids, which, changes, rate, everything=everything)
     bridge = place.bridge if dry_run else place.publishing_bridge
     letters = bridge.dead_letters
+    if ids and dry_run:
+        return _look_at(letters, ids, place, as_json=as_json)
     if ids:
-        if dry_run:
-            show_letters(found_of(letters, ids), as_json=as_json)
-            return None
         overrides = changes.read()
         return each(ids, lambda letter_id: letters.retry(letter_id, **overrides), "replayed", as_json=as_json)
     kind = which.kind_until(bridge.now())
-    matched = count(letters, kind)
+    stuck = Counter[str]()
+    matched = count(_noting(every(letters, kind), letters, stuck))
     if dry_run:
-        _show_what(matched, as_json=as_json)
-        return None
+        show_matched(matched, "replayed", as_json=as_json)
+        return _tell(stuck, place)
     if matched.total:
+        _tell(stuck, place)
         ask(f"Replay {told(matched.total)} from {place}?", *counts(matched), yes=yes)
     with progress_bar("replaying", matched.total) as progress:
         done = letters.retry_all(confirm=True, rate=rate, progress=progress, **kind)
@@ -103,11 +108,32 @@ def _check(
         raise ValueError(f"rate: {rate!r} must be a number of jobs a second above zero")
 
 
-def _show_what(matched: Stats, *, as_json: bool) -> None:
-    if as_json:
-        show_bulk(Bulk(matched.total, confirmed=False), "replayed", as_json=True)
-    else:
-        show(*counts(matched))
+def _look_at(letters: DeadLetters, ids: Sequence[str], place: Place, *, as_json: bool) -> int | None:
+    found = {letter.id: letter for letter in found_of(letters, ids)}
+    show_letters(found.values(), as_json=as_json)
+    wrong = {i: f"there is no dead letter {i!r}" for i in ids if i not in found}
+    if place.has_app:
+        wrong |= {i: why for i, letter in found.items() if (why := letters.why_not(letter))}
+    for why in wrong.values():
+        say(why)
+    return INCOMPLETE if wrong else None
+
+
+def _noting(found: Iterable[Letter], letters: DeadLetters, stuck: Counter[str]) -> Iterator[Letter]:
+    for letter in found:
+        if letters.why_not(letter):
+            stuck[letter.type] += 1
+        yield letter
+
+
+def _tell(stuck: Counter[str], place: Place) -> int | None:
+    """Say which letters this app cannot replay; returns the exit code."""
+    if not place.has_app:
+        say("which of them can be published only their app knows: --app MODULE:APP")
+        return None
+    for type_, number in stuck.most_common():
+        say(f"{told(number)} of type {type_!r} would stay: this app does not know it")
+    return INCOMPLETE if stuck else None
 
 
 def json_of(name: str, text: str | None) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ..letters import MAX_PAGE
 from ..parked_retries import ParkedRetries, RetryNotFound
@@ -16,7 +15,7 @@ from .asking import ask
 from .finding import Place
 from .operation import command
 from .options import All, AsJson, Cursor, Ids, Limit, Yes
-from .printing import say, show, show_json, table, time_of
+from .printing import Rows, say, show, show_json, table, time_of
 
 group = typer.Typer(
     name="retries", help="The retries that wait in the store until they are due.", no_args_is_help=True
@@ -70,7 +69,7 @@ def _show(retries: Iterable[Parked], *, as_json: bool) -> None:
     show(_table(found) if found else "no parked retries")
 
 
-def _table(retries: Iterable[Parked]) -> Table:
+def _table(retries: Iterable[Parked]) -> Rows:
     headings = ("id", "type", "queue", "attempt", "due (UTC)", "reason")
     rows = (
         (x.id, x.type, x.queue, f"{x.attempt}/{x.max_attempts}", time_of(x.next_retry_at), x.reason)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from ojs_bridge.cli.program import program
 
-#: What an operator's environment would say, which no test shall depend on.
-_THEIRS = ("OJS_BRIDGE_STORE", "OJS_BRIDGE_NAMESPACE", "OJS_BRIDGE_APP", "OJS_BRIDGE_RETRY")
+#: What an operator's environment or terminal would say, which no test shall depend on.
+_THEIRS = ("COLUMNS", "OJS_BRIDGE_STORE", "OJS_BRIDGE_NAMESPACE", "OJS_BRIDGE_APP", "OJS_BRIDGE_RETRY")
 
 
 class Ran:

@@ -147,6 +147,10 @@ def test_a_replay_on_dramatiq(folder: Path, valkey_url: str) -> None:
     refused = dead_letters(folder, valkey_url, *words)
     assert (refused.code, refused.out) == (2, "")
     assert "Replay 4 dead letters from the store of actors? There is no terminal" in refused.err
+    stays = "1 dead letter of type 'gone' would stay: this app does not know it"
+    assert stays in refused.err
+    looked = dead_letters(folder, valkey_url, *words[:-2], "--dry-run")
+    assert (looked.code, looked.err.strip()) == (1, stays)
     ran = dead_letters(folder, valkey_url, *words, "--yes")
     assert ran.code == 1
     assert ran.out.startswith("3 dead letters replayed, 1 stayed\n")
@@ -173,6 +177,8 @@ def test_under_celery_itself(folder: Path, valkey_url: str) -> None:
     assert (stats.code, told["total"], told["retention"]["max_age"]) == (0, 4, "P7D")
     assert "1 dead letter pruned" in celery("prune", "--yes").out
     assert left(folder) == 3
+    words = ("celery", "-A", "proj", "retries")
+    assert "no parked retries" in spawn("list", cwd=folder, program=words, BROKER_URL=valkey_url).out
 
 
 NAMES = ["shop", "shop:app", "shop.app", "proj", "proj.celery", "proj.celery:app", "actors", "actors:broker"]
@@ -220,6 +226,7 @@ def test_a_broker_that_is_down(folder: Path) -> None:
         *(("dead-letters", "replay", *line) for line in lines), cwd=folder, BROKER_URL=NO_BROKER
     ):
         assert (ran.code, ran.out) == (3, "")
+        assert "the broker cannot be reached, and what was not sent stays: " in ran.err
         assert ran.err.count("\n") <= 2
     assert left(folder) == 2
 

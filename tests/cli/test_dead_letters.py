@@ -33,7 +33,7 @@ def test_from_looking_to_purging(url: str) -> None:
     exported = run("dead-letters", "export", store=url).out
     deleted = run("dead-letters", "delete", "j-0", "--yes", "--json", store=url)
     assert (deleted.code, deleted.json) == (0, [{"id": "j-0", "deleted": True}])
-    assert run("dead-letters", "purge", "--yes", store=url).out == "3 dead letters deleted\n"
+    assert run("dead-letters", "purge", "--all", "--yes", store=url).out == "3 dead letters deleted\n"
     assert ids(url) == []
     taken = run("dead-letters", "import", "-", "--yes", "--json", store=url, stdin=exported)
     assert taken.json == [{"imported": 4}]
@@ -98,6 +98,40 @@ def test_what_a_terminal_would_obey_is_escaped(bridge: Bridge, store: str) -> No
     assert "\x1b" not in listed + shown.out
 
 
+@pytest.mark.usefixtures("bridge")
+def test_a_narrow_screen(store: str) -> None:
+    """Each letter has lines of its own, the first its id; nothing is cut, and no word broken."""
+    told = run("dead-letters", "list", store=store, COLUMNS="50").out.splitlines()
+    assert [line for line in told if not line.startswith("  ")] == ["j-0", "j-1", "j-2", "j-3"]
+    assert "type billing.charge  queue default  error type" in " ".join(told)
+    assert max(map(len, told)) <= 50
+    assert all(line == line.rstrip() for line in told)
+
+
+@pytest.mark.requirement("DLQ-R002")
+def test_where_a_replay_began(bridge: Bridge, store: str) -> None:
+    """The history says it."""
+    errors = (entry(1), entry(2), {**entry(1), "replay": 1}, {**entry(1), "replay": 2})
+    bury(bridge, "again", errors=errors, replay_count=2)
+    told = run("dead-letters", "show", "again", store=store).out
+    lines = [line.split("  ")[0] for line in told.splitlines() if line.startswith(("attempt ", "replay "))]
+    assert lines == ["attempt 1", "attempt 2", "replay 1", "attempt 1", "replay 2", "attempt 1"]
+
+
+@pytest.mark.usefixtures("bridge")
+def test_dry_runs(store: str) -> None:
+    """They show what there is, say what there is not, and touch nothing."""
+    ran = run("dead-letters", "replay", "j-0", "nobody", "--dry-run", store=store)
+    assert (ran.code, ran.err) == (1, "there is no dead letter 'nobody'\n")
+    assert "j-0" in ran.out
+    ran = run("dead-letters", "replay", "--all", "--dry-run", store=store)
+    assert (ran.code, ran.out.splitlines()[0][:14]) == (0, "4 dead letters")
+    assert ran.err == "which of them can be published only their app knows: --app MODULE:APP\n"
+    ran = run("dead-letters", "purge", "--queue", "slow", "--dry-run", "--json", store=store)
+    assert (ran.code, ran.json[0]["matched"], ran.json[0]["confirmed"]) == (0, 1, False)
+    assert len(ids(store)) == 4
+
+
 def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> None:
     """A bridge made for the command has none that counts."""
     assert run("dead-letters", "stats", "--json", store=store).json[0]["retention"] == {}
@@ -122,7 +156,8 @@ def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> N
         (["list", "--store", "nonsense"], 2, "store: 'nonsense' is not a URL"),
         (["list", "--store", "sqlite:///typo.db"], 3, "store: 'sqlite:///typo.db': there is no such file"),
         (["list", "--store", "redis://:pw@127.0.0.1:1/0"], 3, "the store 'redis://***@127.0.0.1:1/0' failed"),
-        (["purge"], 2, "Delete 4 dead letters from sqlite:"),
+        (["purge", "--all"], 2, "Delete 4 dead letters from sqlite:"),
+        (["purge", "--yes"], 2, "purge: say which: options such as --queue and --type, or --all"),
         (["delete", "j-0"], 2, "There is no terminal to ask on: say --yes"),
         (["prune"], 2, "prune: only the app knows how long letters are kept"),
         (["prune", "--max-age", "x", "--max-count", "1"], 2, "retention: max_age: 'x' is not an ISO 8601"),
@@ -156,7 +191,7 @@ def test_a_namespace_of_its_own(store: str) -> None:
     """By its option and by the environment."""
     assert ids(store, "--namespace", "elsewhere") == []
     ran = run("dead-letters", "list", store=store, OJS_BRIDGE_NAMESPACE="elsewhere")
-    assert ran.out == "no dead letters\n"
+    assert ran.out == "no dead letters in the namespace 'elsewhere'\n"
 
 
 @pytest.mark.usefixtures("bridge")
@@ -175,7 +210,7 @@ def test_one_that_is_being_replayed_stays(bridge: Bridge, store: str) -> None:
     """A purge leaves it, and says so."""
     assert bridge.store is not None
     bridge.store.claim(["j-2"], now=bridge.now(), seconds=60)
-    ran = run("dead-letters", "purge", "--yes", store=store)
+    ran = run("dead-letters", "purge", "--all", "--yes", store=store)
     assert (ran.code, ran.out) == (1, "3 dead letters deleted, 1 stayed\n")
     assert ids(store) == ["j-2"]
 
@@ -214,6 +249,14 @@ def test_a_damaged_file(store: str, tmp_path: Path, damage: str) -> None:
     assert ran.code == (0 if damage == "\x85" else 2)
     assert ran.err.startswith("ojs-bridge: line 3: it is no dead letter: ") or damage == "\x85"
     assert len(ids(other) if Path(tmp_path / "other.db").exists() else []) == (damage == "\x85")
+
+
+def test_nobody_is_asked_about_a_damaged_file(store: str, tmp_path: Path) -> None:
+    """It is read first."""
+    (tmp_path / "damaged.jsonl").write_text("{", encoding="utf-8")
+    ran = run("dead-letters", "import", str(tmp_path / "damaged.jsonl"), store=store)
+    assert ran.code == 2
+    assert ran.err.startswith("ojs-bridge: line 1: it is no dead letter: ")
 
 
 def test_a_file_that_is_no_text(store: str, tmp_path: Path) -> None:

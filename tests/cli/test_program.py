@@ -60,7 +60,17 @@ def test_a_pipe_that_ends_early(tmp_path: Path, bridge: Bridge, store: str) -> N
 def test_a_terminal_is_asked(bridge: Bridge, store: str, answer: str, left: int, code: int) -> None:
     """What will be touched is shown first, and no is no."""
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "ojs_bridge.cli", "dead-letters", "purge", "--store", store, "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "ojs_bridge.cli",
+        "dead-letters",
+        "purge",
+        "--all",
+        "--store",
+        store,
+        "--json",
+    ]
     with subprocess.Popen(command, stdin=slave, stderr=slave, stdout=subprocess.PIPE, text=True) as process:
         os.close(slave)
         seen = read_until(master, "[y/N]")
