@@ -17,7 +17,7 @@ from dramatiq.errors import ConnectionClosed
 from ..store import StoreError
 from .acknowledging import Ending
 from .encoding import encodable
-from .on_redis import Hands, enrich, is_broker, is_redis, replace_on
+from .on_redis import Hands, enrich, is_broker, is_redis, is_replaced, replace_on
 from .outages import redis_outages
 
 logger = logging.getLogger("ojs_bridge")
@@ -26,6 +26,7 @@ logger = logging.getLogger("ojs_bridge")
 MARK = "_ojs_settlement"
 _ENDING = "_ojs_ending"
 _FROM = "_ojs_consumer"
+_GIVEN = "_ojs_given_back"
 
 #: Whether Dramatiq publishes to RabbitMQ with the `mandatory` flag.
 _MISSES_QUEUES = tuple(int(part) for part in dramatiq.__version__.split(".")[:2]) >= (2, 2)
@@ -110,7 +111,7 @@ class SettlingConsumer(Consumer):
         except (StoreError, *redis_outages()) as error:  # type: ignore[misc]
             # After any other error Dramatiq leaves the message in a live worker's set, where nobody finds it.
             raise ConnectionClosed(error) from None
-        if self._takes:
+        if self._takes and _GIVEN not in state:
             self._hands.put(message)
 
     def _carry_out(
@@ -130,8 +131,7 @@ class SettlingConsumer(Consumer):
                 self._give_back(message)
 
     def _drop(self, message: MessageProxy) -> None:
-        if self._takes and message not in self._hands:
-            # Its retry took its place on the broker.
+        if is_replaced(message):
             self._forget(message)
         else:
             self._inner.ack(message)
@@ -140,6 +140,11 @@ class SettlingConsumer(Consumer):
         getattr(self._inner, "queued_message_ids", set()).discard(message.message_id)
 
     def _give_back(self, message: MessageProxy) -> None:
+        state = message.__dict__
+        if _GIVEN in state and message in self._hands:
+            # The last time failed half-way: it went back, came again, and runs. It is not this one any more.
+            return
+        state[_GIVEN] = True
         # First, or this very process might fetch it again and take it for the one it has.
         self._hands.put(message)
         _give_back(self._inner, message)

@@ -80,6 +80,13 @@ class Replacing(threading.local):
 
 
 _replacing = Replacing()
+_REPLACED = "_ojs_replaced"
+
+
+def is_replaced(message: MessageProxy) -> bool:
+    """Return whether something took a message's place on its broker, so that it need not be acknowledged."""
+    return _REPLACED in message.__dict__
+
 
 #: KEYS: our unacknowledged ids, the old queue's messages, the new queue's, the new queue. ARGV: the old id,
 #: the new one, the new message. Somebody else has the job, or we were here before, when the old id is gone.
@@ -122,7 +129,7 @@ def replace_on(broker: Any, hands: Hands) -> None:
         words = (old.options["redis_message_id"], redis_id, encoded)
         if not broker.client.eval(_REPLACE, len(keys), *keys, *words):
             logger.warning("job %s: its delivery was taken away, and is somebody else's", old.message_id)
-        hands.put(old)
+        old.__dict__[_REPLACED] = True
         return None
 
     broker.do_enqueue = do_enqueue

@@ -9,12 +9,20 @@ import time
 from typing import Any
 
 import dramatiq
-from dramatiq.middleware import Middleware
+from dramatiq.middleware import Middleware, Retries, ShutdownNotifications
 
+from ojs_bridge.dramatiq.acknowledging import Acknowledging, RedisAcknowledging
 from ojs_bridge.store import Parked
 from tests.on_dramatiq.app import FAULT, QUEUE, bridge, broker, note, run
 
 ONCE_A_SECOND = {"initial_interval": "PT1S", "backoff_strategy": "none", "on_exhaustion": "dead_letter"}
+#: So long that a worker which dies once it has published a retry does so before the retry runs.
+SELDOM = {
+    "max_attempts": 4,
+    "initial_interval": "PT3S",
+    "backoff_strategy": "none",
+    "on_exhaustion": "dead_letter",
+}
 
 
 def die() -> None:
@@ -23,7 +31,7 @@ def die() -> None:
 
 
 class DiesBeforeAcknowledging(Middleware):
-    """Ends the process when the outcome of a job is settled and its message is not acknowledged."""
+    """Ends the process when what follows a job is safe and its message is not acknowledged."""
 
     def __init__(self) -> None:
         self.ran: set[int] = set()
@@ -49,8 +57,21 @@ class DiesBeforeTheNext(Middleware):
             die()
 
 
+class NotesDeliveries(Middleware):
+    """Writes down when a job comes, just before its turn is taken."""
+
+    def before_process_message(self, broker: Any, message: Any) -> None:
+        """Note it beside the runs."""
+        note(f"delivered-{message.args[0]}")
+
+
+if FAULT == "delivered":
+    broker.add_middleware(NotesDeliveries(), before=Retries)
 if FAULT == "next":
     broker.add_middleware(DiesBeforeTheNext())
+if FAULT == "settled":  # and not acknowledged yet
+    for how in (Acknowledging, RedisAcknowledging):
+        how.acknowledge = lambda *_: die()  # type: ignore[method-assign, assignment]
 if FAULT == "unacknowledged":
     broker.add_middleware(DiesBeforeAcknowledging())
 
@@ -62,7 +83,7 @@ def kills(word: str, times: int) -> None:
         die()
 
 
-@dramatiq.actor(queue_name=QUEUE, ojs_retry={"max_attempts": 4, "on_exhaustion": "dead_letter"})
+@dramatiq.actor(queue_name=QUEUE, ojs_retry=SELDOM)
 def hopeless_there(word: str) -> None:
     """Always fail."""
     run(word)
@@ -97,6 +118,8 @@ def notified(word: str, seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(0.01)
+    # Interrupted between noting its end and coming to it, it would rightly run once more.
+    next(m for m in broker.middleware if isinstance(m, ShutdownNotifications)).manager.remove_notification()
     run(f"{word}-end")
 
 

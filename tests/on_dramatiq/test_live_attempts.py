@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -18,7 +19,10 @@ from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
 
-RESERVATION = timedelta(seconds=1)
+#: A loaded machine may hold a heartbeat up for some seconds.
+RESERVATION = timedelta(seconds=6)
+#: Seconds that outlast it.
+LONG = 8.0
 
 
 @pytest.fixture
@@ -46,13 +50,22 @@ def test_a_job_that_outlives_rabbitmq_s_patience_and_its_reservation_runs_once(
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.1)
     broker = RabbitmqBroker(url=impatient_rabbitmq.url)
     fleet = Fleet(broker, unique, store=f"sqlite:///{tmp_path}/ojs.db", reservation=RESERVATION)
-    job = fleet.send(fleet.actor(works_for(8)))
+    taken_back = threading.Event()
+
+    def outlives_both(n: int) -> None:
+        time.sleep(LONG)
+        assert taken_back.wait(60)
+
+    actor = fleet.actor(outlives_both)
     with fleet.working(threads=3) as worker:
-        eventually(lambda: job.runs)
+        eventually(lambda: worker.consumers[unique].consumer)
         first = worker.consumers[unique].consumer
-        assert fleet.end(job, seconds=30).type == "job.completed"
+        job = fleet.send(actor)
+        eventually(lambda: worker.consumers[unique].consumer is not first, seconds=60)
+        taken_back.set()
+        assert fleet.end(job).type == "job.completed"
         assert worker.consumers[unique].consumer is not first
-    eventually(lambda: is_drained(fleet), seconds=30)
+    eventually(lambda: is_drained(fleet), seconds=60)
     assert fleet.heard.types(job.id) == ["job.started", "job.completed"]
     assert len(job.runs) == 1
     broker.close()
@@ -64,7 +77,7 @@ def test_a_job_that_redis_delivers_again_while_it_runs_runs_once(
 ) -> None:
     broker = RedisBroker(url=valkey.url, namespace=unique)
     fleet = Fleet(broker, unique, store=f"sqlite:///{tmp_path}/ojs.db", reservation=RESERVATION)
-    job = fleet.send(fleet.actor(works_for(4)))
+    job = fleet.send(fleet.actor(works_for(LONG)))
     with fleet.working(threads=3):
         eventually(lambda: job.runs)
         # As another worker's maintenance does, when this one was not heard of for a while.
@@ -83,13 +96,13 @@ def test_a_settled_job_whose_acknowledgement_was_lost_does_not_run_again(
     module = "tests.on_dramatiq.mortal"
     application = Application(url_of(request, kind), unique, tmp_path, module, heartbeat="1000")
     application.produce('slow.send("once", 0)')
-    with application.working(fault="unacknowledged") as process:
-        assert process.wait(30) != 0
+    with application.working(fault="settled") as process:
+        assert process.wait(60) != 0
     assert application.counts() == {"once": 1, "once-end": 1}
     with application.working():
         application.produce('slow.send("after", 0)')
-        eventually(lambda: "Message slow('once', 0) was skipped" in application.log.read_text(), seconds=20)
-        eventually(lambda: application.times("after-end"), seconds=20)
+        eventually(lambda: "Message slow('once', 0) was skipped" in application.log.read_text(), seconds=60)
+        eventually(lambda: application.times("after-end"), seconds=60)
     assert application.counts()["once"] == 1
 
 

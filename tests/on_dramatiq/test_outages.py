@@ -17,6 +17,7 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import dq_name
+from dramatiq.errors import ConnectionClosed
 from dramatiq.middleware import Middleware, Retries, SkipMessage
 from dramatiq.middleware.middleware import MiddlewareError
 from redis.backoff import NoBackoff
@@ -68,7 +69,7 @@ def test_a_job_that_cannot_be_published_while_redis_is_down_is_held(mortal: Valk
 
     def fails_in_the_outage(n: int) -> None:
         if n == 1:
-            assert down.wait(20)
+            assert down.wait(60)
             raise OSError("down")
 
     job = fleet.send(fleet.actor(fails_in_the_outage))
@@ -83,9 +84,37 @@ def test_a_job_that_cannot_be_published_while_redis_is_down_is_held(mortal: Valk
     assert fleet.left() == 0
 
 
+def test_what_is_given_back_as_redis_goes_away_is_not_taken_from_who_gets_it(
+    valkey: Valkey, unique: str
+) -> None:
+    """The answer is lost, it comes again and runs; Dramatiq insists, and gives nothing back a second time."""
+    fleet = Fleet(RedisBroker(url=valkey.url, namespace=unique), unique)
+    fleet.send(fleet.actor(fails))
+    consumer.wrap(fleet.broker)
+    deliveries = fleet.broker.consume(unique, prefetch=2, timeout=100)
+    given = next(deliveries)
+    requeue = fleet.broker.do_requeue
+
+    def answer_is_lost(*args: Any) -> None:
+        requeue(*args)
+        raise redis.ConnectionError
+
+    fleet.broker.do_requeue = answer_is_lost
+    consumer.mark(given, consumer.Settlement.GIVE_BACK)
+    with pytest.raises(ConnectionClosed):
+        deliveries.ack(given)
+    fleet.broker.do_requeue = requeue
+    again = next(deliveries)
+    assert again is not None
+    deliveries.ack(given)
+    assert fleet.broker.client.llen(f"{unique}:{unique}") == 0
+    deliveries.ack(again)
+    assert fleet.left() == 0
+
+
 def test_a_pending_retry_survives_an_outage_of_redis(mortal: Valkey, unique: str) -> None:
     fleet = redis_fleet(mortal, unique)
-    job = fleet.send(fleet.actor(fails_once, ojs_retry={"initial_interval": "PT1S"}))
+    job = fleet.send(fleet.actor(fails_once, ojs_retry={"initial_interval": "PT5S"}))
     with fleet.working(threads=2):
         eventually(lambda: "job.retrying" in fleet.heard.types(job.id))
         held = fleet.broker.client.smembers
@@ -94,7 +123,7 @@ def test_a_pending_retry_survives_an_outage_of_redis(mortal: Valkey, unique: str
         time.sleep(0.3)
         mortal.start()
         assert fleet.end(job).type == "job.completed"
-    assert job.gaps[0] >= 1.0
+    assert job.gaps[0] >= 5.0
     assert fleet.left() == 0
 
 
@@ -154,7 +183,7 @@ def test_a_stale_delivery_tag_settles_nobody_else_s_message(rabbitmq: RabbitMQ, 
     go = threading.Event()
 
     def slow(n: int) -> None:
-        assert go.wait(20)
+        assert go.wait(60)
         raise DeadLetter("a.b")
 
     def follows(n: int) -> None:
@@ -196,7 +225,7 @@ def test_a_job_is_given_back_until_its_retry_is_taken(unique: str, early: bool) 
     broker = Refusing()
     fleet = Fleet(broker, unique, storage_retry=StorageRetry.disabled())
     broker.refusals = 3
-    later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
+    later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 6))
     state = {"ojs": {"v": 1, "attempt": 1, "next_retry_at": later}} if early else {}
     times = 0 if early else 4
     job = fleet.send(fleet.actor(lambda n: fails(n) if n <= times else None), **state)
@@ -319,17 +348,18 @@ def test_listeners_that_raise_or_block_harm_no_job_and_hear_things_in_order(uniq
         raise RuntimeError("a bad listener")
 
     def blocks(event: Event) -> None:
-        blocked.wait(20)
+        blocked.wait(60)
 
     heard = Heard()
     bridge = Bridge(retry=QUICK, listeners=[raises, blocks, heard])
     fleet = Fleet(StubBroker(), unique, bridge)
     jobs = [fleet.send(fleet.actor(fails)) for _ in range(5)]
-    with fleet.working():
+    # With one thread, since a retry that another one runs may be told of before what led to it.
+    with fleet.working(threads=1):
         eventually(lambda: all(len(job.runs) == 3 for job in jobs) and fleet.left() == 0)
         assert not heard.events
         blocked.set()
-    bridge.flush(10)
+    assert bridge.flush(30)
     attempt = ["job.started", "job.failed", "job.retrying"]
     for job in jobs:
         assert heard.types(job.id) == [*attempt, *attempt, "job.started", "job.failed", "job.discarded"]
@@ -346,7 +376,8 @@ def test_the_log_has_one_line_per_decision_and_never_arguments(
 
     policy = {"max_attempts": 2, "on_exhaustion": "dead_letter"}
     job = fleet.send(fleet.actor(spends, name="shop.charge", ojs_retry=policy), "4111-secret")
-    with fleet.working():
+    # With one thread, since the log has a retry's line once it was published, and another one might run it.
+    with fleet.working(threads=1):
         fleet.end(job)
         eventually(lambda: fleet.left() == 0)
     records = [r for r in caplog.records if r.name == "ojs_bridge" and job.id in r.getMessage()]
@@ -387,7 +418,7 @@ def test_jobs_nobody_listens_to_are_retried_and_buried(broker: dramatiq.Broker, 
     ]
     fine = fleet.send(fleet.actor(lambda n: None))
     with fleet.working(threads=2):
-        eventually(lambda: all(fleet.dead(job) for job in jobs))
+        eventually(lambda: fine.runs and all(fleet.dead(job) for job in jobs))
     assert [len(job.runs) for job in jobs] == [3, 5, 2]
     assert (len(fine.runs), fleet.dead(fine), fleet.left()) == (1, [], 0)
 
@@ -413,7 +444,7 @@ def test_a_postponed_job_that_cannot_be_published_is_held_unheard_either(unique:
     broker = Refusing()
     fleet = Fleet(broker, unique, Bridge(retry=QUICK))
     broker.refusals = 3
-    later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
+    later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 6))
     job = fleet.send(fleet.actor(lambda n: None), ojs={"v": 1, "attempt": 1, "next_retry_at": later})
     with fleet.working():
         eventually(lambda: job.runs)
