@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,8 @@ from tests.store.test_store import letter
 
 #: A loaded machine's patience, in milliseconds.
 expect.set_options(timeout=30_000)
+#: Five processes and a browser are started.
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 REPLAYED = "exhausts, is dead-lettered"
@@ -91,7 +94,7 @@ def await_door(door: Door) -> None:
         except httpx.TransportError:
             return False
 
-    eventually(answers, seconds=30)
+    eventually(answers, seconds=90)
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +107,13 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         def start(command: list[str], log: str) -> None:
             file = stack.enter_context((folder / log).open("wb"))
             process = subprocess.Popen(command, env=found.environment, cwd=ROOT, stdout=file, stderr=file)
-            stack.callback(lambda: (process.terminate(), process.wait(30)))
+            stack.callback(lambda: (process.terminate(), process.wait(60)))
 
         for name, command in WORKERS.items():
             start([sys.executable, "-m", *command], name)
         subprocess.run(found.python(SEND, json.dumps(DYING)), env=found.environment, check=True)
         start(found.python(SERVE, str(found.port), ""), "server")
-        eventually(lambda: len(found.ids()) == 2 * len(DYING), seconds=60)
+        eventually(lambda: len(found.ids()) == 2 * len(DYING), seconds=90)
         await_door(found)
         yield found
 
@@ -120,7 +123,9 @@ def browser() -> Iterator[Browser]:
     """Debian's Chromium, without a screen."""
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-dev-shm-usage"]
+            executable_path="/usr/bin/chromium",
+            args=["--no-sandbox", "--disable-dev-shm-usage"],
+            timeout=90_000,
         )
         yield found
         found.close()
@@ -174,11 +179,59 @@ def test_one_is_opened_by_the_keyboard(page: Page) -> None:
     expect(detail).to_be_visible()
     expect(detail).to_contain_text("attempt 3 of 3 failed with external.unreachable")
     expect(detail).to_contain_text(f'"name": "{REPLAYED}"')
-    expect(detail.locator("details")).to_have_count(3)
+    expect(detail.locator("details:not(#changes)")).to_have_count(3)
     expect(detail.locator("details[open] pre").last).to_contain_text("perform")
     expect(detail.locator("tr")).to_have_count(2)
     page.keyboard.press("Escape")
     expect(detail).to_be_hidden()
+
+
+def test_the_address_says_where_one_is(page: Page, browser: Browser) -> None:
+    """Filters and the open letter are in it: to be kept, shared and gone back from."""
+    page.locator("[name=queue]").fill("celery")
+    page.locator("[name=within]").select_option("86400")
+    expect(rows(page)).to_have_count(3)
+    rows(page).first.click()
+    expect(page.locator("#detail")).to_be_visible()
+    expect(page).to_have_url(re.compile(r"#letters\?queue=celery&within=86400&open="))
+    shared = browser.new_page()
+    shared.goto(page.url)
+    expect(shared.locator("#detail-title")).to_have_text(page.locator("#detail-title").inner_text())
+    expect(rows(shared)).to_have_count(3)
+    expect(shared.locator("[name=within]")).to_have_value("86400")
+    shared.close()
+    page.go_back()
+    expect(page.locator("#detail")).to_be_hidden()
+    expect(page.locator("#filters [name=queue]")).to_have_value("celery")
+    expect(page).to_have_url(re.compile("within=86400$"))
+
+
+def test_one_is_replayed_with_other_arguments(page: Page, door: Door) -> None:
+    """What is no JSON is not sent; what the server refuses is said in the question, and the letter stays."""
+    page.locator("[name=queue]").fill("celery")
+    page.locator("[name=error_type]").fill("payment.fraud")
+    expect(rows(page)).to_have_count(1)
+    rows(page).first.click()
+    changes = page.locator("#changes")
+    changes.locator("summary").click()
+    arguments = changes.locator("[name=args]")
+    arguments.fill('["succeeds at once"')
+    changes.get_by_role("button").click()
+    assert "This is not JSON" in arguments.evaluate("field => field.validationMessage")
+    expect(page.locator("#question")).to_be_hidden()
+    arguments.fill('"succeeds at once"')
+    changes.get_by_role("button").click()
+    expect(page.locator("#question-text")).to_contain_text("payment.fraud: look at this")
+    page.locator("#question-yes").click()
+    expect(page.locator("#question-text")).to_contain_text("args")
+    expect(page.locator("#question-yes")).to_be_disabled()
+    page.locator("#question-no").click()
+    arguments.fill('["succeeds at once"]')
+    changes.get_by_role("button").click()
+    expect(page.locator("#question-text")).to_contain_text('args: ["succeeds at once"]')
+    page.locator("#question-yes").click()
+    expect(rows(page)).to_have_count(0)
+    eventually(lambda: door.valkey.get("demo:runs:celery:succeeds at once") == "1")
 
 
 def test_one_is_replayed(page: Page, door: Door) -> None:
@@ -190,9 +243,7 @@ def test_one_is_replayed(page: Page, door: Door) -> None:
     page.locator("#detail").get_by_role("button", name="Replay").click()
     page.locator("#question-yes").click()
     expect(rows(page)).to_have_count(1)
-    eventually(
-        lambda: 4 in {int(door.valkey.get(f"demo:runs:{f}:{REPLAYED}") or 0) for f in WORKERS}, seconds=20
-    )
+    eventually(lambda: 4 in {int(door.valkey.get(f"demo:runs:{f}:{REPLAYED}") or 0) for f in WORKERS})
 
 
 def test_many_are_replayed_by_a_filter(page: Page, door: Door) -> None:
@@ -207,9 +258,7 @@ def test_many_are_replayed_by_a_filter(page: Page, door: Door) -> None:
     assert before == dict.fromkeys(WORKERS, "1")
     page.locator("#replay-all").click()
     page.locator("#question-yes").click()
-    eventually(
-        lambda: all(int(door.valkey.get(f"demo:runs:{n}:hits auth.*") or 0) == 2 for n in WORKERS), seconds=20
-    )
+    eventually(lambda: all(int(door.valkey.get(f"demo:runs:{n}:hits auth.*") or 0) == 2 for n in WORKERS))
 
 
 def test_selected_ones_are_deleted(page: Page, door: Door) -> None:
@@ -249,6 +298,7 @@ def test_what_a_replay_could_not_do_stays_on_the_page(page: Page, door: Door) ->
     page.locator("#replay-all").click()
     page.locator("#question-yes").click()
     expect(page.locator("#trouble")).to_contain_text("1 of 1 failed")
+    expect(page.locator("#letters li")).to_have_count(1)
     with page.expect_response("**/dead-letter?**"):
         page.locator("#letters li").first.focus()
         page.keyboard.press("g")
@@ -295,7 +345,7 @@ def test_parked_retries_count_down(page: Page, door: Door) -> None:
         door.store.park(
             Parked(
                 id=name, key=name, fence=1, type="billing.charge", queue="q", framework="nobody", attempt=2,
-                max_attempts=5, next_retry_at=now + timedelta(hours=2, seconds=30),
+                max_attempts=5, next_retry_at=now + timedelta(hours=2, seconds=59),
                 parked_at=now, reason="later",
                 state={"v": 1, "attempt": 2}, message={"args": [1]},
             )
@@ -324,7 +374,11 @@ def test_a_phone_and_the_dark(browser: Browser, door: Door, scheme: Any) -> None
     phone = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     phone.goto(door.url)
     expect(phone.locator("#letters li").first).to_be_visible()
+    expect(phone.locator("#bars i")).to_have_count(48)
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
+    expect(phone.locator("[name=queue]")).to_be_hidden()
+    phone.locator("#more-filters").click()
+    expect(phone.locator("[name=queue]")).to_be_visible()
     phone.locator("#letters li").first.click()
     expect(phone.locator("#detail")).to_be_visible()
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
@@ -360,4 +414,4 @@ def test_ten_thousand(browser: Browser, door: Door) -> None:
         page.close()
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(60)

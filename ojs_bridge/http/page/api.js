@@ -66,8 +66,11 @@ async function readLines(answer, told) {
 
 async function askForToken() {
   const dialog = document.getElementById("token-dialog"), field = document.getElementById("token");
-  field.value = "";
-  if (!dialog.open) dialog.showModal();
+  // Open already, it asks for another request, and somebody may be typing.
+  if (!dialog.open) {
+    field.value = "";
+    dialog.showModal();
+  }
   await new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));
   sessionStorage.setItem(TOKEN, field.value);
 }

@@ -1,19 +1,27 @@
 // Which view is shown, and the keyboard.
 
+import { close } from "./detail.js";
 import * as letters from "./letters.js";
+import { read } from "./place.js";
 import * as retries from "./retries.js";
 import { byId, guarded, isNear } from "./view.js";
 
 const views = { letters, retries };
-const current = () => (location.hash === "#retries" ? "retries" : "letters");
+const current = () => read().view;
 
 function show() {
+  const { filters, open } = read();
+  close();
+  if (current() === "letters") letters.fill(filters);
   for (const name of Object.keys(views)) byId(`${name}-view`).hidden = name !== current();
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${current()}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  return guarded(views[current()].load);
+  return guarded(async () => {
+    await views[current()].load();
+    if (open) await letters.open(open);
+  });
 }
 
 function move(step) {
@@ -28,7 +36,7 @@ const keys = {
   ArrowDown: () => move(1),
   k: () => move(-1),
   ArrowUp: () => move(-1),
-  Enter: () => here() && current() === "letters" && letters.show(here()),
+  Enter: () => here() && current() === "letters" && guarded(() => letters.open(here())),
   x: () => document.activeElement?.closest("li")?.querySelector("input")?.click(),
   r: () => current() === "letters" && guarded(() => letters.doSelected("Replay", here())),
   d: () => current() === "letters" && guarded(() => letters.doSelected("Delete", here())),
@@ -52,6 +60,7 @@ byId("filters").addEventListener("input", () => {
 });
 byId("filters").addEventListener("reset", () => setTimeout(() => guarded(letters.load)));
 byId("filters").addEventListener("submit", (event) => event.preventDefault());
+byId("more-filters").addEventListener("click", () => byId("filters").classList.toggle("whole"));
 byId("select-all").addEventListener("change", (event) => letters.pickAll(event.target.checked));
 byId("replay-selected").addEventListener("click", () => letters.doSelected("Replay"));
 byId("delete-selected").addEventListener("click", () => letters.doSelected("Delete"));

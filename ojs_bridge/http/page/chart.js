@@ -1,19 +1,21 @@
 // Deaths over time as bars, and what died, grouped; a click on a group filters by it.
 
-import { byId, make } from "./view.js";
+import { byId, make, stamp } from "./view.js";
 
 export function drawDeaths(timeline) {
   const most = Math.max(1, ...timeline.counts);
+  const at = (n) => stamp(Date.parse(timeline.since) + n * timeline.step_seconds * 1000);
   const bars = timeline.counts.map((count, n) => {
-    const from = new Date(Date.parse(timeline.since) + n * timeline.step_seconds * 1000);
-    const bar = make("i", { title: `${count} from ${from.toLocaleString()}` });
+    const bar = make("i", { title: `${count} from ${at(n)} to ${at(n + 1)}` });
     bar.style.height = `${(100 * count) / most}%`;
     return bar;
   });
   byId("bars").replaceChildren(...bars);
   const total = timeline.counts.reduce((sum, count) => sum + count, 0);
-  byId("bars").setAttribute("aria-label", `${total} deaths since ${new Date(timeline.since).toLocaleString()}`);
-  byId("deaths-span").textContent = `since ${new Date(timeline.since).toLocaleDateString()}, ${most} at most a bar`;
+  byId("bars").setAttribute("aria-label", `${total} deaths since ${at(0)}`);
+  byId("deaths-span").textContent = `${total.toLocaleString()} in all, at most ${most.toLocaleString()} a bar`;
+  const marks = [0, timeline.counts.length / 2, timeline.counts.length].map((n) => make("span", {}, at(n)));
+  byId("bars-axis").replaceChildren(...marks);
 }
 
 export function drawGroups(stats, chosen, choose) {

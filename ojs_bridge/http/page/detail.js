@@ -1,12 +1,23 @@
 // One dead letter or parked retry, whole.
 
 import { call, pathOf } from "./api.js";
+import { keepOpen } from "./place.js";
 import { byId, guarded, make, question, shown, when } from "./view.js";
 
 export async function open(kind, id, changed) {
   const job = await call("GET", pathOf(kind, id));
-  byId("detail-body").replaceChildren(...parts(job), menu(kind, job, changed));
-  byId("detail").showModal();
+  byId("detail-body").replaceChildren(...parts(job), ...changes(kind, job, changed), menu(kind, job, changed));
+  keepOpen(id);
+  if (!byId("detail").open) byId("detail").showModal();
+}
+
+export const close = () => byId("detail").close();
+byId("detail").addEventListener("close", () => keepOpen(""));
+
+// A job in a few lines, to be sure that it is the one.
+export function summary(job) {
+  const last = job.errors?.at(-1);
+  return [job.type, last && `${last.type}: ${last.message}`, job.id].filter(Boolean).join("\n");
 }
 
 function parts(job) {
@@ -40,7 +51,8 @@ function argumentsOf(job) {
 }
 
 function entry(error, n) {
-  const title = `attempt ${error.attempt}: ${error.type}: ${error.message}`;
+  const replay = error.replay ? `replay ${error.replay}, ` : "";
+  const title = `${replay}attempt ${error.attempt}: ${error.type}: ${error.message}`;
   const body = [make("pre", { tabIndex: 0 }, (error.backtrace || []).join("\n"))];
   if (Object.keys(error.details || {}).length) body.unshift(shown(error.details));
   return make(
@@ -55,22 +67,56 @@ function schedule(job) {
   return [make("h3", {}, "Policy and its schedule"), shown(job.policy), make("table", {}, ...rows)];
 }
 
+const REPLACED = { queue: "Queue", args: "Arguments, a list in JSON", kwargs: "Named arguments, an object in JSON" };
+
+// What is left empty stays as it is: what is shown may be redacted, and must not be sent back as that.
+function changes(kind, job, changed) {
+  if (kind === "retries") return [];
+  const fields = Object.entries(REPLACED).map(([name, placeholder]) =>
+    make(name === "queue" ? "input" : "textarea", { name, placeholder, ariaLabel: placeholder }));
+  const button = make("button", {}, "Replay with these");
+  const form = make("form", { noValidate: true, on: { submit: replay } }, ...fields, button);
+  return [make("details", { id: "changes" }, make("summary", {}, "Replay with changes"), form)];
+
+  function replay(event) {
+    event.preventDefault();
+    const given = fields.filter((field) => field.value.trim());
+    const override = Object.fromEntries(given.map((field) => [field.name, valueOf(field)]));
+    if (!form.reportValidity()) return;
+    const told = Object.entries(override).map(([name, value]) => `${name}: ${JSON.stringify(value)}`);
+    const work = () => call("POST", pathOf(kind, job.id, "retry"), { body: { override } });
+    ask("Replay", [summary(job), ...told].join("\n"), work, changed);
+  }
+}
+
+function valueOf(field) {
+  field.setCustomValidity("");
+  if (field.name === "queue") return field.value.trim();
+  try {
+    return JSON.parse(field.value);
+  } catch (error) {
+    field.setCustomValidity(`This is not JSON: ${error.message}`);
+    return null;
+  }
+}
+
+async function ask(name, text, work, changed) {
+  if (await question(`${name}?`, text, name, async () => { await work(); })) {
+    close();
+    await guarded(changed);
+  }
+}
+
 function menu(kind, job, changed) {
   const buttons = kind === "retries"
     ? [act("Run now", () => call("POST", pathOf(kind, job.id, "run"))),
        act("Cancel for good", () => call("DELETE", pathOf(kind, job.id)), "danger")]
     : [act("Replay", () => call("POST", pathOf(kind, job.id, "retry"), { body: {} })),
        act("Delete", () => call("DELETE", pathOf(kind, job.id)), "danger")];
-  const close = make("button", { type: "button", on: { click: () => byId("detail").close() } }, "Close");
-  return make("menu", {}, close, ...buttons);
+  return make("menu", {}, make("button", { type: "button", on: { click: close } }, "Close"), ...buttons);
 
   function act(name, work, className = "") {
-    const done = async () => {
-      if (await question(`${name}?`, `${job.type} ${job.id}`, name, async () => { await work(); })) {
-        byId("detail").close();
-        await guarded(changed);
-      }
-    };
-    return make("button", { type: "button", className, on: { click: done } }, name);
+    const click = () => ask(name, summary(job), work, changed);
+    return make("button", { type: "button", className, on: { click } }, name);
   }
 }

@@ -2,23 +2,30 @@
 
 import { call, pathOf } from "./api.js";
 import { drawDeaths, drawGroups } from "./chart.js";
-import { open } from "./detail.js";
+import * as detail from "./detail.js";
+import { keepFilters, read } from "./place.js";
 import { byId, guarded, isNear, make, question, when } from "./view.js";
 
 const KIND = "dead-letter";
 const PAGE = 100;
-const state = { cursor: null, more: false, busy: false, count: 0, chosen: new Map(), generation: 0 };
+const state = { cursor: null, more: false, busy: false, count: 0, rows: new Map(), chosen: new Set(), generation: 0 };
+
+const chosen = () => Object.fromEntries([...new FormData(byId("filters"))].filter(([, value]) => value));
 
 export function filter() {
-  const form = Object.fromEntries(new FormData(byId("filters")));
-  const { within, ...rest } = form;
-  if (within) rest.since = new Date(Date.now() - within * 1000).toISOString();
-  return Object.fromEntries(Object.entries(rest).filter(([, value]) => value));
+  const { within, ...rest } = chosen();
+  return within ? { ...rest, since: new Date(Date.now() - within * 1000).toISOString() } : rest;
+}
+
+// Sets the filters as an address has them.
+export function fill(filters) {
+  for (const field of byId("filters").querySelectorAll("[name]")) field.value = filters[field.name] || "";
 }
 
 export async function load() {
   state.generation += 1;
-  Object.assign(state, { cursor: null, more: true, busy: false, count: 0, chosen: new Map() });
+  if (read().view === "letters" && !read().open) keepFilters(chosen());
+  Object.assign(state, { cursor: null, more: true, busy: false, count: 0, rows: new Map(), chosen: new Set() });
   byId("letters").replaceChildren();
   tellChosen();
   await Promise.all([loadMore(), loadSummary()]);
@@ -41,6 +48,7 @@ export async function loadMore() {
     if (generation !== state.generation) return;
     byId("letters").append(make("ol", {}, ...page.jobs.map(row)));
     state.count += page.jobs.length;
+    for (const job of page.jobs) state.rows.set(job.id, brief(job));
     state.cursor = page.pagination.next_cursor;
     state.more = page.pagination.has_more;
     tellEnd();
@@ -49,6 +57,11 @@ export async function loadMore() {
   }
   // A page that does not fill the window is never scrolled.
   if (!filter().text && isNear(byId("letters-end"))) requestAnimationFrame(() => guarded(loadMore));
+}
+
+// Of a job in the list only what a question tells of it: ten thousand backtraces are too many.
+function brief({ id, type, errors }) {
+  return { id, type, errors: errors.slice(-1).map((last) => ({ type: last.type, message: last.message })) };
 }
 
 function tellEnd() {
@@ -61,20 +74,21 @@ function tellEnd() {
 
 function row(job) {
   const box = make("input", { type: "checkbox", ariaLabel: `Select ${job.id}`, on: { change: () => pick(job, box) } });
+  const click = (event) => event.target !== box && guarded(() => open(job.id));
   const last = job.errors.at(-1) || { type: "Unknown", message: "" };
   return make(
     "li",
-    { tabIndex: 0, data: { id: job.id }, on: { click: (event) => event.target !== box && show(job.id) } },
+    { tabIndex: 0, data: { id: job.id }, on: { click } },
     box, when(job.metadata.discarded_at), make("span", { className: "kind", title: job.type }, job.type),
     make("span", { className: "what", title: last.message }, make("code", {}, last.type), ` ${last.message}`),
     make("span", { className: "quiet" }, job.queue), make("span", { className: "quiet" }, `×${job.attempt}`),
   );
 }
 
-export const show = (id) => guarded(() => open(KIND, id, load));
+export const open = (id) => detail.open(KIND, id, load);
 
 function pick(job, box) {
-  if (box.checked) state.chosen.set(job.id, job);
+  if (box.checked) state.chosen.add(job.id);
   else state.chosen.delete(job.id);
   tellChosen();
 }
@@ -102,10 +116,10 @@ const one = {
 
 // Replays or deletes the selected ones, or this one.
 export async function doSelected(verb, id) {
-  const ids = state.chosen.size ? [...state.chosen.keys()] : id ? [id] : [];
+  const ids = state.chosen.size ? [...state.chosen] : id ? [id] : [];
   if (!ids.length) return;
   const title = `${verb} ${ids.length === 1 ? "this dead letter" : `${ids.length} dead letters`}?`;
-  const done = await question(title, ids.slice(0, 5).join(", ") + (ids.length > 5 ? ", …" : ""), verb, async (tell) => {
+  const done = await question(title, told(ids), verb, async (tell) => {
     const failed = [];
     for (const [n, each] of ids.entries()) {
       await one[verb](each).catch((error) => failed.push(`${each}: ${error.message}`));
@@ -116,11 +130,20 @@ export async function doSelected(verb, id) {
   if (done) await guarded(load);
 }
 
+function told(ids) {
+  const jobs = ids.map((id) => state.rows.get(id));
+  if (jobs.length === 1) return detail.summary(jobs[0]);
+  const counts = new Map();
+  for (const { type } of jobs) counts.set(type, (counts.get(type) || 0) + 1);
+  return [...counts].sort(([, a], [, b]) => b - a).map(([type, count]) => `${count} × ${type}`).join("\n");
+}
+
 // Replays or deletes all that match the filters, after telling how many they are.
 export async function doAll(verb) {
   const where = filter();
   const matched = await count(verb, where);
-  const told = Object.entries(where).map(([name, value]) => `${name}: ${value}`).join(", ") || "all there are";
+  const filters = Object.entries(where).map(([name, value]) => `${name}: ${value}`).join("\n");
+  const told = filters || "Every dead letter there is: no filter is set.";
   const done = await question(`${verb} ${matched.toLocaleString()} dead letters?`, told, verb, async (tell) => {
     const result = await bulk(verb, where, true, ({ done }) => done !== undefined && tell(done, matched));
     return result.failed ? `${result.failed} of ${result.matched} failed. ${result.errors[0]?.error || ""}` : "";

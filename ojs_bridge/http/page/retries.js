@@ -1,6 +1,7 @@
 // The list of parked retries, each with a countdown.
 
 import { call, pathOf } from "./api.js";
+import { summary } from "./detail.js";
 import { byId, guarded, make, question } from "./view.js";
 
 const KIND = "retries";
@@ -26,7 +27,7 @@ export async function loadMore() {
 function row(job) {
   return make(
     "li", { tabIndex: 0, data: { id: job.id } },
-    make("time", { dateTime: job.next_retry_at, title: new Date(job.next_retry_at).toLocaleString() }),
+    make("time", { dateTime: job.next_retry_at, title: new Date(job.next_retry_at).toLocaleString("sv") }),
     make("span", { className: "kind", title: job.type }, job.type),
     make("span", { className: "what", title: job.metadata.reason }, job.metadata.reason),
     make("span", { className: "quiet" }, job.queue),
@@ -41,7 +42,7 @@ function row(job) {
 
 function act(name, job, work, className = "") {
   const ask = async () => {
-    if (await question(`${name}?`, `${job.type} ${job.id}`, name, async () => { await work(); })) await guarded(load);
+    if (await question(`${name}?`, summary(job), name, async () => { await work(); })) await guarded(load);
   };
   return make("button", { type: "button", className, on: { click: ask } }, name);
 }

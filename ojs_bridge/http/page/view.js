@@ -15,11 +15,14 @@ export function make(name, options = {}, ...children) {
   return element;
 }
 
+// The reader's own time, in an order that is the same everywhere.
+export const stamp = (time) => new Date(time).toLocaleString("sv").slice(0, 16);
+
 export function when(text) {
   const at = new Date(text);
   const seconds = Math.max(0, (Date.now() - at) / 1000);
   const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"]].find(([size]) => seconds >= size) || [1, "s"];
-  return make("time", { dateTime: text, title: at.toLocaleString() }, `${Math.floor(seconds / size)} ${unit} ago`);
+  return make("time", { dateTime: text, title: at.toLocaleString("sv") }, `${Math.floor(seconds / size)} ${unit} ago`);
 }
 
 export function shown(value) {
@@ -46,7 +49,7 @@ export async function guarded(work) {
   }
 }
 
-// Asks before something is done, and shows how far it is; resolves to whether it was done.
+// Asks before something is done, and shows how far it is or why it cannot be; resolves to whether it was done.
 export async function question(title, text, yes, work) {
   const dialog = byId("question"), button = byId("question-yes"), progress = byId("question-progress");
   byId("question-title").textContent = title;
@@ -68,10 +71,12 @@ export async function question(title, text, yes, work) {
         resolve(true);
       } catch (error) {
         undone = error.message;
-        resolve(false);
+        trouble(null);
+        byId("question-text").textContent = undone;
+        progress.hidden = true;
+        return;
       }
       trouble(null);
-      button.removeEventListener("click", act);
       dialog.close();
     };
     button.addEventListener("click", act);
