@@ -1,7 +1,9 @@
 """Servers for the tests that ask for one, started once per session."""
 
+import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,12 +12,17 @@ from uuid import uuid4
 import execnet
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 from xdist.workermanage import NodeManager
 
 from tests.servers import Postgres, RabbitMQ, Valkey
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: list[int] = []
+
+# A busy machine is no failure.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,6 +52,19 @@ def pytest_keyboard_interrupt() -> None:
     for pid in _workers:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
+
+
+@pytest.fixture
+def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """The log, without what the heartbeats of earlier tests' bridges still say: they never end."""
+    earlier = {thread.ident for thread in threading.enumerate() if thread.name == "ojs-heartbeat"}
+
+    def of_this_test(record: logging.LogRecord) -> bool:
+        return record.thread not in earlier
+
+    caplog.handler.addFilter(of_this_test)
+    yield caplog
+    caplog.handler.removeFilter(of_this_test)
 
 
 @pytest.fixture

@@ -284,7 +284,7 @@ def test_events(store: str) -> None:
     live_and_die(bridge, "j-2")
     bridge.dead_letters.retry("j-1")
     bridge.dead_letters.delete("j-2")
-    assert bridge.flush()
+    assert bridge.flush(30)
     known = {"job_type": "billing.charge", "queue": "default"}
     assert [(e.type, e.subject, e.data) for e in heard if e.type.startswith("dead_letter.")] == [
         ("dead_letter.added", "j-1", known),
@@ -307,7 +307,7 @@ def test_from_end_to_end(store: str, unique: str) -> None:
     job = fleet.send(fleet.actor(fails_sixty_times, ojs_retry=quick))
     with fleet.working(threads=2, timeout=5):
         for nth in (1, 2):
-            fleet.end(job, nth=nth)
+            fleet.end(job, nth=nth, seconds=50)
             eventually(lambda nth=nth: len(fleet.bridge.dead_letters.get(job.id).errors) == 30 * nth)  # type: ignore[misc]
             letter = fleet.bridge.dead_letters.get(job.id)
             fleet.bridge.dead_letters.retry(job.id)

@@ -316,7 +316,7 @@ def test_events_are_heard_in_order() -> None:
     dispatcher = Dispatcher([one, two])
     for n in range(0, 3000, 3):
         dispatcher.emit(numbered(n, n + 3))
-    assert dispatcher.flush(10)
+    assert dispatcher.flush(30)
     assert one.types == two.types == [str(n) for n in range(3000)]
 
 
@@ -331,7 +331,7 @@ def test_a_listener_that_raises(caplog: pytest.LogCaptureFixture, error: BaseExc
 
     dispatcher = Dispatcher([raises, heard])
     dispatcher.emit(numbered(0, 3))
-    assert dispatcher.flush(10)
+    assert dispatcher.flush(30)
     assert heard.types == calls.types == ["0", "1", "2"]
     assert [r.getMessage() for r in caplog.records] == [
         f"listener {raises!r} failed on {n} of job j-1" for n in range(3)
@@ -358,7 +358,7 @@ def test_a_listener_that_blocks_for_ever(caplog: pytest.LogCaptureFixture) -> No
         f"listeners are too slow: {count} events dropped so far" for count in (1, 100, 200)
     ]
     release.set()
-    assert dispatcher.flush(10)
+    assert dispatcher.flush(30)
     assert heard.types == [str(n) for n in range(101)]
 
 
@@ -378,12 +378,12 @@ def test_jobs_go_on_while_a_listener_blocks(tmp_path: Path) -> None:
 
 def test_without_listeners_there_is_no_thread() -> None:
     """No listener, no cost."""
-    before = threading.active_count()
+    before = {*threading.enumerate()}
     bridge = Bridge()
     bridge.begin(JOB, JOB, bridge.task())
     assert not bridge.listened_to
     assert bridge.flush()
-    assert threading.active_count() == before
+    assert {*threading.enumerate()} <= before
 
 
 @pytest.fixture
@@ -415,7 +415,7 @@ def test_a_forked_child_has_a_thread_of_its_own() -> None:
         if event.type != "busy":
             told.put((event.type, multiprocessing.current_process().name))
         else:
-            release.wait(30)
+            release.wait(90)
 
     dispatcher = Dispatcher([tells])
     dispatcher.emit([Event("busy", "j-1", NOW, {}), *numbered(0, 1)])
@@ -423,15 +423,15 @@ def test_a_forked_child_has_a_thread_of_its_own() -> None:
     def child() -> None:
         assert dispatcher.flush(0)
         dispatcher.emit(numbered(1, 2))
-        assert dispatcher.flush(10)
+        assert dispatcher.flush(30)
 
     process = context.Process(target=child, name="child")
     process.start()
     assert told.get() == ("1", "child")
-    process.join(30)
+    process.join(60)
     assert process.exitcode == 0
     release.set()
-    assert dispatcher.flush(10)
+    assert dispatcher.flush(30)
     assert told.get() == ("0", "MainProcess")
     assert told.empty()
 
@@ -454,7 +454,7 @@ def test_the_events_of_a_job_in_order(tmp_path: Path) -> None:
         if isinstance(decision, DeadLetter):
             bridge.bury(run, after, decision, FRAMEWORK, {})
         bridge.settled(run, decision)
-    assert bridge.flush()
+    assert bridge.flush(30)
     again = ["job.started", "job.failed", "job.retrying"]
     assert heard.types == [*again, *again, "job.started", "job.failed", "job.discarded", "dead_letter.added"]
 
@@ -480,7 +480,7 @@ def test_a_log_that_fails_harms_nobody() -> None:
         bridge.settled(run, Complete())
     finally:
         logger.removeFilter(hostile)
-    assert bridge.flush()
+    assert bridge.flush(30)
     assert heard.types == ["job.failed", "job.discarded", "job.completed"]
 
 

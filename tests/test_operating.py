@@ -66,8 +66,9 @@ def dramatiq_message(*args: Any, **kwargs: Any) -> dict[str, Any]:
 def test_many_are_counted_and_then_replayed(fleet: Lives) -> None:
     """Those of a kind, the oldest first, in batches; the count comes first, and changes nothing."""
     bridge, outbox = fleet
+    now = bridge.now()  # the same for all, or a pause between two would change their order
     for n in range(450):
-        bury(bridge, f"j-{n}", type="a" if n % 3 else "b", discarded_at=bridge.now() - timedelta(seconds=n))
+        bury(bridge, f"j-{n}", type="a" if n % 3 else "b", discarded_at=now - timedelta(seconds=n))
     found = bridge.dead_letters.retry_all(type="a")
     assert (found.matched, found.succeeded, found.confirmed) == (300, 0, False)
     assert outbox.published == []
@@ -127,11 +128,15 @@ class Ledger(Outbox):
     """A publisher that notes on disk what it has published, before anybody else can know."""
 
     path: str = ""
+    noted: int = 0
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
-        """Note a letter's id."""
+        """Note a letter's id, and publish no more than half of them: whoever kills may be slow."""
         with Path(self.path).open("a") as file:
             file.write(f"{letter.id}\n")
+        self.noted += 1
+        if self.noted == 150:
+            signal.pause()
 
 
 def replay_until_killed(url: str, path: str) -> None:
@@ -151,7 +156,7 @@ def test_a_bulk_replay_that_is_killed_loses_nothing(url: str, tmp_path: Path) ->
     ledger.touch()
     process = get_context("spawn").Process(target=replay_until_killed, args=(url, str(ledger)))
     process.start()
-    eventually(lambda: len(ledger.read_text().split()) >= 120, seconds=30)
+    eventually(lambda: len(ledger.read_text().split()) >= 120, seconds=80)
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join(30)
     published = ledger.read_text().split()
@@ -338,7 +343,7 @@ def test_purge(fleet: Lives) -> None:
     done = bridge.dead_letters.purge(queue="a", confirm=True)
     assert (done.matched, done.succeeded, done.failed) == (4, 3, 1)
     assert bridge.dead_letters.stats().by_queue == {"a": 1, "b": 1}
-    assert bridge.flush()
+    assert bridge.flush(30)
     assert [(e.type, dict(e.data)) for e in events] == [
         ("dead_letter.pruned", {"count": 3, "pruning_policy": "purge"})
     ]
@@ -349,11 +354,13 @@ def test_stats_tell_of_retention(fleet: Lives) -> None:
     """In the spec's own shape."""
     bridge, _ = fleet
     bury(bridge, "j-1")
+    before = bridge.now()
     told = bridge.dead_letters.stats().to_ojs()
     assert (told["total"], told["by_error_type"]) == (1, {"external.timeout": 1})
     assert (told["retention"]["max_age"], told["retention"]["max_count"]) == ("P180D", 10_000)
     due = datetime.fromisoformat(told["retention"]["next_prune_at"].replace("Z", "+00:00"))
-    assert timedelta(0) < due - bridge.now() <= timedelta(minutes=5)
+    assert timedelta(0) < due - before
+    assert due - bridge.now() <= timedelta(minutes=5)
 
 
 def test_deaths_over_time(fleet: Lives) -> None:

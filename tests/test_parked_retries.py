@@ -131,7 +131,7 @@ def test_one_that_is_cancelled_never_runs(worker: Worker) -> None:
     for action in (worker.bridge.retries.get, worker.bridge.retries.run, worker.bridge.retries.cancel):
         with pytest.raises(RetryNotFound):
             action("j-1")
-    worker.bridge.flush()
+    assert worker.bridge.flush(30)
     assert [event.type for event in worker.heard][-1] == "job.cancelled"
 
 
@@ -188,7 +188,7 @@ def test_what_this_process_does_not_serve_waits_for_another(url: str, worker: Wo
     other = Bridge(url, polling_retry=QUICK)
     outbox = other.publishers["other"] = Outbox()
     other.start()
-    eventually(lambda: len(outbox.retried) == BATCH + 1, seconds=20, what="the others were published")
+    eventually(lambda: len(outbox.retried) == BATCH + 1, what="the others were published")
     other.stop()
     assert worker.published == ["j-1"]
 
@@ -211,7 +211,9 @@ def test_four_schedulers_publish_each_once(url: str) -> None:
     threads = [threading.Thread(target=start, args=(worker,)) for worker in workers]
     for thread in threads:
         thread.start()
-    eventually(lambda: workers[0].bridge.retries.count() == 1, seconds=30, what="all were published")
+    for thread in threads:
+        thread.join()
+    eventually(lambda: workers[0].bridge.retries.count() == 1, seconds=60, what="all were published")
     for worker in workers:
         worker.bridge.stop()
     published = Counter(job for worker in workers for job in worker.published)

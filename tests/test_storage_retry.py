@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
 import threading
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ojs_bridge import ConfigurationError, StorageRetry
-from ojs_bridge.storage_retry import POLLING
+from ojs_bridge.storage_retry import POLLING, pause
+from tests.servers import eventually
 
 
 class Middle:
@@ -148,7 +149,8 @@ def test_a_wait_is_interruptible() -> None:
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    time.sleep(0.2)
+    waits = pause.__code__
+    eventually(lambda: sys._current_frames()[thread.ident or 0].f_code is waits, what="it waits")
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_long(thread.ident or 0), ctypes.py_object(Interrupt))
     assert ended.wait(10)
     assert isinstance(raised[0], Interrupt)

@@ -29,6 +29,8 @@ class Framework(Protocol):
     name: str
     #: The durable queues that a broker must not lose.
     queues: Sequence[str]
+    #: Those of them that workers take jobs from.
+    served: Sequence[str]
 
     def command(self) -> list[str]:
         """Return the command of one worker."""
@@ -48,6 +50,7 @@ class OnCelery:
 
     name = "Celery"
     queues: Sequence[str] = (QUEUE,)
+    served = queues
 
     def command(self) -> list[str]:
         """Return the command of one worker."""
@@ -85,6 +88,7 @@ class OnDramatiq:
 
     name = "Dramatiq"
     queues: Sequence[str] = (QUEUE, dq_name(QUEUE), xq_name(QUEUE))
+    served = queues[:2]
 
     def command(self) -> list[str]:
         """Return the command of one worker."""
@@ -115,6 +119,13 @@ class OnDramatiq:
             return [dramatiq.Message.decode(body) for _, body in taken(settings.broker, queue)]
         with redis.Redis.from_url(settings.broker) as client:
             return [dramatiq.Message.decode(body) for body in client.hvals(f"dramatiq:{queue}.msgs")]
+
+
+def waiting(url: str, queue: str) -> int:
+    """Count what a RabbitMQ queue has to deliver and no worker has."""
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        count: int = connection.channel().queue_declare(queue, passive=True).method.message_count
+        return count
 
 
 def taken(url: str, queue: str) -> Iterator[tuple[Any, bytes]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ojs_bridge import open_store
 from ojs_bridge.store import LetterFilter
 from tests.chaos.fates import RESERVATION, fate_of
-from tests.chaos.frameworks import Framework
+from tests.chaos.frameworks import Framework, waiting
 from tests.chaos.ledger import Reader
 from tests.chaos.settings import Settings
 from tests.chaos.workers import Worker
@@ -127,11 +127,13 @@ class Trial:
         quiet = time.time() - self._ledger.newest > QUIET
         return quiet and not self._pending() and not self._copies()
 
-    def _copies(self) -> set[str]:
-        """Return what of ended jobs is to be delivered once more, because a worker died before it said so."""
-        if self._store is None or not self._settings.on_redis:
-            return set()
-        return self._framework.held(self._settings)[0]
+    def _copies(self) -> bool:
+        """Return whether what has ended is to be delivered once more, as a worker died before it said so."""
+        if self._store is None:
+            return False
+        if self._settings.on_redis:
+            return bool(self._framework.held(self._settings)[0])
+        return any(waiting(self._settings.broker, queue) for queue in self._framework.served)
 
     def _pending(self) -> list[str]:
         """Return the jobs that have not ended, and may: without the bridge, poison never does."""

@@ -16,6 +16,8 @@ from tests.servers import eventually
 ROOT = Path(__file__).parents[2]
 #: Seconds that a main process may be without a child: Dramatiq's can wait for a dead one for ever.
 CHILDLESS = 10.0
+#: How much longer it may be before it has its first one.
+STARTING = 30.0
 
 
 class Worker:
@@ -34,7 +36,7 @@ class Worker:
                 self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log, start_new_session=True
             )
         self._groups.append(self._process.pid)
-        self._had_children = time.monotonic()
+        self._had_children = time.monotonic() + STARTING
 
     @property
     def starts(self) -> int:

@@ -8,7 +8,6 @@ import select
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from ojs_bridge import Bridge, cli
 from tests.cli.running import run, spawn
+from tests.servers import eventually, free_port
 
 
 @pytest.mark.parametrize("group", [[], ["dead-letters"], ["retries"], ["policy"]])
@@ -90,23 +90,19 @@ def test_a_terminal_is_asked(bridge: Bridge, store: str, answer: str, left: int,
 def test_the_board_is_served(tmp_path: Path, bridge: Bridge, store: str) -> None:
     """Until somebody ends it."""
     pytest.importorskip("uvicorn")
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port = unused.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "ojs_bridge.cli", "serve", "--store", store, "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            assert answers(port)
+            eventually(lambda: answers(port), seconds=90, what="the board")
         finally:
             process.terminate()
 
 
 def answers(port: int) -> bool:
-    """Whether something listens on a port before long."""
-    for _ in range(300):
-        with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return True
-        time.sleep(0.1)
+    """Whether something listens on a port."""
+    with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=10):
+        return True
     return False
 
 
@@ -114,7 +110,7 @@ def read_until(terminal: int, words: str) -> str:
     """What is written to a terminal until it says some words, or is closed."""
     seen = ""
     while words not in seen:
-        assert select.select([terminal], [], [], 30)[0], seen
+        assert select.select([terminal], [], [], 90)[0], seen
         try:
             seen += os.read(terminal, 4096).decode()
         except OSError:  # Linux: the other side was closed

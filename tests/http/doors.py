@@ -94,7 +94,7 @@ def listening(app: Starlette) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
 
 
 @contextmanager
@@ -106,11 +106,11 @@ serve(Bridge({url!r}), port={port}, {arguments})"
     address = f"http://127.0.0.1:{port}"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         try:
-            eventually(lambda: _answers(address), seconds=20)
+            eventually(lambda: _answers(address), seconds=80)
             yield address
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
 
 
 def _answers(address: str) -> bool:

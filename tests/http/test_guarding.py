@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from ojs_bridge import Bridge, ConfigurationError
-from ojs_bridge.http import app_for, serve
+from ojs_bridge.http import app_for, limits, serve
 from ojs_bridge.http.guarding import LOOPBACK, Access, access_at
 from ojs_bridge.http.limits import Bucket
 from tests.http.doors import API, LETTERS, OPERATOR, READER, House, client_at, house, with_token
@@ -152,8 +154,10 @@ def test_a_body_of_another_type(door: House) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
 
 
-def test_too_many_requests(door: House) -> None:
+def test_too_many_requests(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes and reads apart; the answers tell what is left, and when to come again (http 18)."""
+    stopped = time.monotonic()
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: stopped, time=time.time))
     access = Access(hosts=LOOPBACK, writes=Bucket(2, 0.5))
     client = client_at(door.bridge, access)
     left = [client.delete(f"{LETTERS}/x").headers["x-ratelimit-remaining"] for _ in range(2)]

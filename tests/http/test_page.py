@@ -26,8 +26,6 @@ from tests.store.test_store import letter
 
 #: A loaded machine's patience, in milliseconds.
 expect.set_options(timeout=30_000)
-#: Five processes and a browser are started.
-pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 REPLAYED = "exhausts, is dead-lettered"

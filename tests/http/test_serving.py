@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import Any
 
 import httpx
 import pytest
 
+from ojs_bridge import Letter
 from ojs_bridge.http.app import guarded
+from ojs_bridge.job import Header
+from ojs_bridge.publishing import Override
+from ojs_bridge.replaying import Bulk
 from tests.http.doors import LETTERS, OPERATOR, OWN, House, house, listening, served, unlimited, with_token
+from tests.lives import FRAMEWORK, Outbox
 from tests.servers.process import eventually
 
 
@@ -24,7 +28,7 @@ def door(tmp_path: Any) -> House:
 def test_a_server_without_tokens(door: House, tmp_path: Any) -> None:
     """On loopback: reads and deletes; what it has no publisher for it does not replay."""
     door.bury("j-1")
-    with served(f"sqlite:///{tmp_path}/ojs.db") as address, httpx.Client(headers=OWN) as client:
+    with served(f"sqlite:///{tmp_path}/ojs.db") as address, httpx.Client(headers=OWN, timeout=60) as client:
         assert [job["id"] for job in client.get(address + LETTERS).json()["jobs"]] == ["j-1"]
         assert client.get(address + LETTERS, headers={"Host": "evil.example"}).status_code == 403
         assert client.post(f"{address}{LETTERS}/j-1/retry").status_code == 422
@@ -35,36 +39,64 @@ def test_a_server_without_tokens(door: House, tmp_path: Any) -> None:
 def test_a_server_with_a_token(tmp_path: Any) -> None:
     """It asks for it."""
     with served(f"sqlite:///{tmp_path}/ojs.db", f"operator_token={OPERATOR!r}") as address:
-        assert httpx.get(address + LETTERS).status_code == 401
-        assert httpx.get(address + LETTERS, headers=with_token(OPERATOR)).json()["jobs"] == []
+        assert httpx.get(address + LETTERS, timeout=60).status_code == 401
+        answer = httpx.get(address + LETTERS, headers=with_token(OPERATOR), timeout=60)
+        assert answer.json()["jobs"] == []
 
 
-def test_who_goes_away_ends_a_replay(door: House) -> None:
+def test_who_goes_away_ends_a_replay(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a batch; the rest stays, and can be replayed later."""
-    for n in range(30):
+    letters, ended = door.bridge.dead_letters, threading.Event()
+    retry_all = letters.retry_all
+
+    def told_when_it_ends(**kind: Any) -> Bulk:
+        try:
+            return retry_all(**kind)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(letters, "retry_all", told_when_it_ends)
+    for n in range(3):
         door.bury(f"j-{n}")
     with listening(guarded(door.bridge, unlimited())) as address:
-        body, headers = {"confirm": True, "rate": 10}, {**OWN, "Accept": "application/x-ndjson"}
-        with httpx.stream("POST", f"{address}{LETTERS}/retry", json=body, headers=headers) as answer:
-            assert json.loads(next(answer.iter_lines())) == {"done": 10}
-        time.sleep(1.5)
+        # A batch is of one, and the server has ten seconds to see who has gone.
+        asked = {"json": {"confirm": True, "rate": 0.1}, "timeout": 60}
+        headers = {**OWN, "Accept": "application/x-ndjson"}
+        with httpx.stream("POST", f"{address}{LETTERS}/retry", headers=headers, **asked) as answer:
+            assert json.loads(next(answer.iter_lines())) == {"done": 1}
+        assert ended.wait(60)
         before = len(door.ids())
-        assert len(door.outbox.published) == 30 - before <= 20
-        done = httpx.post(f"{address}{LETTERS}/retry", json={"confirm": True}, headers=OWN).json()
+        assert len(door.outbox.published) == 3 - before <= 2
+        body = {"confirm": True}
+        done = httpx.post(f"{address}{LETTERS}/retry", json=body, headers=OWN, timeout=60).json()
         assert (done["succeeded"], door.ids()) == (before, [])
+
+
+class Slow(Outbox):
+    """A publisher that is in the middle of publishing until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def republish(self, letter: Letter, header: Header, override: Override) -> None:
+        """Publish, slowly."""
+        assert self.go.wait(60)
+        super().republish(letter, header, override)
 
 
 def test_so_many_replays_at_a_time(door: House) -> None:
     """More than four are refused for now, and reads go on meanwhile."""
+    slow = door.bridge.publishers[FRAMEWORK] = Slow()
     for n in range(12):
         door.bury(f"j-{n}", queue=f"q-{n}")
         door.bury(f"k-{n}", queue=f"q-{n}")
     with listening(guarded(door.bridge, unlimited())) as address:
 
         def replay(queue: str) -> None:
-            body = {"confirm": True, "rate": 0.5, "filter": {"queue": queue}}
+            body = {"confirm": True, "filter": {"queue": queue}}
             answers.append(
-                httpx.post(f"{address}{LETTERS}/retry", json=body, headers=OWN, timeout=30).status_code
+                httpx.post(f"{address}{LETTERS}/retry", json=body, headers=OWN, timeout=90).status_code
             )
 
         answers: list[int] = []
@@ -72,7 +104,8 @@ def test_so_many_replays_at_a_time(door: House) -> None:
         for thread in threads:
             thread.start()
         eventually(lambda: answers.count(429) == 2)
-        assert httpx.get(address + LETTERS).status_code == 200
+        assert httpx.get(address + LETTERS, timeout=60).status_code == 200
+        slow.go.set()
         for thread in threads:
             thread.join()
     assert sorted(answers) == [200] * 4 + [429] * 2

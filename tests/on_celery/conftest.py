@@ -37,7 +37,7 @@ def fleets_on(broker: str, backend: str, folder: Path) -> Iterator[Fleets]:
             name = f"{pool}-{'late' if acks_late else 'early'}-{uuid4().hex[:6]}"
             store = f"sqlite:///{folder}/{name}.db"
             fleet = Fleet(Settings(broker, backend, name, store, acks_late), folder)
-            fleet.start("-P", pool, "-c", "1" if pool == "solo" else "4")
+            fleet.start("-P", pool, "-c", "1" if pool == "solo" else "4").await_ready()
             started[pool, acks_late] = fleet
         return started[pool, acks_late]
 

@@ -64,9 +64,12 @@ class Worker:
     ) -> None:
         self.log_file = folder / f"{settings.queue}.log"
         self.log_file.touch()
+        self._begins = self.log_file.stat().st_size
         self.asked = False
         arguments = ["-A", "tests.on_celery.worker", "worker", "-l", "INFO", "-n", f"{settings.queue}@%h"]
         arguments += ["--without-gossip", "--without-mingle", *options]
+        names = [value for option, value in itertools.pairwise(arguments) if option == "-n"]
+        self._name = names[-1].replace("%h", socket.gethostname())
         environment = {**os.environ, **settings.to_env(), "C_FORCE_ROOT": "1", **(env or {})}
         self.process = celery(arguments, environment, self.log_file)
 
@@ -78,11 +81,16 @@ class Worker:
     def await_ready(self) -> None:
         """Wait until the worker consumes."""
         eventually(
-            lambda: " ready." in self.log or self.process.poll() is not None,
+            lambda: self._is_ready() or self.process.poll() is not None,
             seconds=60,
             what="a ready worker",
         )
         assert self.process.poll() is None, self.log
+
+    def _is_ready(self) -> bool:
+        # Those before it, and beside it, write to the same log.
+        own = self.log_file.read_bytes()[self._begins :]
+        return f" {self._name} ready.".encode() in own
 
     def ask_to_stop(self) -> None:
         """Ask the worker for a warm shutdown, once: a second time means a cold one."""
@@ -158,7 +166,7 @@ class Fleet:
         """Send a job to a task of a name."""
         return self.task(name).apply_async(args, **options)
 
-    def end(self, job: AsyncResult, *, seconds: float = 45) -> str:
+    def end(self, job: AsyncResult, *, seconds: float = 60) -> str:
         """Wait until a job has ended, and return its state."""
 
         def ended() -> bool:

@@ -43,7 +43,7 @@ class Odd(BaseException):
 
 class SlowToSay(Exception):
     def __str__(self) -> str:
-        time.sleep(3)
+        time.sleep(6)
         return "at last"
 
 
@@ -160,8 +160,14 @@ def make_app(settings: Settings, results: str = "") -> Celery:
     )
     if settings.soft_shutdown:
         app.conf.worker_soft_shutdown_timeout = settings.soft_shutdown
+    if settings.broker.startswith("redis"):
+        # Who is killed while it looks for lost deliveries would keep all others from it for five minutes.
+        app.conf.broker_transport_options = {"unacked_mutex_expire": 3}
     if settings.visibility:
-        app.conf.broker_transport_options = {"visibility_timeout": settings.visibility}
+        app.conf.broker_transport_options = {
+            **app.conf.broker_transport_options,
+            "visibility_timeout": settings.visibility,
+        }
     noting = Noting(settings.backend)
     bridge = Bridge(
         store=settings.store,
@@ -243,8 +249,8 @@ def define_tasks(app: Celery, noting: Noting, *, acks_late: bool) -> None:
 
     ojs(name="act")(run)
     ojs(name="act_kept", retry={"max_attempts": 2, **KEEP})(run)
-    ojs(name="hard", time_limit=1, retry={"max_attempts": 2, **KEEP})(run)
-    ojs(name="soft", soft_time_limit=1, retry={"max_attempts": 2, **KEEP})(run)
+    ojs(name="hard", time_limit=4, retry={"max_attempts": 2, **KEEP})(run)
+    ojs(name="soft", soft_time_limit=4, retry={"max_attempts": 2, **KEEP})(run)
     ojs(name="handled", base=base_with_handlers(noting))(run)
     ojs(name="in_context", base=base_with_call(noting))(run)
 

@@ -75,7 +75,7 @@ def test_a_store_that_cannot_be_written_is_named(
 def test_clocks_that_differ_are_named(caplog: pytest.LogCaptureFixture, valkey_url: str) -> None:
     class Slow(Bridge):
         def now(self) -> datetime:
-            return super().now() - timedelta(seconds=30)
+            return super().now() - timedelta(seconds=30.9)  # it may be asked a little after the store was
 
     *_, line = said(caplog, Slow(valkey_url))
     assert line.startswith("this machine's clock and the store's are 30.")

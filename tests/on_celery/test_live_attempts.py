@@ -15,7 +15,7 @@ from tests.on_celery.project import client
 from tests.servers import RabbitMQ, eventually
 
 #: Seconds of the broker's visibility timeout and of the reservation, and of a job that takes far longer.
-SHORT, LONG = 2, 7
+SHORT, LONG = 6, 18
 Made = Callable[..., Fleet]
 
 
@@ -42,7 +42,7 @@ def give_out_again(fleet: Fleet) -> None:
 @pytest.mark.requirement("RET-13")
 def test_a_copy_of_a_running_job_waits_and_is_dropped_on_valkey(made: Made) -> None:
     fleet = made()
-    fleet.start("-c", "2")
+    fleet.start("-c", "2").await_ready()
     job = fleet.send("act", f"time.sleep({LONG}) or 'ran'")
     eventually(lambda: fleet.runs(job), seconds=30, what="a run")
     give_out_again(fleet)
@@ -72,9 +72,9 @@ def assert_one_run(fleet: Fleet, job: AsyncResult) -> None:
 
 #: a job's first step, the event after which its worker is killed, and the attempts there are in the end
 ENDS = {
-    "success": ("time.sleep(1) or 'ran'", "job.completed", [1]),
-    "dead letter": ("time.sleep(1) or DeadLetter('a', 'b')", "dead_letter.added", [1]),
-    "retry": ("time.sleep(1) or OSError()", "job.retrying", [1, 2, 3]),
+    "success": ("time.sleep(5) or 'ran'", "job.completed", [1]),
+    "dead letter": ("time.sleep(5) or DeadLetter('a', 'b')", "dead_letter.added", [1]),
+    "retry": ("time.sleep(5) or OSError()", "job.retrying", [1, 2, 3]),
 }
 
 
@@ -85,10 +85,14 @@ def test_what_was_settled_but_not_acknowledged_does_not_run_again(
 ) -> None:
     fleets = {name: made(broker=request.getfixturevalue(broker).url) for name in ENDS}
     policy = {"initial_interval": "PT3S", "max_attempts": 3}
-    sent = {}
-    for name, fleet in fleets.items():
+    for fleet in fleets.values():
         fleet.start("-c", "1")
-        sent[name] = fleet.send("act_kept", ENDS[name][0], "OSError()", ojs_retry=policy)
+    for fleet in fleets.values():
+        fleet.worker.await_ready()
+    sent = {
+        name: fleet.send("act_kept", ENDS[name][0], "OSError()", ojs_retry=policy)
+        for name, fleet in fleets.items()
+    }
     for name, fleet in fleets.items():
         eventually(lambda f=fleet, n=name: f.runs(sent[n]), seconds=40, what=f"a run: {name}")
         os.kill(fleet.worker.process.pid, signal.SIGSTOP)
@@ -112,8 +116,8 @@ def test_a_hard_limit_that_strikes_when_the_retry_is_published_starts_no_second_
     """The main process kills the child that has just decided, and decides once more; one of both counts."""
     fleet = made(broker=request.getfixturevalue(broker).url)
     fleet.start("-c", "2").await_ready()
-    lingering = {"headers": {"linger": 30, "once": True}, "time_limit": 3}
-    job = fleet.send("hard", "OSError()", "'ok'", ojs_retry={"initial_interval": "PT8S"}, **lingering)
+    lingering = {"headers": {"linger": 30, "once": True}, "time_limit": 6}
+    job = fleet.send("hard", "OSError()", "'ok'", ojs_retry={"initial_interval": "PT14S"}, **lingering)
     assert fleet.end(job, seconds=60) == "SUCCESS"
     assert any("failed with timeout" in line for line in fleet.lines(job))
     dropped(fleet, job)
@@ -134,7 +138,7 @@ def test_a_worker_that_dies_between_its_retry_and_its_acknowledgement_starts_no_
     fleet = made(broker=request.getfixturevalue(broker).url)
     fleet.start("-c", "4")
     policy = {"initial_interval": "PT0.5S", "max_attempts": 3}
-    job = fleet.send("act_kept", "OSError()", headers={"linger": 4}, ojs_retry=policy)
+    job = fleet.send("act_kept", "OSError()", headers={"linger": 8}, ojs_retry=policy)
     for n in (1, 2):
         eventually(lambda n=n: len(fleet.runs(job)) >= n, seconds=60, what=f"run {n}")
         eventually(lambda n=n: len(fleet.calls(job, "after_publish")) >= n, seconds=60, what=f"retry {n}")

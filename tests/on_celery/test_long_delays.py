@@ -26,7 +26,7 @@ def fleet(separate: Callable[..., Fleet], request: pytest.FixtureRequest) -> Fle
 def parked(fleet: Fleet, *steps: str) -> AsyncResult:
     """A job whose retry is parked."""
     job = fleet.send("act", *steps, ojs_retry=FAR)
-    eventually(lambda: fleet.bridge.store.get_parked(job.id), seconds=40, what="a parked retry")
+    eventually(lambda: fleet.bridge.store.get_parked(job.id), seconds=60, what="a parked retry")
     return job
 
 
@@ -68,15 +68,15 @@ def test_a_parked_retry_outlives_every_worker(fleet: Fleet) -> None:
 @pytest.mark.requirement("RET-11")
 def test_without_a_store_a_long_delay_travels_in_hops(separate: Callable[..., Fleet]) -> None:
     with Valkey() as server:
-        fleet = separate(store=None, broker=server.url, visibility=3)
-        fleet.start("-c", "2")
+        fleet = separate(store=None, broker=server.url, visibility=9)
+        fleet.start("-c", "2").await_ready()
         jobs = [
-            fleet.send("act", "OSError()", "'ok'", ojs_retry={"initial_interval": "PT7S"}) for _ in range(3)
+            fleet.send("act", "OSError()", "'ok'", ojs_retry={"initial_interval": "PT21S"}) for _ in range(3)
         ]
         assert [fleet.end(job) for job in jobs] == ["SUCCESS"] * 3
         for job in jobs:
             assert len(fleet.runs(job)) == 2
-            assert 7 <= fleet.gaps(job)[0] < 7 + LATE
+            assert 21 <= fleet.gaps(job)[0] < 21 + LATE
             # Each hop is shorter than a third of the visibility timeout, so that none is given out twice.
             assert fleet.worker.log.count(f"[{job.id}] received") >= 7
         eventually(lambda: client(server.url).hlen("unacked") == 0, what="the acknowledgements")

@@ -13,10 +13,11 @@ from tests.servers import RabbitMQ, Valkey, eventually
 
 #: A pause that no redelivery has by chance.
 POLICY = {"initial_interval": "PT1.5S", "backoff_strategy": "none", "max_attempts": 3}
+AT_ONCE = "SIGKILL at once"
 #: task and step -> the type of the error
 DEATHS = {
     "SIGKILL": ("act", "sigkill()", "worker_death"),
-    "SIGKILL at once": ("act", "os.kill(os.getpid(), signal.SIGKILL)", None),
+    AT_ONCE: ("act", "os.kill(os.getpid(), signal.SIGKILL)", None),
     "MemoryError": ("act", "MemoryError()", "builtins.MemoryError"),
     "hard time limit": ("hard", "time.sleep(60)", "timeout"),
 }
@@ -32,6 +33,10 @@ def made(separate: Made, request: pytest.FixtureRequest) -> Made:
         return separate(**{"broker": server.url, "reservation": "PT2S", "visibility": 3, **options})
 
     return make
+
+
+#: No reservation runs out while its job is judged late, which would then be called a lost attempt.
+ROOM = {"reservation": "PT6S", "visibility": 9}
 
 
 def assert_three_starts(fleet: Fleet, job: AsyncResult, types: set[str], *, kept: bool) -> None:
@@ -52,29 +57,40 @@ def assert_three_starts(fleet: Fleet, job: AsyncResult, types: set[str], *, kept
 
 @pytest.mark.requirement("RET-12")
 def test_a_job_that_kills_its_process_runs_as_often_as_its_policy_says(made: Made) -> None:
-    fleet = made()
+    fleet = made(**ROOM)
     fleet.start("-c", "4")
+    both = ("dead_letter", "discard")
+    judged = [(name, end) for name in DEATHS if name != AT_ONCE for end in both]
+    jobs = start_and_end(fleet, judged)
+    # One after the other: it could kill the process that has judged another job, before it told of that.
+    for end in both:
+        jobs += start_and_end(fleet, [(AT_ONCE, end)])
+    time.sleep(6.5)  # for what must not happen: a run after the reservation has run out
+    assert {len(fleet.runs(job)) for job in jobs} == {3}
+
+
+def start_and_end(fleet: Fleet, deaths: list[tuple[str, str]]) -> list[AsyncResult]:
+    """Have jobs die side by side, each as often as its policy says."""
     sent = {}
-    for name, (task, step, _) in DEATHS.items():
-        for end in ("dead_letter", "discard"):
-            sent[name, end] = fleet.send(task, step, ojs_retry={**POLICY, "on_exhaustion": end})
+    for name, end in deaths:
+        task, step, _ = DEATHS[name]
+        sent[name, end] = fleet.send(task, step, ojs_retry={**POLICY, "on_exhaustion": end})
     for (name, end), job in sent.items():
         expected = DEATHS[name][2]
         types = {expected} if expected else {"worker_death", "visibility_timeout"}
         assert_three_starts(fleet, job, types, kept=end == "dead_letter")
-    time.sleep(2.5)  # for what must not happen: a run after the reservation has run out
-    assert {len(fleet.runs(job)) for job in sent.values()} == {3}
+    return list(sent.values())
 
 
 @pytest.mark.requirement("RET-12")
 def test_a_job_that_dies_before_celery_knows_of_its_start_is_not_run_again_unseen(made: Made) -> None:
     """Celery gives such a job to another process of its pool, with no mark on it (facts 3.2)."""
-    fleet = made()
+    fleet = made(**ROOM)
     fleet.start("-c", "4")
     steps = "os.kill(os.getpid(), signal.SIGKILL)"
     jobs = [fleet.send("act", steps, ojs_retry={**POLICY, "max_attempts": 1}) for _ in range(30)]
     assert {fleet.end(job, seconds=90) for job in jobs} == {"FAILURE"}
-    time.sleep(2.5)  # for what must not happen: a run after the reservation has run out
+    time.sleep(6.5)  # for what must not happen: a run after the reservation has run out
     assert {len(fleet.runs(job)) for job in jobs} == {1}
 
 

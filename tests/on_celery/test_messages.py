@@ -133,9 +133,9 @@ def test_what_users_pass_on_to_other_jobs_holds_nothing_of_ours(fleet: Fleet) ->
 
 @pytest.mark.requirement("RET-11")
 def test_a_retry_that_would_come_after_expiry_is_exhausted_now(fleet: Fleet) -> None:
-    naive = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None) + datetime.timedelta(seconds=20)
+    naive = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None) + datetime.timedelta(seconds=40)
     policy = {"initial_interval": "PT1M", **KEEP}
-    for expires in (20, naive):
+    for expires in (40, naive):
         job = fleet.send("act", "OSError()", expires=expires, ojs_retry=policy)
         assert fleet.end(job) == "FAILURE"
         assert fleet.ending(job)["cause"] == "expired"
@@ -224,7 +224,7 @@ def test_quorum_queues_delay_in_the_broker(separate, rabbitmq) -> None:
     fleet = separate(broker=rabbitmq.url, quorum=True)
     fleet.start("-c", "4").await_ready()  # it declares the exchanges that delay
     topic = {"exchange": f"{fleet.settings.queue}-topic", "routing_key": f"{fleet.settings.queue}.orders.new"}
-    delays = (0.3, 1.2, 2.2)
+    delays = (0.3, 4.2, 5.2)  # what is not published at once has less than its delay to wait
     sent = {}
     for delay in delays:
         policy = {"initial_interval": f"PT{delay}S", "backoff_strategy": "none", **KEEP}
@@ -236,6 +236,6 @@ def test_quorum_queues_delay_in_the_broker(separate, rabbitmq) -> None:
         assert fleet.bridge.dead_letters.get(job.id).queue == f"{fleet.settings.queue}-topic"
         exchange = fleet.runs(job)[1].more["delivery"]["exchange"]
         assert exchange.startswith("celery_delayed_") == (delay >= 1.1)
-    job = sent[2.2]
+    job = sent[5.2]
     fleet.bridge.dead_letters.retry(job.id)
     eventually(lambda: len(fleet.runs(job)) == 4, what="the replay")

@@ -58,7 +58,8 @@ def test_a_redis_that_is_too_old_is_consumed_as_ever(separate: Callable[..., Fle
         worker = fleet.start("-c", "1")
         worker.await_ready()
         assert fleet.end(fleet.send("act", "'as ever'")) == "SUCCESS"
-        assert "a killed worker may lose a job" in worker.log
+        said = "a killed worker may lose a job"
+        eventually(lambda: said in worker.log, what=said)
         assert worker.stop() == 0
 
 

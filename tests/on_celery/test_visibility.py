@@ -11,7 +11,7 @@ from tests.on_celery.fleet import Fleet, Worker
 from tests.servers import Valkey, eventually
 
 #: Seconds of the visibility timeout, and of a job that takes far longer.
-SHORT, LONG = 2, 7
+SHORT, LONG = 6, 18
 #: pool -> whether there is a store: the broker's own timeout must be enough
 POOLS = {"prefork": True, "threads": False, "gevent": False}
 
@@ -61,12 +61,13 @@ def test_what_takes_longer_than_the_visibility_timeout_runs_once(separate, serve
 def test_a_warm_shutdown_longer_than_the_visibility_timeout_doubles_nothing(separate, server: Valkey) -> None:
     fleet = separate(store=None, broker=server.url, visibility=SHORT)
     first = fleet.start("-c", "1")
+    first.await_ready()
     job = fleet.send("act", f"time.sleep({LONG}) or 'ran'")
     eventually(lambda: fleet.runs(job), seconds=30, what="a run")
     second = beside(fleet, "-c", "1")
     second.await_ready()
     first.ask_to_stop()
-    assert first.process.wait(30) == 0
+    assert first.process.wait(60) == 0
     time.sleep(SHORT)  # for what must not happen: a second run
     assert second.stop() == 0
     assert (job.state, len(fleet.runs(job))) == ("SUCCESS", 1)

@@ -79,7 +79,7 @@ def outspoken(word: str) -> None:
         raise Snooze("PT0.1S")
 
 
-@dramatiq.actor(queue_name=QUEUE, time_limit=500, max_retries=0, ojs_retry={"on_exhaustion": "dead_letter"})
+@dramatiq.actor(queue_name=QUEUE, time_limit=3000, max_retries=0, ojs_retry={"on_exhaustion": "dead_letter"})
 def endless(word: str) -> None:
     """Run into the time limit."""
     run(word)

@@ -87,17 +87,20 @@ class Application:
     def produce(self, code: str) -> None:
         """Run a producer process."""
         code = f"from {self.module} import *\n{textwrap.dedent(code)}"
-        subprocess.run([sys.executable, "-c", code], env=self.environment, check=True, timeout=30)
+        subprocess.run([sys.executable, "-c", code], env=self.environment, check=True, timeout=60)
 
     def times(self, word: str) -> list[float]:
         """When a job has run."""
-        lines = (line.split() for line in self.runs.read_text().splitlines())
-        return [float(at) for name, at in lines if name == word]
+        return [float(at) for name, at in self._lines() if name == word]
 
     def counts(self) -> Mapping[str, int]:
         """How often each job has run."""
-        words = [line.split()[0] for line in self.runs.read_text().splitlines()]
+        words = [word for word, _ in self._lines()]
         return {word: words.count(word) for word in set(words)}
+
+    def _lines(self) -> list[list[str]]:
+        """What the jobs have written down, but what one of them is writing just now."""
+        return [line.split() for line in self.runs.read_text().rpartition("\n")[0].splitlines()]
 
     def letters(self) -> tuple[Letter, ...]:
         """The dead letters in the store."""
@@ -113,7 +116,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
-        process.wait(20)
+        process.wait(60)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

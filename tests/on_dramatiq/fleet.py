@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +20,7 @@ from dramatiq.middleware import CurrentMessage
 
 from ojs_bridge import Bridge, Event
 from ojs_bridge.dramatiq import OJSRetries
+from ojs_bridge.job import parse_time
 from tests.servers import eventually
 
 ENDS = {"job.completed", "job.discarded"}
@@ -122,9 +122,9 @@ class Fleet:
         try:
             yield worker
         finally:
-            worker.stop(timeout=20_000)
+            worker.stop(timeout=60_000)
 
-    def end(self, sent: Sent, *, nth: int = 1, seconds: float = 20) -> Event:
+    def end(self, sent: Sent, *, nth: int = 1, seconds: float = 40) -> Event:
         """Wait until a job has ended for the nth time, and return the event that says how."""
         try:
             eventually(lambda: len(self.heard.ends(sent.id)) >= nth, seconds=seconds)
@@ -134,8 +134,18 @@ class Fleet:
 
     def due(self, sent: Sent) -> list[float]:
         """When each retry or snoozed run of a job was due."""
-        told = [e.data["next_retry_at"] for e in self.heard.events[sent.id] if "next_retry_at" in e.data]
-        return [datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() for text in told]
+
+        def told() -> list[str]:
+            return [e.data["next_retry_at"] for e in self.heard.events[sent.id] if "next_retry_at" in e.data]
+
+        # A retry is told of once it was published, and may have run and been told of by then.
+        eventually(lambda: len(told()) >= len(sent.runs) - 1, what="the word of every retry")
+        return sorted(parse_time(text).timestamp() for text in told())
+
+    def planned(self, sent: Sent) -> list[float]:
+        """Seconds from each failure of a job to the time that its retry was due."""
+        failed = [parse_time(entry["timestamp"]).timestamp() for entry in sent.runs[-1].ojs["errors"]]
+        return [due - at for due, at in zip(self.due(sent), failed, strict=True)]
 
     def dead(self, sent: Sent) -> list[dramatiq.Message[Any]]:
         """What the broker's own dead queue holds of a job."""
@@ -145,7 +155,11 @@ class Fleet:
 
     def left(self) -> int:
         """How many messages the queue still holds, delayed and unacknowledged ones included."""
-        return sum(left_in(self.broker, name) for name in (self.queue, dq_name(self.queue)))
+        # Once more after the other one, from where a message may have come meanwhile.
+        before, delayed, after = (
+            left_in(self.broker, name) for name in (self.queue, dq_name(self.queue), self.queue)
+        )
+        return max(before, after) + delayed
 
 
 def dead_messages(broker: Any, queue: str) -> list[Any]:

@@ -134,7 +134,7 @@ def test_a_redis_that_dies_before_the_acknowledgement_gets_it_when_it_is_back(
 
         job = fleet.send(fleet.actor(turns_off_the_light))
         with fleet.working(threads=2):
-            assert dark.wait(20)
+            assert dark.wait(60)
             eventually(lambda: not elsewhere or fleet.heard.ends(job.id))
             server.start()
             assert fleet.end(job).type == "job.completed"

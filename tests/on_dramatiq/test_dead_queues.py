@@ -18,7 +18,7 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import xq_name
 
 from ojs_bridge import Bridge, ConfigurationError, DeadLetter, LetterNotFound, StorageRetry, open_store
-from ojs_bridge.dramatiq import install
+from ojs_bridge.dramatiq import dead_places, install
 from ojs_bridge.publishing import Override, Unreachable
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet, Sent, broker_of, dead_messages
@@ -127,14 +127,15 @@ def test_they_are_deleted(broker: dramatiq.Broker, unique: str) -> None:
     for use in (letters.get, letters.retry, letters.delete):
         with pytest.raises(LetterNotFound, match=jobs[1].id):
             use(jobs[1].id)
-    fleet.bridge.flush()
+    assert fleet.bridge.flush(30)
     assert fleet.heard.types(jobs[1].id)[-1] == "dead_letter.deleted"
 
 
 @pytest.mark.parametrize("seconds", [0, 0.05], ids=["fast", "slow"])
 def test_many_operators_publish_each_letter_once(
-    broker: dramatiq.Broker, unique: str, seconds: float
+    broker: dramatiq.Broker, unique: str, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
+    monkeypatch.setattr(dead_places, "PATIENCE", 30.0)
     fleet = Fleet(broker, unique)
     actor = fleet.actor(succeeds_later(1), ojs_retry=ONCE)
     jobs = [fleet.send(actor) for _ in range(6)]
@@ -145,7 +146,7 @@ def test_many_operators_publish_each_letter_once(
     def replay() -> list[str]:
         done = []
         for job in jobs:
-            together.wait(20)
+            together.wait(60)
             with suppress(LetterNotFound):
                 done.append(fleet.bridge.broker_letters.retry(job.id).id)
         return done

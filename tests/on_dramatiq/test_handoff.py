@@ -19,7 +19,7 @@ from redis.retry import Retry as RedisRetry
 
 from ojs_bridge import Bridge, StorageRetry
 from ojs_bridge.dramatiq import consumer
-from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, Sent
+from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, Sent, left_in
 from tests.servers import RabbitMQ, Server, Valkey, eventually
 
 #: Each actor's policy, by what its failed attempt is to become.
@@ -120,7 +120,7 @@ def test_whatever_dies_when_jobs_fail_they_end_as_their_policies_say(
             servers["broker"].await_declared(name)
     jobs = fail_together(fleet, lights_out)
     with fleet.working(threads=4):
-        assert dark.wait(30)
+        assert dark.wait(60)
         # All of them have found that nobody answers, and given up insisting.
         threading.Event().wait(1.5)
         for victim in victims:
@@ -155,16 +155,22 @@ def test_a_job_waits_while_the_store_cannot_say_whether_it_may_run(
 
 def test_on_redis_a_retry_takes_its_message_s_place_in_one_step(valkey: Valkey, unique: str) -> None:
     class Watching(Middleware):
-        """Counts the job's messages when its retry has just been published."""
-
-        left: list[int]
+        """Counts the job's messages when its retry has just been published, and none of them moves."""
 
         def __init__(self) -> None:
-            self.left = []
+            self.left: list[int] = []
+            self.counted = threading.Semaphore(0)
+
+        def before_process_message(self, broker: Any, message: Any) -> None:
+            eventually(lambda: left_in(broker, dq_name(unique)) == 0, what="the end of the delayed message")
 
         def after_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
             if delay is not None:
                 self.left.append(fleet.left())
+                self.counted.release()
+
+        def before_delay_message(self, broker: Any, message: Any) -> None:
+            self.counted.acquire(timeout=60)
 
     broker = RedisBroker(url=valkey.url, namespace=unique)
     broker.add_middleware(watching := Watching())

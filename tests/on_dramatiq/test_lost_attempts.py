@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ def application(request: pytest.FixtureRequest, unique: str, tmp_path: Path) -> 
     )
 
 
+#: They start four processes one after another.
 BOTH = pytest.mark.parametrize("application", ["redis", "rabbitmq"], indirect=True)
 
 
@@ -41,17 +41,21 @@ BOTH = pytest.mark.parametrize("application", ["redis", "rabbitmq"], indirect=Tr
 @BOTH
 def test_a_job_that_kills_its_worker_runs_as_often_as_its_policy_allows(application: Application) -> None:
     application.produce('kills.send("poison", 99)')
-    with application.supervised():
-        eventually(application.letters, seconds=60)
+    with application.supervised(fault="delivered"):
+        eventually(application.letters, seconds=120)
         application.produce('kills.send("after", 0)')
-        eventually(lambda: application.times("after"), seconds=30)
+        eventually(lambda: application.times("after"), seconds=60)
     (letter,) = application.letters()
     assert [e["type"] for e in letter.errors] == ["visibility_timeout"] * 3
     assert [e["attempt"] for e in letter.errors] == [1, 2, 3]
     starts = application.times("poison")
     assert len(starts) == 3
-    # The dead worker's time passes, and then the policy's delay.
-    assert all(later - earlier >= RESERVED_SECONDS + 1 for earlier, later in pairwise(starts))
+    # The dead worker's time passes, which began when it got the job, and then the policy's delay.
+    delivered = application.times("delivered-poison")
+    taken = [max(at for at in delivered if at <= start) for start in starts]
+    assert all(
+        later - earlier >= RESERVED_SECONDS + 1 for earlier, later in zip(taken, starts[1:], strict=False)
+    )
 
 
 @pytest.mark.requirement("RET-12")
@@ -61,10 +65,10 @@ def test_a_worker_killed_between_settling_and_acknowledging_repeats_nothing(
 ) -> None:
     application.produce('hopeless_there.send("hopeless")')
     with application.supervised(fault="unacknowledged"):
-        eventually(application.letters, seconds=60)
+        eventually(application.letters, seconds=120)
     with application.working():
         application.produce('kills.send("after", 0)')
-        eventually(lambda: application.times("after"), seconds=30)
+        eventually(lambda: application.times("after"), seconds=60)
     (letter,) = application.letters()
     assert [e["type"] for e in letter.errors] == ["builtins.OSError"] * 4
     assert len(application.times("hopeless")) == 4
@@ -107,8 +111,8 @@ def test_an_only_attempt_that_is_lost_ends_as_results_and_callbacks_know_it(
     broker.enqueue(message)
     with fleet.working():
         with pytest.raises(ResultFailure):
-            message.get_result(backend=backend, block=True, timeout=20_000)
-        eventually(lambda: len(told) == 2)
+            message.get_result(backend=backend, block=True, timeout=40_000)
+        eventually(lambda: len(told) == 2 and fleet.heard.ends(message.message_id))
     assert fleet.runs["key"] == []
     assert {"retries": 0, "max_retries": 0} in told
     assert "LostAttempt" in told

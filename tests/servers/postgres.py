@@ -25,7 +25,7 @@ class Postgres(Server):
 
     def url_of(self, database: str) -> str:
         """Where SQLAlchemy connects to this database."""
-        return f"postgresql+psycopg://ojs@127.0.0.1:{self.port}/{database}"
+        return f"postgresql+psycopg://ojs@127.0.0.1:{self.port}/{database}?connect_timeout=60"
 
     def execute(self, statement: str) -> None:
         """Run one statement outside any transaction, such as CREATE DATABASE."""

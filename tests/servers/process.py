@@ -25,7 +25,7 @@ class ServerFailed(Exception):
     """The server did not start or stop as it should; the message ends with its log."""
 
 
-def eventually(condition: Callable[[], object], *, seconds: float = 10, what: str = "the condition") -> None:
+def eventually(condition: Callable[[], object], *, seconds: float = 30, what: str = "the condition") -> None:
     """Return as soon as the condition holds, or raise TimeoutError after so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -13,7 +13,7 @@ def in_processes(count: int, work: Callable[..., Any], *args: Any) -> list[Any]:
     start, results = context.Barrier(count), context.SimpleQueue()
 
     def run() -> None:
-        start.wait(30)
+        start.wait(90)
         try:
             results.put(work(*args))
         except BaseException as error:

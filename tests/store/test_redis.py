@@ -237,7 +237,7 @@ def test_whatever_answer_is_lost_the_step_is_done_once(forgetful: tuple[Forgetfu
 
 def test_a_server_that_does_not_answer(server: Valkey) -> None:
     """It is an error in time, and its late answer is nobody's."""
-    store = open_store(server.url + "?socket_timeout=0.3")
+    store = open_store(server.url + "?socket_timeout=5")  # it must answer in time before and after
     store.bury(letter())
     os.kill(server.pid, signal.SIGSTOP)
     try:
@@ -262,8 +262,8 @@ def test_an_interrupt_leaves_no_answer_for_the_next_call(server: Valkey, own: St
     before = signal.signal(signal.SIGALRM, strike)
     os.kill(server.pid, signal.SIGSTOP)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(Interrupted):
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
             own.stats()
     finally:
         os.kill(server.pid, signal.SIGCONT)
@@ -513,7 +513,8 @@ def test_a_forked_child_uses_no_connection_of_its_parent(client: redis.Redis, ow
     before = {found["id"] for found in client.client_list()}
     assert in_processes(3, lambda: own.get("j-1") == letter()) == [True] * 3
     assert own.get("j-1") == letter()
-    assert {found["id"] for found in client.client_list()} == before
+    # The server may not have noticed yet that the children's own have ended.
+    eventually(lambda: {found["id"] for found in client.client_list()} == before)
 
 
 @pytest.mark.parametrize("fence", [-1, 2**53 + 1, 2**70])
