@@ -33,7 +33,6 @@ def application(request: pytest.FixtureRequest, unique: str, tmp_path: Path) -> 
     )
 
 
-#: They start four processes one after another.
 BOTH = pytest.mark.parametrize("application", ["redis", "rabbitmq"], indirect=True)
 
 
