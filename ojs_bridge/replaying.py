@@ -183,8 +183,7 @@ class Replayer:
         return Bulk(matched, matched - failed, failed, tuple(errors))
 
     def _batch(self, letters: Sequence[Letter], override: Override, pace: _Pace) -> list[tuple[str, str]]:
-        wrong: dict[str, str] = {}
-        wrong.update((letter.id, why) for letter in letters if (why := self.why_not(letter)))
+        wrong = {letter.id: why for letter in letters if (why := self.why_not(letter))}
         rest = [letter.id for letter in letters if letter.id not in wrong]
         while rest:
             rest = self._claim_and_send(rest, override, pace, wrong)
