@@ -184,10 +184,11 @@ def test_one_is_opened_by_the_keyboard(page: Page) -> None:
     expect(detail).to_be_hidden()
 
 
-def test_the_address_says_where_one_is(page: Page, browser: Browser) -> None:
-    """Filters and the open letter are in it: to be kept, shared and gone back from."""
+def test_the_address_says_where_one_is(page: Page, browser: Browser, door: Door) -> None:
+    """Filters and the open letter are in it, to be shared and gone back from."""
     page.locator("[name=queue]").fill("celery")
     page.locator("[name=within]").select_option("86400")
+    expect(page).to_have_url(re.compile("queue=celery&within=86400$"))
     expect(rows(page)).to_have_count(3)
     rows(page).first.click()
     expect(page.locator("#detail")).to_be_visible()
@@ -202,6 +203,9 @@ def test_the_address_says_where_one_is(page: Page, browser: Browser) -> None:
     expect(page.locator("#detail")).to_be_hidden()
     expect(page.locator("#filters [name=queue]")).to_have_value("celery")
     expect(page).to_have_url(re.compile("within=86400$"))
+    page.goto(f"{door.url}#letters?queue=celery&open=gone")
+    expect(page.locator("#trouble")).to_contain_text("there is no dead letter job 'gone'")
+    expect(page).to_have_url(re.compile("queue=celery$"))
 
 
 def test_one_is_replayed_with_other_arguments(page: Page, door: Door) -> None:

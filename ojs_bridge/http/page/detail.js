@@ -1,12 +1,17 @@
-// One dead letter or parked retry, whole.
+// One dead letter, whole.
 
 import { call, pathOf } from "./api.js";
 import { keepOpen } from "./place.js";
 import { byId, guarded, make, question, shown, when } from "./view.js";
 
-export async function open(kind, id, changed) {
-  const job = await call("GET", pathOf(kind, id));
-  byId("detail-body").replaceChildren(...parts(job), ...changes(kind, job, changed), menu(kind, job, changed));
+export const KIND = "dead-letter";
+
+export async function open(id, changed) {
+  const job = await call("GET", pathOf(KIND, id)).catch((error) => {
+    keepOpen("");
+    throw error;
+  });
+  byId("detail-body").replaceChildren(...parts(job), ...changes(job, changed), menu(job, changed));
   keepOpen(id);
   if (!byId("detail").open) byId("detail").showModal();
 }
@@ -37,7 +42,7 @@ function facts(job) {
   const told = {
     id: job.id, queue: job.queue, attempts: `${job.attempt} of ${job.max_attempts}`, cause: job.metadata.cause,
     framework: job.metadata.framework, replays: job.metadata["ojs.replay_count"],
-    enqueued: job.metadata.created_at, died: job.metadata.discarded_at, "next retry": job.next_retry_at,
+    enqueued: job.metadata.created_at, died: job.metadata.discarded_at,
   };
   const known = Object.entries(told).filter(([, value]) => value !== undefined && value !== null);
   return make("dl", {}, ...known.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
@@ -70,8 +75,7 @@ function schedule(job) {
 const REPLACED = { queue: "Queue", args: "Arguments, a list in JSON", kwargs: "Named arguments, an object in JSON" };
 
 // What is left empty stays as it is: what is shown may be redacted, and must not be sent back as that.
-function changes(kind, job, changed) {
-  if (kind === "retries") return [];
+function changes(job, changed) {
   const fields = Object.entries(REPLACED).map(([name, placeholder]) =>
     make(name === "queue" ? "input" : "textarea", { name, placeholder, ariaLabel: placeholder }));
   const button = make("button", {}, "Replay with these");
@@ -84,7 +88,7 @@ function changes(kind, job, changed) {
     const override = Object.fromEntries(given.map((field) => [field.name, valueOf(field)]));
     if (!form.reportValidity()) return;
     const told = Object.entries(override).map(([name, value]) => `${name}: ${JSON.stringify(value)}`);
-    const work = () => call("POST", pathOf(kind, job.id, "retry"), { body: { override } });
+    const work = () => call("POST", pathOf(KIND, job.id, "retry"), { body: { override } });
     ask("Replay", [summary(job), ...told].join("\n"), work, changed);
   }
 }
@@ -107,12 +111,11 @@ async function ask(name, text, work, changed) {
   }
 }
 
-function menu(kind, job, changed) {
-  const buttons = kind === "retries"
-    ? [act("Run now", () => call("POST", pathOf(kind, job.id, "run"))),
-       act("Cancel for good", () => call("DELETE", pathOf(kind, job.id)), "danger")]
-    : [act("Replay", () => call("POST", pathOf(kind, job.id, "retry"), { body: {} })),
-       act("Delete", () => call("DELETE", pathOf(kind, job.id)), "danger")];
+function menu(job, changed) {
+  const buttons = [
+    act("Replay", () => call("POST", pathOf(KIND, job.id, "retry"), { body: {} })),
+    act("Delete", () => call("DELETE", pathOf(KIND, job.id)), "danger"),
+  ];
   return make("menu", {}, make("button", { type: "button", on: { click: close } }, "Close"), ...buttons);
 
   function act(name, work, className = "") {

@@ -6,7 +6,7 @@ import * as detail from "./detail.js";
 import { keepFilters, read } from "./place.js";
 import { byId, guarded, isNear, make, question, when } from "./view.js";
 
-const KIND = "dead-letter";
+const { KIND } = detail;
 const PAGE = 100;
 const state = { cursor: null, more: false, busy: false, count: 0, rows: new Map(), chosen: new Set(), generation: 0 };
 
@@ -24,7 +24,7 @@ export function fill(filters) {
 
 export async function load() {
   state.generation += 1;
-  if (read().view === "letters" && !read().open) keepFilters(chosen());
+  if (read().view === "letters") keepFilters(chosen());
   Object.assign(state, { cursor: null, more: true, busy: false, count: 0, rows: new Map(), chosen: new Set() });
   byId("letters").replaceChildren();
   tellChosen();
@@ -85,7 +85,7 @@ function row(job) {
   );
 }
 
-export const open = (id) => detail.open(KIND, id, load);
+export const open = (id) => detail.open(id, load);
 
 function pick(job, box) {
   if (box.checked) state.chosen.add(job.id);

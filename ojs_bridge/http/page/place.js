@@ -9,7 +9,7 @@ export function read() {
 }
 
 export function keepFilters(filters) {
-  history.replaceState(null, "", address(filters, ""));
+  history.replaceState(null, "", address(filters, read().open));
 }
 
 // An open letter is a step of its own, so that going back closes it.
