@@ -64,11 +64,16 @@ class _InMemory:
             if not free:
                 return False
             self._claimed.add(id(free[0]))
+        gone = False
         try:
             then()
-            self._letters(queue).remove(free[0])
+            gone = True
         finally:
-            self._claimed.discard(id(free[0]))
+            # In one step, or who has just looked at the list finds it free, and publishes it as well.
+            with self._lock:
+                if gone:
+                    self._letters(queue).remove(free[0])
+                self._claimed.discard(id(free[0]))
         return True
 
     def _letters(self, queue: str) -> list[MessageProxy]:

@@ -21,7 +21,7 @@ def end(workers: list[Worker]) -> list[str]:
     for worker in workers:
         worker.ask_to_stop()
     return [
-        f"exit status {worker.process.returncode}\n{worker.log[-3000:]}"
+        f"exit status {worker.process.returncode}\n{worker.log[-20_000:]}"
         for worker in workers
         if worker.stop() != 0
     ]

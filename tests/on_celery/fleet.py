@@ -105,6 +105,7 @@ class Worker:
             # A child of billiard 4.2 waits up to 30 s at its end for a main process that reads no more.
             return self.process.wait(60)
         except subprocess.TimeoutExpired:
+            self.say_where_it_stands()
             self.process.kill()
             return self.process.wait()
 
