@@ -3,7 +3,7 @@ FLOOR_TESTS = $(wildcard tests/on_dramatiq tests/on_celery)
 # For two cores; the tests wait more than they compute, and main has more of them. By file, since a file's tests
 # share fleets; in the order of the files, since by the number of their tests the slowest would come last.
 TEST_WORKERS ?= 4
-FLOOR_WORKERS ?= 3
+FLOOR_WORKERS ?= 2
 PARALLEL = --dist=loadfile --no-loadscope-reorder
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
