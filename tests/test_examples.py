@@ -57,13 +57,13 @@ def test_the_shop(shop: Path, valkey_url: str) -> None:
     stolen, unreachable = ("charge", "payment.card_stolen"), ("sync_crm", "external.unreachable")
     with working(shop, environment) as log:
         python(shop, environment, "place_orders.py")
-        eventually(lambda: all(line in log() for line in (*DONE, *told(shop))), seconds=90, what="the orders")
-        eventually(lambda: letters() == {stolen: 1, unreachable: 1}, what="the dead letters")
+        eventually(lambda: all(line in log() for line in (*DONE, *told(shop))), seconds=40, what="the orders")
+        eventually(lambda: letters() == {stolen: 1, unreachable: 1}, seconds=20, what="the dead letters")
         eventually(lambda: log().count("PAGER: ") == 2, what="the pages")
         crm_is_down.unlink()
         said = python(shop, environment, "replay.py")
         assert said.count("failed with external.unreachable, and no attempt is left") == 1
-        eventually(lambda: "the CRM knows order 1" in log(), what="the replay")
+        eventually(lambda: "the CRM knows order 1" in log(), seconds=20, what="the replay")
         assert letters() == {stolen: 1}
         assert [log().count(line) for line in DONE] == [1, 1, 1]
 
@@ -89,7 +89,7 @@ def working(folder: Path, environment: dict[str, str]) -> Iterator[Callable[[], 
         raise
     finally:
         worker.terminate()
-        worker.wait(60)
+        worker.wait(20)
 
 
 def python(folder: Path, environment: dict[str, str], script: str) -> str:

@@ -184,11 +184,11 @@ def test_what_this_process_does_not_serve_waits_for_another(url: str, worker: Wo
     worker.bridge.retries.run("j-1")
     worker.bridge.start()
     eventually(lambda: worker.published == ["j-1"], what="its own was published")
-    eventually(lambda: worker.bridge.retries.count() == BATCH + 1, what="it left the store")
+    eventually(lambda: worker.bridge.retries.count() == BATCH + 1, seconds=20, what="it left the store")
     other = Bridge(url, polling_retry=QUICK)
     outbox = other.publishers["other"] = Outbox()
     other.start()
-    eventually(lambda: len(outbox.retried) == BATCH + 1, what="the others were published")
+    eventually(lambda: len(outbox.retried) == BATCH + 1, seconds=20, what="the others were published")
     other.stop()
     assert worker.published == ["j-1"]
 
@@ -213,7 +213,7 @@ def test_four_schedulers_publish_each_once(url: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    eventually(lambda: workers[0].bridge.retries.count() == 1, seconds=60, what="all were published")
+    eventually(lambda: workers[0].bridge.retries.count() == 1, seconds=30, what="all were published")
     for worker in workers:
         worker.bridge.stop()
     published = Counter(job for worker in workers for job in worker.published)

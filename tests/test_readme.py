@@ -61,14 +61,14 @@ def test_the_readme_from_sending_to_replaying(shop: tuple[Path, dict[str, str]])
     store = Bridge(f"sqlite:///{folder}/ojs.db").dead_letters
     with _workers(folder, environment) as log:
         _python(folder, environment, "send.py")
-        eventually(lambda: log("actors").count("charged 7") == 1, seconds=90, what="Dramatiq's charge")
-        eventually(lambda: log("tasks").count("charged 7") == 1, seconds=90, what="Celery's charge")
+        eventually(lambda: log("actors").count("charged 7") == 1, seconds=30, what="Dramatiq's charge")
+        eventually(lambda: log("tasks").count("charged 7") == 1, seconds=30, what="Celery's charge")
         _python(folder, environment, "-c", "import fleet; fleet.sync_crm.delay('acme')")
-        eventually(lambda: store.stats().total == 1, seconds=90, what="the fleet's dead letter")
+        eventually(lambda: store.stats().total == 1, seconds=30, what="the fleet's dead letter")
         (letter,) = store.list().letters
         assert (letter.error_type, letter.attempt) == ("external.unreachable", 2)
         assert letter.id in _python(folder, environment, "replay.py")
-        eventually(lambda: store.stats().total == 1, seconds=90, what="the second death")
+        eventually(lambda: store.stats().total == 1, seconds=30, what="the second death")
     assert store.get(letter.id).replay_count == 1
     assert [error["attempt"] for error in store.get(letter.id).errors] == [1, 2, 1, 2]
 
@@ -89,7 +89,7 @@ def test_the_commands_of_the_readme(readme: str, shop: tuple[Path, dict[str, str
     command = [sys.executable, "-m", "ojs_bridge.cli", serve, "--port", str(port), *options]
     server = subprocess.Popen(command, cwd=folder, env=environment)
     try:
-        eventually(lambda: _answers(f"http://127.0.0.1:{port}/"), seconds=90, what="the page")
+        eventually(lambda: _answers(f"http://127.0.0.1:{port}/"), seconds=30, what="the page")
     finally:
         server.terminate()
         server.wait(30)
@@ -163,6 +163,6 @@ def _workers(folder: Path, environment: dict[str, str]) -> Iterator[object]:
             worker = subprocess.Popen(
                 [sys.executable, "-m", *command], cwd=folder, env=environment, stdout=output, stderr=output
             )
-            stack.callback(worker.wait, 60)
+            stack.callback(worker.wait, 20)
             stack.callback(worker.terminate)
         yield lambda name: (folder / f"{name}.log").read_text()

@@ -17,7 +17,7 @@ SMALL = Storm(
     seconds=8,
     kill_every=2,
     outages=(Outage(2, "store", 2, frozen=True), Outage(5, "broker", 0.5)),
-    patience=150,
+    patience=100,
 )
 
 

@@ -106,11 +106,11 @@ serve(Bridge({url!r}), port={port}, {arguments})"
     address = f"http://127.0.0.1:{port}"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         try:
-            eventually(lambda: _answers(address), seconds=80)
+            eventually(lambda: _answers(address), seconds=20)
             yield address
         finally:
             process.terminate()
-            process.wait(60)
+            process.wait(20)
 
 
 def _answers(address: str) -> bool:

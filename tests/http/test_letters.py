@@ -128,10 +128,7 @@ IDS = [
 
 def test_ids_of_all_kinds(door: House) -> None:
     """Percent-encoded they are got, replayed and deleted."""
-    with (
-        listening(guarded(door.bridge, unlimited())) as address,
-        httpx.Client(headers=OWN, timeout=60) as client,
-    ):
+    with listening(guarded(door.bridge, unlimited())) as address, httpx.Client(headers=OWN) as client:
         for letter_id in IDS:
             path = f"{address}{LETTERS}/{quote(letter_id, safe='')}"
             door.bury(letter_id)

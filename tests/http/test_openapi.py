@@ -75,7 +75,7 @@ def test_the_server_keeps_to_its_document(served: tuple[House, str], path: str, 
         assume(not beyond_schemas(case))
         if mode is GenerationMode.POSITIVE and "id" in case.path_parameters and data.draw(st.booleans()):
             case.path_parameters["id"] = f"j-{next(known)}"
-        case.call_and_validate(headers=OWN, timeout=60)
+        case.call_and_validate(headers=OWN)
 
     check()
 

@@ -92,7 +92,7 @@ def await_door(door: Door) -> None:
         except httpx.TransportError:
             return False
 
-    eventually(answers, seconds=90)
+    eventually(answers, seconds=30)
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +105,13 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         def start(command: list[str], log: str) -> None:
             file = stack.enter_context((folder / log).open("wb"))
             process = subprocess.Popen(command, env=found.environment, cwd=ROOT, stdout=file, stderr=file)
-            stack.callback(lambda: (process.terminate(), process.wait(60)))
+            stack.callback(lambda: (process.terminate(), process.wait(30)))
 
         for name, command in WORKERS.items():
             start([sys.executable, "-m", *command], name)
         subprocess.run(found.python(SEND, json.dumps(DYING)), env=found.environment, check=True)
         start(found.python(SERVE, str(found.port), ""), "server")
-        eventually(lambda: len(found.ids()) == 2 * len(DYING), seconds=90)
+        eventually(lambda: len(found.ids()) == 2 * len(DYING), seconds=60)
         await_door(found)
         yield found
 
@@ -245,7 +245,9 @@ def test_one_is_replayed(page: Page, door: Door) -> None:
     page.locator("#detail").get_by_role("button", name="Replay").click()
     page.locator("#question-yes").click()
     expect(rows(page)).to_have_count(1)
-    eventually(lambda: 4 in {int(door.valkey.get(f"demo:runs:{f}:{REPLAYED}") or 0) for f in WORKERS})
+    eventually(
+        lambda: 4 in {int(door.valkey.get(f"demo:runs:{f}:{REPLAYED}") or 0) for f in WORKERS}, seconds=20
+    )
 
 
 def test_many_are_replayed_by_a_filter(page: Page, door: Door) -> None:
@@ -260,7 +262,9 @@ def test_many_are_replayed_by_a_filter(page: Page, door: Door) -> None:
     assert before == dict.fromkeys(WORKERS, "1")
     page.locator("#replay-all").click()
     page.locator("#question-yes").click()
-    eventually(lambda: all(int(door.valkey.get(f"demo:runs:{n}:hits auth.*") or 0) == 2 for n in WORKERS))
+    eventually(
+        lambda: all(int(door.valkey.get(f"demo:runs:{n}:hits auth.*") or 0) == 2 for n in WORKERS), seconds=20
+    )
 
 
 def test_selected_ones_are_deleted(page: Page, door: Door) -> None:
@@ -416,4 +420,4 @@ def test_ten_thousand(browser: Browser, door: Door) -> None:
         page.close()
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(30)

@@ -28,7 +28,7 @@ def door(tmp_path: Any) -> House:
 def test_a_server_without_tokens(door: House, tmp_path: Any) -> None:
     """On loopback: reads and deletes; what it has no publisher for it does not replay."""
     door.bury("j-1")
-    with served(f"sqlite:///{tmp_path}/ojs.db") as address, httpx.Client(headers=OWN, timeout=60) as client:
+    with served(f"sqlite:///{tmp_path}/ojs.db") as address, httpx.Client(headers=OWN) as client:
         assert [job["id"] for job in client.get(address + LETTERS).json()["jobs"]] == ["j-1"]
         assert client.get(address + LETTERS, headers={"Host": "evil.example"}).status_code == 403
         assert client.post(f"{address}{LETTERS}/j-1/retry").status_code == 422
@@ -39,8 +39,8 @@ def test_a_server_without_tokens(door: House, tmp_path: Any) -> None:
 def test_a_server_with_a_token(tmp_path: Any) -> None:
     """It asks for it."""
     with served(f"sqlite:///{tmp_path}/ojs.db", f"operator_token={OPERATOR!r}") as address:
-        assert httpx.get(address + LETTERS, timeout=60).status_code == 401
-        answer = httpx.get(address + LETTERS, headers=with_token(OPERATOR), timeout=60)
+        assert httpx.get(address + LETTERS).status_code == 401
+        answer = httpx.get(address + LETTERS, headers=with_token(OPERATOR))
         assert answer.json()["jobs"] == []
 
 
@@ -104,7 +104,7 @@ def test_so_many_replays_at_a_time(door: House) -> None:
         for thread in threads:
             thread.start()
         eventually(lambda: answers.count(429) == 2)
-        assert httpx.get(address + LETTERS, timeout=60).status_code == 200
+        assert httpx.get(address + LETTERS).status_code == 200
         slow.go.set()
         for thread in threads:
             thread.join()

@@ -167,7 +167,7 @@ class Fleet:
         """Send a job to a task of a name."""
         return self.task(name).apply_async(args, **options)
 
-    def end(self, job: AsyncResult, *, seconds: float = 60) -> str:
+    def end(self, job: AsyncResult, *, seconds: float = 45) -> str:
         """Wait until a job has ended, and return its state."""
 
         def ended() -> bool:

@@ -82,7 +82,7 @@ def test_states_and_handlers_are_those_of_celery(fleet: Fleet) -> None:
     job = fleet.send("handled", "OSError('one')", "OSError('two')", "'ok'", ojs_retry=policy)
     failed = fleet.send("handled", "KeyError('k')", ojs_retry=policy)
     seen = set()
-    eventually(lambda: seen.add(job.state) or job.state == "SUCCESS", seconds=60)
+    eventually(lambda: seen.add(job.state) or job.state == "SUCCESS", seconds=30)
     assert "RETRY" in seen
     assert fleet.end(failed) == "FAILURE"
     eventually(lambda: len(fleet.calls(job)) == 4 and len(fleet.calls(failed)) == 4, what="the handlers")

@@ -64,6 +64,7 @@ def assert_ended(fleet: Fleet, sent: dict[str, AsyncResult], *, lost: bool) -> N
 
 
 @pytest.mark.requirement("RET-01", "RET-12")
+@pytest.mark.timeout(240)  # a minute more where a killed worker had claimed a retry
 @pytest.mark.parametrize("kind", ["valkey", "rabbitmq"])
 def test_what_is_sent_on_while_a_server_is_down_ends_as_its_policy_says(
     separate: Made, kind: str, request: pytest.FixtureRequest

@@ -85,13 +85,14 @@ def test_a_child_that_is_terminated_counts_once(made: Made) -> None:
 
 
 @pytest.mark.requirement("RET-12")
+@pytest.mark.timeout(240)
 def test_a_rolling_deploy_loses_nothing_and_counts_nothing(made: Made) -> None:
     fleet = made()
     fleet.start("-c", "2", "--max-tasks-per-child", "3")
     jobs = []
     for _ in range(3):
         jobs += [fleet.send("act", "time.sleep(0.3) or OSError()", "'ok'") for _ in range(10)]
-        eventually(lambda job=jobs[-10]: fleet.runs(job), seconds=60, what="a run")
+        eventually(lambda job=jobs[-10]: fleet.runs(job), seconds=40, what="a run")
         old = fleet.worker
         fleet.start("-c", "2", "--max-tasks-per-child", "3")
         old.ask_to_stop()

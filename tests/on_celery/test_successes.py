@@ -67,7 +67,7 @@ def test_a_replacement_that_comes_a_second_time_is_no_copy_of_what_it_replaces(
         queue = fleet.app.amqp.queues[other](connection.default_channel)
         queue.declare()
         job = fleet.task("replaces").apply_async(("'replaced'",), {"queue": other})
-        eventually(lambda: (found := queue.get()) and found.requeue() is None, seconds=60)
+        eventually(lambda: (found := queue.get()) and found.requeue() is None, seconds=30)
     eventually(lambda: f"[{job.id}] ignored" in worker.log, what="the end of what is replaced")
     assert worker.stop() == 0
     fleet.start("-c", "1", "-Q", other)

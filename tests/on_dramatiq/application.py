@@ -87,7 +87,7 @@ class Application:
     def produce(self, code: str) -> None:
         """Run a producer process."""
         code = f"from {self.module} import *\n{textwrap.dedent(code)}"
-        subprocess.run([sys.executable, "-c", code], env=self.environment, check=True, timeout=60)
+        subprocess.run([sys.executable, "-c", code], env=self.environment, check=True, timeout=30)
 
     def times(self, word: str) -> list[float]:
         """When a job has run."""
@@ -116,7 +116,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
-        process.wait(60)
+        process.wait(20)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -122,9 +122,9 @@ class Fleet:
         try:
             yield worker
         finally:
-            worker.stop(timeout=60_000)
+            worker.stop(timeout=20_000)
 
-    def end(self, sent: Sent, *, nth: int = 1, seconds: float = 40) -> Event:
+    def end(self, sent: Sent, *, nth: int = 1, seconds: float = 20) -> Event:
         """Wait until a job has ended for the nth time, and return the event that says how."""
         try:
             eventually(lambda: len(self.heard.ends(sent.id)) >= nth, seconds=seconds)

@@ -65,7 +65,7 @@ def test_a_job_that_outlives_rabbitmq_s_patience_and_its_reservation_runs_once(
         taken_back.set()
         assert fleet.end(job).type == "job.completed"
         assert worker.consumers[unique].consumer is not first
-    eventually(lambda: is_drained(fleet), seconds=60)
+    eventually(lambda: is_drained(fleet), seconds=30)
     assert fleet.heard.types(job.id) == ["job.started", "job.completed"]
     assert len(job.runs) == 1
     broker.close()
@@ -97,12 +97,12 @@ def test_a_settled_job_whose_acknowledgement_was_lost_does_not_run_again(
     application = Application(url_of(request, kind), unique, tmp_path, module, heartbeat="1000")
     application.produce('slow.send("once", 0)')
     with application.working(fault="settled") as process:
-        assert process.wait(60) != 0
+        assert process.wait(30) != 0
     assert application.counts() == {"once": 1, "once-end": 1}
     with application.working():
         application.produce('slow.send("after", 0)')
-        eventually(lambda: "Message slow('once', 0) was skipped" in application.log.read_text(), seconds=60)
-        eventually(lambda: application.times("after-end"), seconds=60)
+        eventually(lambda: "Message slow('once', 0) was skipped" in application.log.read_text(), seconds=20)
+        eventually(lambda: application.times("after-end"), seconds=20)
     assert application.counts()["once"] == 1
 
 

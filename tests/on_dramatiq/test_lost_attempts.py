@@ -41,9 +41,9 @@ BOTH = pytest.mark.parametrize("application", ["redis", "rabbitmq"], indirect=Tr
 def test_a_job_that_kills_its_worker_runs_as_often_as_its_policy_allows(application: Application) -> None:
     application.produce('kills.send("poison", 99)')
     with application.supervised(fault="delivered"):
-        eventually(application.letters, seconds=120)
+        eventually(application.letters, seconds=60)
         application.produce('kills.send("after", 0)')
-        eventually(lambda: application.times("after"), seconds=60)
+        eventually(lambda: application.times("after"), seconds=30)
     (letter,) = application.letters()
     assert [e["type"] for e in letter.errors] == ["visibility_timeout"] * 3
     assert [e["attempt"] for e in letter.errors] == [1, 2, 3]
@@ -64,10 +64,10 @@ def test_a_worker_killed_between_settling_and_acknowledging_repeats_nothing(
 ) -> None:
     application.produce('hopeless_there.send("hopeless")')
     with application.supervised(fault="unacknowledged"):
-        eventually(application.letters, seconds=120)
+        eventually(application.letters, seconds=69)
     with application.working():
         application.produce('kills.send("after", 0)')
-        eventually(lambda: application.times("after"), seconds=60)
+        eventually(lambda: application.times("after"), seconds=30)
     (letter,) = application.letters()
     assert [e["type"] for e in letter.errors] == ["builtins.OSError"] * 4
     assert len(application.times("hopeless")) == 4
@@ -110,7 +110,7 @@ def test_an_only_attempt_that_is_lost_ends_as_results_and_callbacks_know_it(
     broker.enqueue(message)
     with fleet.working():
         with pytest.raises(ResultFailure):
-            message.get_result(backend=backend, block=True, timeout=40_000)
+            message.get_result(backend=backend, block=True, timeout=20_000)
         eventually(lambda: len(told) == 2 and fleet.heard.ends(message.message_id))
     assert fleet.runs["key"] == []
     assert {"retries": 0, "max_retries": 0} in told

@@ -258,7 +258,7 @@ def results(stubbed: Callable[..., Fleet]) -> Iterator[tuple[Fleet, StubBackend]
 
 def result_of(fleet: Fleet, backend: StubBackend, job: Sent, actor: dramatiq.Actor[..., Any]) -> Any:
     message = dramatiq.Message(fleet.queue, actor.actor_name, (), {}, {}, message_id=job.id)
-    return backend.get_result(message, block=True, timeout=40_000)
+    return backend.get_result(message, block=True, timeout=10_000)
 
 
 @pytest.mark.parametrize(
@@ -481,7 +481,7 @@ def test_unmatched_actors_keep_the_native_retries(stub: StubBroker, unique: str)
     for name in ("billing.charge", "mail.send"):
         stub.get_actor(name).send(name)
     eventually(lambda: len(runs) >= 6)
-    stub.join(unique, timeout=30_000, fail_fast=False)
+    stub.join(unique, timeout=10_000, fail_fast=False)
     worker.stop()
     assert (runs.count("billing.charge"), runs.count("mail.send")) == (4, 2)
     assert [m.actor_name for m in stub.dead_letters] == ["mail.send"]

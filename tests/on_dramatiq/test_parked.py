@@ -121,7 +121,7 @@ def test_four_processes_publish_what_is_due_once(
     application.produce(f"park_many({count})")
     assert application.store.count_parked() == count
     with application.working(fault="published", processes=4):
-        eventually(lambda: len(application.times("many")) >= count, seconds=80)
+        eventually(lambda: len(application.times("many")) >= count, seconds=60)
         eventually(lambda: application.store.count_parked() == 0)
     published = [word for word in application.counts() if word.startswith("published-")]
     assert len(published) == count

@@ -39,7 +39,7 @@ DEAD = {"hopeless": "builtins.OSError", "outspoken": "a.b", "endless": "timeout"
 def test_jobs_of_one_process_end_in_another_as_their_policies_say(application: Application) -> None:
     with application.working() as process:
         application.produce(SENDING)
-        eventually(lambda: application.counts() == EXPECTED and application.dead() == DEAD, seconds=60)
+        eventually(lambda: application.counts() == EXPECTED and application.dead() == DEAD, seconds=30)
     assert process.returncode == 0
     assert application.counts() == EXPECTED
 
@@ -48,12 +48,12 @@ def test_jobs_of_one_process_end_in_another_as_their_policies_say(application: A
 def test_a_third_process_replays(application: Application) -> None:
     with application.working():
         application.produce('hopeless.send("hopeless")')
-        eventually(application.dead, seconds=60)
+        eventually(application.dead, seconds=30)
         application.produce("""
             bridge = next(m for m in broker.middleware if isinstance(m, OJSRetries)).bridge
             bridge.dead_letters.retry(bridge.dead_letters.list().letters[0].id)
         """)
-        eventually(lambda: application.counts() == {"hopeless": 6} and application.dead(), seconds=60)
+        eventually(lambda: application.counts() == {"hopeless": 6} and application.dead(), seconds=30)
     (letter,) = application.letters()
     assert (letter.replay_count, len(letter.errors)) == (1, 6)
 
@@ -70,7 +70,7 @@ def test_a_worker_that_is_set_up_wrongly_does_not_start(
     application: Application, fault: str, said: str
 ) -> None:
     with application.working(fault=fault) as process:
-        assert process.wait(60) != 0
+        assert process.wait(30) != 0
     assert said in application.log.read_text()
 
 
@@ -79,5 +79,5 @@ def test_a_worker_that_is_set_up_wrongly_does_not_start(
 def test_gevent_workers(application: Application) -> None:
     with application.working(command="dramatiq-gevent") as process:
         application.produce(SENDING)
-        eventually(lambda: application.counts() == EXPECTED and application.dead() == DEAD, seconds=60)
+        eventually(lambda: application.counts() == EXPECTED and application.dead() == DEAD, seconds=30)
     assert process.returncode == 0

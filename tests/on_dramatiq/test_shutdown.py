@@ -53,7 +53,7 @@ def test_a_rolling_restart_ends_every_job_once(application: Application) -> None
         for process in old:
             started = len(application.counts())
             eventually(
-                lambda started=started: len(application.counts()) > min(started, 4 * count - 1), seconds=60
+                lambda started=started: len(application.counts()) > min(started, 4 * count - 1), seconds=30
             )
             new.append(application.start())
             end(process)

@@ -361,6 +361,7 @@ class Quarters(Iterator[int]):
             return self._next.value - 1
 
 
+@pytest.mark.timeout(300)
 def test_many_schedulers_publish_each_retry_once(url: str, store: Store) -> None:
     """None twice, none left over."""
     assert in_processes(4, park_some, url, Quarters()) == [None] * 4
