@@ -26,18 +26,20 @@ WAIT_SECONDS = 0.5
 #: How many packed commands a channel keeps: one for each turn of its queues, which may come and go.
 MOST_PACKED = 100
 
-#: KEYS: unacked, its index, then queues by priority. ARGV: now. Writes what kombu does when it has read a
-#: message, and first, for a server without memory refuses that, and nothing may be popped then.
+#: KEYS: unacked, its index, then queues by priority. ARGV: for each queue whether it is consumed without
+#: acknowledging (1) or not (0); now. Writes what kombu does when it has read a message, and first, for a
+#: server without memory refuses that, and nothing may be popped then.
 _TAKE = """
 for n = 3, #KEYS do
   local item = redis.call('LINDEX', KEYS[n], -1)
   if item then
-    local read, message = pcall(cjson.decode, item)
+    local owed = string.sub(ARGV[1], n - 2, n - 2) == '0'
+    local read, message = pcall(cjson.decode, owed and item or '')
     local properties = read and type(message) == 'table' and message.properties
     local info = properties and properties.delivery_info
     if info and properties.delivery_tag then
       local route = cjson.encode(info.exchange or '') .. ',' .. cjson.encode(info.routing_key or '')
-      redis.call('ZADD', KEYS[2], ARGV[1], properties.delivery_tag)
+      redis.call('ZADD', KEYS[2], ARGV[2], properties.delivery_tag)
       redis.call('HSET', KEYS[1], properties.delivery_tag, '[' .. item .. ',' .. route .. ']')
     end
     redis.call('RPOP', KEYS[n])
@@ -81,19 +83,20 @@ def _taking(channel: Any) -> Any:
 
 
 class Taking:
-    """Mixed into kombu's Redis channel.
-
-    One that also consumes without acknowledging stays as it is, and so does one of a server without BLMOVE.
-    """
+    """Mixed into kombu's Redis channel; that of a server without BLMOVE stays as it is."""
 
     _ojs_idle = False
     _ojs_waits = 0
     _ojs_stock = False
+    #: The queues that are consumed without acknowledging, as a worker that mingles reads the answers.
+    _ojs_unacknowledged: frozenset[str] = frozenset()
     _ojs_packed: Mapping[tuple[str, ...], bytes] = MappingProxyType({})
 
     def basic_consume(self: Any, queue: str, no_ack: bool, *args: Any, **options: Any) -> Any:
         """Consume from a queue."""
-        self._ojs_stock = self._ojs_stock or no_ack
+        unacknowledged = self._ojs_unacknowledged - {queue} | ({queue} if no_ack else set())
+        if unacknowledged != self._ojs_unacknowledged:
+            self._ojs_unacknowledged, self._ojs_packed = unacknowledged, {}
         return super().basic_consume(queue, no_ack, *args, **options)  # type: ignore[misc]
 
     def _brpop_start(self: Any, *args: Any, **options: Any) -> None:
@@ -115,8 +118,9 @@ class Taking:
         packed: bytes | None = self._ojs_packed.get(queues)
         if packed is None:
             keys = [self._q_for_pri(queue, step) for step in self.priority_steps for queue in queues]
+            flags = "".join(str(int(queue in self._ojs_unacknowledged)) for queue in queues)
             keys = [self.global_keyprefix + key for key in (self.unacked_key, self.unacked_index_key, *keys)]
-            words = ("EVAL", _TAKE, len(keys), *keys)
+            words = ("EVAL", _TAKE, len(keys), *keys, flags * len(self.priority_steps))
             _, rest = b"".join(self.client.connection.pack_command(*words)).split(b"\r\n", 1)
             packed = b"*%d\r\n%s" % (len(words) + 1, rest)
             known = self._ojs_packed if len(self._ojs_packed) < MOST_PACKED else {}
@@ -176,9 +180,13 @@ class Owing:
 
     def can_consume(self: Any) -> bool:
         """Return whether a next message may be taken, which is asked at every turn of the consumer's loop."""
+        if self._ojs_owed:
+            self._ojs_pay()
+        return bool(super().can_consume())  # type: ignore[misc]
+
+    def _ojs_pay(self: Any) -> None:
         for delivery_tag in list(self._ojs_owed):
             try:
                 self.ack(delivery_tag)
             except self.channel.connection_errors:
                 break
-        return bool(super().can_consume())  # type: ignore[misc]

@@ -60,14 +60,20 @@ class Worker:
     """One `celery worker` process."""
 
     def __init__(
-        self, settings: Settings, folder: Path, *options: str, env: Mapping[str, str] | None = None
+        self,
+        settings: Settings,
+        folder: Path,
+        *options: str,
+        env: Mapping[str, str] | None = None,
+        mingles: bool = False,
     ) -> None:
         self.log_file = folder / f"{settings.queue}.log"
         self.log_file.touch()
         self._begins = self.log_file.stat().st_size
         self.asked = False
         arguments = ["-A", "tests.on_celery.worker", "worker", "-l", "INFO", "-n", f"{settings.queue}@%h"]
-        arguments += ["--without-gossip", "--without-mingle", *options]
+        alone = [] if mingles else ["--without-gossip", "--without-mingle"]
+        arguments += [*alone, *options]
         names = [value for option, value in itertools.pairwise(arguments) if option == "-n"]
         self._name = names[-1].replace("%h", socket.gethostname())
         environment = {**os.environ, **settings.to_env(), "C_FORCE_ROOT": "1", **(env or {})}

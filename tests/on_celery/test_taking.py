@@ -29,8 +29,12 @@ def waiting(fleet: Fleet) -> int:
         return client.llen(fleet.settings.queue) + client.hlen("unacked")
 
 
-def test_a_message_that_a_killed_worker_was_given_and_has_not_read_is_there(fleet: Fleet) -> None:
-    worker = fleet.start("-c", "1")
+@pytest.mark.parametrize("mingles", [False, True], ids=["alone", "mingles"])
+def test_a_message_that_a_killed_worker_was_given_and_has_not_read_is_there(
+    fleet: Fleet, mingles: bool
+) -> None:
+    """Also of one that has asked the others for what they know, and read their answers unacknowledged."""
+    worker = fleet.start("-c", "1", mingles=mingles)
     worker.await_ready()
     assert fleet.end(fleet.send("act", "'it works'")) == "SUCCESS"
     eventually(lambda: waiting(fleet) == 0, what="the acknowledgement")
