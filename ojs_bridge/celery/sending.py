@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -54,7 +55,7 @@ def publish(
     if due is not None:
         headers["eta"] = min(due, datetime.now(timezone.utc) + _hop(app)).isoformat()
     message = task_message({**headers, **changes}, properties, wire.body, None)
-    with confirmed.producer(app) as producer:
+    with told_of_outages(), confirmed.producer(app) as producer:
         app.amqp.send_task_message(
             producer,
             headers["task"],
@@ -72,6 +73,17 @@ def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
     connection = app.producer_pool.connections.connection
     recoverable: tuple[type[Exception], ...] = connection.recoverable_connection_errors
     return (OperationalError, ConnectionError, *recoverable)
+
+
+@contextmanager
+def told_of_outages() -> Iterator[None]:
+    """Raise OperationalError where kombu trips over a channel that an outage has closed meanwhile."""
+    try:
+        yield
+    except AttributeError as error:
+        if error.obj is not None or error.name != "client":
+            raise
+        raise OperationalError("the channel to the broker was closed") from error
 
 
 def _own_headers(wire: Wire) -> tuple[dict[str, Any], str | None]:
@@ -153,7 +165,7 @@ def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
     """Publish a message, with its final state, to its queue's own dead queue, `<queue>.dead`."""
     name = dead_name(wire.queue)
     headers, compression = _own_headers(wire)
-    with confirmed.producer(app) as producer:
+    with told_of_outages(), confirmed.producer(app) as producer:
         producer.publish(
             wire.body,
             exchange="",

@@ -12,8 +12,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import redis
+from celery import Celery
 from celery.result import AsyncResult
+from kombu.exceptions import OperationalError
 
+from ojs_bridge.celery import confirmed, sending
 from tests.on_celery.fleet import Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
 
@@ -24,6 +28,27 @@ def dead(fleet: Fleet) -> list:
         lambda: found.extend(fleet.buried(fleet.settings.queue)) or found, seconds=20, what="a dead letter"
     )
     return found
+
+
+def test_a_channel_that_an_outage_has_closed_is_an_outage(valkey: Valkey, unique: str) -> None:
+    """Kombu trips over it once, with an AttributeError; the next attempt has a channel of its own."""
+    app = Celery(unique, broker=valkey.url, set_as_current=False)
+    with app.producer_pool.acquire(block=True) as producer:
+        producer.publish({}, routing_key=unique, exchange="")
+        channel = producer.channel
+    channel._disconnect_pools()
+    vars(channel).pop("client", None)
+    channel.close()
+
+    def publish() -> None:
+        with sending.told_of_outages(), confirmed.producer(app) as producer:
+            producer.publish({}, routing_key=unique, exchange="", retry=True, retry_policy={"max_retries": 2})
+
+    with pytest.raises(OperationalError, match="was closed"):
+        publish()
+    publish()
+    with redis.Redis.from_url(valkey.url) as client:
+        assert client.llen(unique) == 2
 
 
 @pytest.mark.requirement("RET-17", "DLQ-001")
