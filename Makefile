@@ -62,7 +62,7 @@ clean:  ## remove the environments and caches
 
 .venv/.installed: pyproject.toml | .venv/.pip
 	.venv/bin/python -m pip install --quiet --editable '.[demo,http,postgresql]' \
-		--group lint --group test --group doors
+		--group lint --group test --group doors --group web
 	@touch $@ .venv/.demo
 
 .venv-floor/.installed: pyproject.toml scripts/floor-requirements.txt | .venv-floor/.pip

@@ -1,6 +1,6 @@
 """Open Job Spec retry semantics for the Celery and Dramatiq fleets that already run."""
 
-from .backoff import Intervals, Jitter
+from .backoff import Intervals, Jitter, Seeded
 from .bridge import Bridge
 from .errors import (
     ConfigurationError,
@@ -53,6 +53,7 @@ __all__ = [
     "Retry",
     "RetryNotFound",
     "RetryPolicy",
+    "Seeded",
     "Snooze",
     "Stats",
     "StorageRetry",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import sys
 from collections.abc import Callable
@@ -18,6 +19,8 @@ Strategy: TypeAlias = Literal["exponential", "linear", "polynomial", "none"]
 _LARGEST_FLOAT = int(sys.float_info.max)
 
 CustomStrategy: TypeAlias = "Callable[[int, Failure | None], float]"
+#: Takes the retry's number, the seconds before it and a source of randomness; returns the seconds to wait.
+CustomJitter: TypeAlias = "Callable[[int, float, Rng], float]"
 
 
 class Rng(Protocol):
@@ -67,9 +70,49 @@ class Jitter:
         drawn = self.low + (self.high - self.low) * rng.random()
         return max(self.low, min(drawn, math.nextafter(self.high, self.low)))
 
+    def __call__(self, _n: int, seconds: float, rng: Rng) -> float:
+        """Return the seconds to wait before a retry, in place of so many."""
+        return seconds * self.factor(rng)
+
 
 #: The jitter of the spec: a factor in [0.5, 1.5).
 SPEC_JITTER = Jitter(0.5, 1.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Seeded:
+    """A jitter that draws from the job's id and the retry's number: the same delay in every process.
+
+    Without an argument it is the spec's jitter. Raises TypeError for a jitter that is not callable.
+    """
+
+    jitter: CustomJitter = SPEC_JITTER
+
+    def __post_init__(self) -> None:
+        if not callable(self.jitter) or isinstance(self.jitter, type):
+            raise TypeError(f"Seeded({self.jitter!r}): must be a Jitter or another callable")
+
+    def __call__(self, n: int, seconds: float, rng: Rng) -> float:
+        """Return the seconds to wait before a retry, in place of so many."""
+        return self.jitter(n, seconds, rng)
+
+    def rng(self, job_id: str, n: int) -> Rng:
+        """Return what is drawn from before retry n of a job.
+
+        The k-th number, from 1, is the first 53 bits of the SHA-256 of `job_id:n:k`, as a fraction.
+        """
+        return _Digests(f"{job_id}:{n}")
+
+
+@dataclass(slots=True)
+class _Digests:
+    seed: str
+    drawn: int = 0
+
+    def random(self) -> float:
+        self.drawn += 1
+        digest = hashlib.sha256(f"{self.seed}:{self.drawn}".encode("utf-8", "surrogatepass")).digest()
+        return int.from_bytes(digest[:8], "big") // 2**11 / 2**53
 
 
 @dataclass(frozen=True, slots=True, init=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
-from . import events, settings
+from . import events
 from .backoff import Rng
 from .broker_letters import BrokerLetters
 from .dead_letters import DeadLetters
@@ -28,8 +26,9 @@ from .failures import (
     outcome_of,
     safe_repr,
 )
+from .harmless import Harmless
 from .history import History
-from .job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY, Header, Job, encode
+from .job import Header, Job, encode
 from .letters import letter_of
 from .parked_retries import ParkedRetries, job_of, parked_of
 from .policy import PartialPolicy, RetryPolicy
@@ -41,26 +40,25 @@ from .retention import PERIOD as PRUNE_PERIOD
 from .retention import Retention
 from .runs import Begun, Drop, Postpone, Refuse, Run, TaskPolicy
 from .scheduler import Chore, Scheduler
+from .settings import settings_of
+from .states import counts_of
 from .storage_retry import INSISTING, POLLING, Insistence, StorageRetry
 from .store import Parked, Settle, Store, StoreError, Turn
+from .trial import try_store
 from .turns import Turns
 
-logger = logging.getLogger("ojs_bridge")
-
 T = TypeVar("T")
-
-#: How many seconds the clocks of a worker and its store may differ before a worker says so.
-MAX_SKEW = 2.0
 
 
 class Bridge:
     """Retry semantics of the Open Job Spec for the apps and brokers that are given this bridge.
 
-    Every argument is optional; missing ones are read from OJS_BRIDGE_STORE, OJS_BRIDGE_NAMESPACE and
-    OJS_BRIDGE_RETRY (a JSON object). With a store, an attempt is reserved for `reservation` and a heartbeat
-    extends it; a retry later than `park_after` waits in the store. While the store cannot be reached jobs
-    wait, unless `fail_open`. `redact` names arguments that nobody is shown, or is a callable that returns
-    what is shown of an argument's name and value. Raises InvalidRetryPolicy and ConfigurationError.
+    Every argument is optional; missing ones, down to `retention`, are looked for in Django's settings, in
+    OJS_BRIDGE_* variables and in a TOML table (docs/frameworks.md). With a store, an attempt is reserved for
+    `reservation` and a heartbeat extends it; a retry later than `park_after` waits in the store. While the
+    store cannot be reached jobs wait, unless `fail_open`. `redact` names arguments that nobody is shown, or
+    is a callable that returns what is shown of an argument's name and value. Raises InvalidRetryPolicy and
+    ConfigurationError.
     """
 
     def __init__(
@@ -68,41 +66,54 @@ class Bridge:
         store: str | Store | None = None,
         retry: PartialPolicy | None = None,
         errors: Mapping[type[BaseException], Mapped] | None = None,
-        listeners: Sequence[events.Listener] = (),
+        listeners: Sequence[events.Listener] | None = None,
         *,
         namespace: str | None = None,
-        history: int = MIN_HISTORY,
-        header_budget: int = HEADER_BUDGET,
-        reservation: str | timedelta = timedelta(minutes=1),
-        park_after: str | timedelta = timedelta(minutes=1),
-        fail_open: bool = False,
+        history: int | None = None,
+        header_budget: int | None = None,
+        reservation: str | timedelta | None = None,
+        park_after: str | timedelta | None = None,
+        fail_open: bool | None = None,
         retention: Retention | None = None,
         redact: Redaction | None = None,
         replay_rules: Sequence[ReplayRule] = (),
         storage_retry: StorageRetry = INSISTING,
         polling_retry: StorageRetry = POLLING,
     ) -> None:
-        least = settings.at_least("history", history, MIN_HISTORY, " (spec section 10.1)")
-        self._budget = settings.at_least("header_budget", header_budget, MIN_HEADER_BUDGET, " bytes")
-        self.store = settings.the_store(store, namespace or os.environ.get("OJS_BRIDGE_NAMESPACE") or "ojs")
-        self._history = History(self.store, least, self._budget)
-        self.retry = retry if retry is not None else settings.retry_from_environment()
-        self.reservation = settings.length("reservation", reservation)
-        self.park_after = settings.length("park_after", park_after)
+        found = settings_of(
+            store=store,
+            namespace=namespace,
+            retry=retry,
+            errors=errors,
+            listeners=listeners,
+            history=history,
+            header_budget=header_budget,
+            reservation=reservation,
+            park_after=park_after,
+            fail_open=fail_open,
+            retention=retention,
+        )
+        self.store, self.retry, self._budget = found.store, found.retry, found.header_budget
+        self.reservation, self.park_after = found.reservation, found.park_after
+        self._history = History(self.store, found.history, self._budget)
         self._insistence = Insistence(storage_retry)
         self.publishers: dict[str, Publisher] = {}
         self.dead_queues: dict[str, DeadQueues] = {}
-        self._errors = settings.error_map(errors)
+        self._errors = found.errors
         self._rng: Rng = random
-        self._events = events.Dispatcher(settings.listeners_of(listeners))
+        self._events = events.Dispatcher(found.listeners)
         #: Whether anybody listens to events.
         self.listened_to = bool(self._events)
-        self._fail_open = fail_open
+        self._fail_open = found.fail_open
         self._polling = polling_retry
-        self._turns = Turns(self.store, self._insistence, self.reservation, self.now, fail_open=fail_open)
+        self._turns = Turns(
+            self.store, self._insistence, self.reservation, self.now, fail_open=found.fail_open
+        )
         self._scheduler: Scheduler | None = None
         self.task()
         redactor = Redactor(redact)
+        #: Whether something of what jobs carry is to be shown to nobody.
+        self.redacts = bool(redactor)
         self._replay_rules = checked(replay_rules)
         self.dead_letters = DeadLetters(
             self.store,
@@ -110,7 +121,7 @@ class Bridge:
             encode=self._history.encode,
             clock=self.now,
             emit=self._emit,
-            retention=settings.the_retention(retention),
+            retention=found.retention,
             redactor=redactor,
         )
         self.broker_letters = BrokerLetters(
@@ -122,7 +133,14 @@ class Bridge:
             emit=self._emit,
             redactor=redactor,
         )
-        self.retries = ParkedRetries(self.store, clock=self.now, cancelled=self._cancelled, redactor=redactor)
+        self.retries = ParkedRetries(
+            self.store,
+            self.publishers,
+            insist=self.insist,
+            clock=self.now,
+            cancelled=self._cancelled,
+            redactor=redactor,
+        )
 
     def register(self, framework: str, publisher: Publisher, dead_queues: DeadQueues | None = None) -> None:
         """Take the publisher and the dead queues of an app or broker; ConfigurationError for a second one.
@@ -138,27 +156,7 @@ class Bridge:
 
     def try_store(self, dead_queue: str) -> None:
         """Say in the log, when a worker starts, what goes without a store or with one that does not work."""
-        if self.store is None:
-            logger.warning(
-                "no store: dead letters go to %s, where `Bridge.broker_letters` finds them; "
-                "set Bridge(store=...) or OJS_BRIDGE_STORE",
-                dead_queue,
-            )
-            return
-        try:
-            self.store.prepare()
-            self._turns.prove()
-            apart = abs((self.store.clock() - self.now()).total_seconds())
-        except StoreError as error:
-            then = f"dead letters go to {dead_queue}" if self._fail_open else "jobs wait"
-            logger.error("until the store works, %s: %s", then, error)
-            return
-        if apart > MAX_SKEW:
-            logger.error(
-                "this machine's clock and the store's are %.1f s apart: retries run early or late, and live "
-                "jobs may be taken for lost; set the clocks",
-                apart,
-            )
+        try_store(self.store, self._turns.prove, self.now, dead_queue, fail_open=self._fail_open)
 
     def now(self) -> datetime:
         """Return the time, in UTC."""
@@ -208,15 +206,21 @@ class Bridge:
         begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):
             return begun
-        due = begun.job.next_retry_at
-        if due and due > self.now():
-            return Postpone(begun.job, due)
+        early = self.early(begun.job)
+        if early is not None:
+            return early
         found: Begun = begun
         if reserve:
-            found = self._turns.take(begun, publication if due is None else "", can_wait=can_wait)
+            first = begun.job.next_retry_at is None
+            found = self._turns.take(begun, publication if first else "", can_wait=can_wait)
         if isinstance(found, Run) and self._events:
             self._events.emit([events.started(found.job, self.now())])
         return found
+
+    def early(self, job: Job) -> Postpone | None:
+        """Return the postponement of a job that came before its time, whoever is to run it then."""
+        due = job.next_retry_at
+        return Postpone(job, due) if due and due > self.now() else None
 
     def admit(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Refuse:
         """Return the run of a job under its own policy, whether it begins now or began elsewhere."""
@@ -246,9 +250,9 @@ class Bridge:
         begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):
             return begun
-        due = begun.job.next_retry_at
-        if due and due > self.now():
-            return Postpone(begun.job, due)
+        early = self.early(begun.job)
+        if early is not None:
+            return early
         found = self._turns.take_over(begun, publication, process)
         if isinstance(found, (Drop, Postpone)):
             return found
@@ -344,7 +348,7 @@ class Bridge:
 
     def settled(self, run: Run | Refuse, decision: Decision) -> None:
         """End a run whose decision was carried out, and tell the log and the listeners; never raises."""
-        with _Harmless(run.job):
+        with Harmless(run.job):
             self._turns.end(run, decision)
         self._conclude(run, decision)
 
@@ -355,23 +359,23 @@ class Bridge:
 
     def _conclude(self, run: Run | Refuse, decision: Decision) -> None:
         job = run.job
-        with _Harmless(job):
+        with Harmless(job):
             events.log(job, decision)
         if self._events:
-            with _Harmless(job):
+            with Harmless(job):
                 self._tell(run, decision)
         if isinstance(decision, (Complete, Discard)):
-            with _Harmless(job):
+            with Harmless(job):
                 self._history.forget(job)
 
     def give_back(self, run: Run) -> None:
         """Give a run's turn back, because something else ends its process; never raises."""
-        with _Harmless(run.job):
+        with Harmless(run.job):
             self._turns.give_back(run)
 
     def let_end(self, run: Run) -> None:
         """Settle a run's turn, because the framework itself ends the job; never raises."""
-        with _Harmless(run.job):
+        with Harmless(run.job):
             self._turns.let_end(run)
 
     def let_run_out(self, run: Run) -> None:
@@ -390,6 +394,14 @@ class Bridge:
         seconds = time.monotonic() - since
         limit = policy.max_attempts
         self._events.emit(events.of(run.job, decision, max_attempts=limit, seconds=seconds, at=self.now()))
+
+    def counts(self, *, queue: str | None = None) -> Mapping[str, int]:
+        """Return how many jobs, of all queues or of one, are in each state that the store knows of.
+
+        `retryable` are the parked retries, `discarded` the dead letters. Only the broker knows what waits and
+        runs, and nobody keeps what succeeded. Raises ConfigurationError without a store, and StoreError.
+        """
+        return counts_of(self.store, queue)
 
     def flush(self, seconds: float = 2.0) -> bool:
         """Wait until the listeners have heard every event, `seconds` at most; return whether they have."""
@@ -448,24 +460,3 @@ class Bridge:
     def _emit(self, event: events.Event) -> None:
         if self._events:
             self._events.emit([event])
-
-
-class _Harmless:
-    """Logs what fails after a decision was carried out: the job has its place already."""
-
-    __slots__ = ("_job",)
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        """Log an error and go on after it; what is no Exception goes on."""
-        if not isinstance(error, Exception):
-            return False
-        with suppress(Exception):
-            told = "job %s: what follows a decision failed; the job is not affected"
-            logger.error(told, self._job.id, exc_info=error)
-        return True

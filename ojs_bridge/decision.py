@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Literal, TypeAlias
 
-from .backoff import Rng
+from .backoff import Rng, Seeded
 from .failures import VISIBILITY_TIMEOUT, Failure, Interrupted, Outcome, Snoozed, cut, safe_repr
 from .job import Job, ceil_to_millisecond
 from .policy import RetryPolicy
@@ -127,12 +127,14 @@ def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng) -> tuple[f
     cap = policy.max_interval.total_seconds()
     if failure.retry_after is not None:
         return min(failure.retry_after.total_seconds(), cap), ", as the handler asked"
+    if isinstance(policy.jitter, Seeded):
+        rng = policy.jitter.rng(job.id, job.attempt)
     try:
         return policy.delay(job.attempt, rng=rng, failure=failure), ""
     except Exception as error:  # noqa: BLE001 - a custom strategy is the user's code, and may not lose the job
         return (
             cap,
-            f", max_interval, because the custom backoff strategy failed: {cut(safe_repr(error), 200)}",
+            f", max_interval, because the custom backoff failed: {cut(safe_repr(error), 200)}",
         )
 
 

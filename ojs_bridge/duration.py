@@ -50,3 +50,15 @@ def read_duration(value: object) -> timedelta:
     if value < timedelta(0):
         raise ValueError("must not be negative")
     return value
+
+
+def spoken(seconds: float) -> str:
+    """Return a length of time as people write it: 0.5 s, 1 min 30 s, 2 h, 1 d 4 h."""
+    if seconds < 60:  # noqa: PLR2004 - a minute
+        return f"{seconds:.3g} s"
+    left, words = round(seconds), list[str]()
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        number, left = divmod(left, length)
+        if number:
+            words.append(f"{number} {unit}")
+    return " ".join(words[:2])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from .draining import Drained, Draining, Insist
 from .errors import InvalidState
 from .job import Job, decode
 from .letters import needed, page_size
+from .publishing import Publisher
 from .redaction import Redactor, without
 from .store import Parked, ParkedFilter, ParkedPage, Store
 
@@ -27,12 +29,16 @@ class ParkedRetries:
     def __init__(
         self,
         store: Store | None,
+        publishers: Mapping[str, Publisher],
         *,
+        insist: Insist,
         clock: Callable[[], datetime],
         cancelled: Callable[[Parked], None],
         redactor: Redactor,
     ) -> None:
         self._maybe_store = store
+        self._publishers = publishers
+        self._insist = insist
         self._clock = clock
         self._cancelled = cancelled
         self._redactor = redactor
@@ -68,9 +74,31 @@ class ParkedRetries:
             raise RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
         self._cancelled(parked)
 
-    def count(self) -> int:
-        """Count the parked retries."""
-        return self._store.count_parked()
+    def drain(
+        self,
+        tasks: Sequence[str] = (),
+        *,
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> Drained:
+        """Publish parked retries now, delayed by their framework until they are due: nobody needs the store.
+
+        Of the job types that `tasks`, patterns such as `billing.*`, name; none is all. Those that arrive
+        meanwhile too. `progress` is called with how many are published. Raises StoreError and Unreachable.
+        """
+        return self._draining(tasks, progress).run()
+
+    def drainable(self, tasks: Sequence[str] = ()) -> Iterator[Parked]:
+        """Yield what `drain` would publish, the next one due first; raises StoreError."""
+        return map(self._shown, self._draining(tasks).retries())
+
+    def _draining(self, tasks: Sequence[str], progress: Callable[[int], object] = lambda _: None) -> Draining:
+        return Draining(
+            self._store, self._publishers, tasks, clock=self._clock, insist=self._insist, progress=progress
+        )
+
+    def count(self, *, queue: str | None = None, type: str | None = None) -> int:  # noqa: A002
+        """Count the parked retries; `type` takes `prefix.*`."""
+        return self._store.count_parked(ParkedFilter(queue, type))
 
     def _get(self, job_id: str) -> Parked:
         parked = self._store.get_parked(job_id)

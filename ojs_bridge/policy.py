@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypeAlias
@@ -13,7 +14,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    InstanceOf,
     PlainSerializer,
     ValidationError,
     WithJsonSchema,
@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic.json_schema import GenerateJsonSchema
 from typing_extensions import Self
 
-from .backoff import SPEC_JITTER, Intervals, Jitter, Rng, Strategy, raw_delay
+from .backoff import SPEC_JITTER, CustomJitter, Intervals, Rng, Strategy, raw_delay
 from .duration import PATTERN, format_duration, read_duration
 from .errors import InvalidRetryPolicy, NotExpressible
 from .failures import Failure
@@ -56,6 +56,12 @@ def _countable(attempts: int) -> int:
 
 def _read_strategy(value: object) -> object:
     return "none" if isinstance(value, str) and value == "constant" else value
+
+
+def _no_class(jitter: object) -> object:
+    if isinstance(jitter, type):
+        raise ValueError("must not be a class")
+    return jitter
 
 
 def _read_patterns(value: object) -> tuple[object, ...]:
@@ -104,7 +110,8 @@ class RetryPolicy(BaseModel):
         default=timedelta(minutes=5), description="ISO 8601 duration cap on the computed backoff delay."
     )
     jitter: Annotated[
-        Annotated[bool, Field(strict=True)] | InstanceOf[Jitter],
+        Annotated[bool, Field(strict=True)] | Callable[..., Any],
+        AfterValidator(_no_class),
         WithJsonSchema({"type": "boolean"}, mode="validation"),
     ] = Field(
         default=True, description="Whether to add randomness to prevent thundering herd on mass retries."
@@ -169,14 +176,16 @@ class RetryPolicy(BaseModel):
     def delay(self, n: int, *, rng: Rng, failure: Failure | None = None) -> float:
         """Return the seconds before retry n, capped before and after jitter (spec sections 3, 5.1 and 5.3).
 
-        Never raises for a large n. What a custom strategy raises or returns out of range is a ValueError.
+        Never raises for a large n. Raises what a custom strategy or jitter raises, and ValueError for what it
+        returns out of range.
         """
         cap = self.max_interval.total_seconds()
         effective = min(self._raw(n, failure), cap)
         if self.jitter is False:
             return effective
-        jitter = SPEC_JITTER if self.jitter is True else self.jitter
-        return min(effective * jitter.factor(rng), cap)
+        if self.jitter is True:
+            return min(effective * SPEC_JITTER.factor(rng), cap)
+        return min(_jittered(self.jitter, n, effective, rng), cap)
 
     def _raw(self, n: int, failure: Failure | None) -> float:
         if isinstance(self.backoff_strategy, str):
@@ -208,6 +217,17 @@ class RetryPolicy(BaseModel):
         return cls.model_json_schema(schema_generator=_SpecSchema)
 
 
+def _jittered(jitter: CustomJitter, n: int, seconds: float, rng: Rng) -> float:
+    answer = jitter(n, seconds, rng)
+    try:
+        jittered = float(answer)
+    except (TypeError, ValueError, OverflowError):
+        jittered = math.nan
+    if not jittered >= 0:
+        raise ValueError(f"the custom jitter returned {_show(answer)} for the {seconds} s before retry {n}")
+    return jittered
+
+
 def check_partial(partial: PartialPolicy | None) -> None:
     """Raise InvalidRetryPolicy for a partial policy that no layer beneath it could make valid."""
     RetryPolicy.merge({"initial_interval": timedelta.resolution, "max_interval": timedelta.max}, partial)
@@ -236,7 +256,7 @@ def _wire(policy: RetryPolicy, names: set[str]) -> dict[str, Any]:
             f"backoff_strategy: {_show(policy.backoff_strategy)} exists only in Python code; "
             "the Open Job Spec has exponential, linear, polynomial and none"
         )
-    if "jitter" in names and isinstance(policy.jitter, Jitter) and policy.jitter != SPEC_JITTER:
+    if "jitter" in names and not isinstance(policy.jitter, bool) and policy.jitter != SPEC_JITTER:
         raise NotExpressible(
             f"jitter: {_show(policy.jitter)} exists only in Python code; "
             "the Open Job Spec has true, a factor in [0.5, 1.5), and false"
@@ -275,7 +295,7 @@ _RULES = {
     "literal_error": "must be one of {expected}",
 }
 _FIELD_RULES = {
-    "jitter": "must be a boolean, or in Python a Jitter",
+    "jitter": "must be a boolean, or in Python a Jitter or another callable",
     "backoff_strategy": "must be 'exponential', 'linear', 'polynomial' or 'none', or in Python a callable",
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Protocol
 
 from .job import Header
@@ -41,8 +42,11 @@ class Publisher(Protocol):
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish a dead letter's original message with its retry state replaced by `header`."""
 
-    def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
-        """Publish a parked retry's message, due now, with `state` as its retry state."""
+    def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
+        """Publish a parked retry's message with `state` as its retry state.
+
+        Due now, or at a time until which the framework itself delays it, whoever its workers are.
+        """
 
 
 class DeadQueues(Protocol):

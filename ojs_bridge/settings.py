@@ -1,79 +1,193 @@
-"""What a bridge is given, checked; what is missing is read from OJS_BRIDGE_* variables."""
+"""What a bridge and an `install` are set up with, found and checked."""
 
 from __future__ import annotations
 
-import json
+import builtins
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from datetime import timedelta
+from importlib import import_module
+from typing import Any
 
 from . import events
+from .configuration import Found, layered
 from .duration import read_duration
 from .errors import ConfigurationError, InvalidRetryPolicy
-from .failures import Mapped
+from .failures import ErrorMap, Mapped
+from .job import MIN_HEADER_BUDGET, MIN_HISTORY
+from .patterns import Policies
 from .policy import PartialPolicy, RetryPolicy
+from .policy_files import PoliciesOrFile, load
 from .retention import Retention
 from .store import Store, open_store
+from .store.protocol import without_password
+
+_LIMITS = tuple(field.name for field in fields(Retention))
 
 
-def at_least(name: str, value: object, least: int, unit: str) -> int:
-    if type(value) is not int or value < least:
-        raise ConfigurationError(f"{name}: {value!r} must be at least {least}{unit}")
-    return value
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one bridge."""
+
+    store: Store | None
+    retry: PartialPolicy | None
+    errors: dict[type[BaseException], Mapped]
+    listeners: tuple[Callable[[events.Event], object], ...]
+    history: int
+    header_budget: int
+    reservation: timedelta
+    park_after: timedelta
+    fail_open: bool
+    retention: Retention
 
 
-def the_store(store: str | Store | None, namespace: str) -> Store | None:
-    found = store if store is not None else os.environ.get("OJS_BRIDGE_STORE") or None
-    if isinstance(found, str):
-        return open_store(found, namespace)
-    if found is None or isinstance(found, Store):
-        return found
-    raise ConfigurationError(f"store: {found!r} is neither a URL such as sqlite:///ojs.db nor a store")
+def settings_of(**given: Any) -> Settings:
+    """Return a bridge's settings: those given, where they are not None, and those found elsewhere.
+
+    Raises ConfigurationError and InvalidRetryPolicy.
+    """
+    found = layered(**given)
+    return Settings(
+        store=_store(found["store"], found["namespace"].value),
+        retry=_retry(found["retry"]),
+        errors=_errors(found["errors"]),
+        listeners=_listeners(found["listeners"]),
+        history=_at_least(found["history"], MIN_HISTORY, " (spec section 10.1)"),
+        header_budget=_at_least(found["header_budget"], MIN_HEADER_BUDGET, " bytes"),
+        reservation=_length(found["reservation"]),
+        park_after=_length(found["park_after"]),
+        fail_open=_either(found["fail_open"]),
+        retention=_retention(found["retention"]),
+    )
 
 
-def retry_from_environment() -> PartialPolicy | None:
-    text = os.environ.get("OJS_BRIDGE_RETRY")
-    if not text:
-        return None
-    try:
-        partial: PartialPolicy = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"OJS_BRIDGE_RETRY: {text!r} is not JSON: {error}") from None
+def the_retry() -> PartialPolicy | None:
+    """Return the app's default policy as it is found where no code gives one."""
+    return _retry(layered()["retry"])
+
+
+def the_policies(policies: PoliciesOrFile | None) -> Policies:
+    """Return the policies of an `install`, given or found; raises InvalidRetryPolicy, ConfigurationError."""
+    found = layered(policies=policies)["policies"]
+    match found.value:
+        case str() | os.PathLike() as path:
+            return load(path, found.place)
+        case None | Mapping() as named:
+            return Policies(named, place=found.place.removesuffix("policies"))
+    raise ConfigurationError(
+        f"{found.place}: {found.value!r} must map names to partial policies, or be a file of them"
+    )
+
+
+def _store(found: Found, namespace: str) -> Store | None:
+    store = found.value
+    if isinstance(store, str):
+        return open_store(store, namespace)
+    if store is None or isinstance(store, Store):
+        return store
+    shown = without_password(repr(store))
+    raise ConfigurationError(f"{found.place}: {shown} is neither a URL such as sqlite:///ojs.db nor a store")
+
+
+def _retry(found: Found) -> PartialPolicy | None:
+    partial: PartialPolicy | None = found.value
     try:
         RetryPolicy.merge(partial)
     except InvalidRetryPolicy as error:
-        raise InvalidRetryPolicy([f"OJS_BRIDGE_RETRY: {problem}" for problem in error.problems]) from None
+        raise error if found.in_code else error.under(found.place) from None
     return partial
 
 
-def the_retention(retention: Retention | None) -> Retention:
-    if retention is not None and not isinstance(retention, Retention):
-        raise ConfigurationError(f"retention: {retention!r} is not a Retention")
-    return retention or Retention()
+def _errors(found: Found) -> dict[type[BaseException], Mapped]:
+    errors = found.value
+    if not isinstance(errors, Mapping):
+        raise ConfigurationError(f"{found.place}: {errors!r} must map exception classes to error types")
+    if found.in_code:
+        return dict(errors)
+    imported = {_imported(found.place, name): _pair(mapped) for name, mapped in errors.items()}
+    try:
+        ErrorMap(imported)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{found.place}: {str(error).removeprefix('errors: ')}") from None
+    return imported
 
 
-def error_map(errors: Mapping[type[BaseException], Mapped] | None) -> dict[type[BaseException], Mapped]:
-    if errors is not None and not isinstance(errors, Mapping):
-        raise ConfigurationError(f"errors: {errors!r} must map exception classes to error types")
-    return dict(errors or {})
+def _pair(mapped: Any) -> Any:
+    return tuple(mapped) if isinstance(mapped, list) else mapped
 
 
-def listeners_of(listeners: Sequence[events.Listener]) -> Sequence[Callable[[events.Event], object]]:
-    if callable(listeners) or not isinstance(listeners, Iterable):
-        raise ConfigurationError(f"listeners: {listeners!r} must be a list of callables")
+def _listeners(found: Found) -> tuple[Callable[[events.Event], object], ...]:
+    listeners = found.value
+    if callable(listeners) or isinstance(listeners, str) or not isinstance(listeners, Iterable):
+        raise ConfigurationError(f"{found.place}: {listeners!r} must be a list of callables")
+    if not found.in_code:
+        listeners = [_made(_imported(found.place, name)) for name in listeners]
     listeners = tuple(listeners)
     for listener in listeners:
         if not callable(listener):
-            raise ConfigurationError(f"listeners: {listener!r} is not callable")
+            raise ConfigurationError(f"{found.place}: {listener!r} is not callable")
     return listeners
 
 
-def length(name: str, value: str | timedelta) -> timedelta:
+def _made(listener: Any) -> Any:
+    return listener() if isinstance(listener, type) else listener
+
+
+def _imported(place: str, name: Any) -> Any:
+    """Return what a dotted name stands for; a builtin needs no module, and what is no name is itself."""
+    if not isinstance(name, str):
+        return name
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(import_module(module) if module else builtins, attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{place}: {name!r} cannot be imported: {error}") from error
+
+
+def _at_least(found: Found, least: int, unit: str) -> int:
+    value = found.value
+    if type(value) is not int or value < least:
+        raise ConfigurationError(f"{found.place}: {value!r} must be at least {least}{unit}")
+    return value
+
+
+def _either(found: Found) -> bool:
+    if type(found.value) is not bool:
+        raise ConfigurationError(f"{found.place}: {found.value!r} must be true or false")
+    return found.value
+
+
+def _length(found: Found) -> timedelta:
     """Return a duration greater than zero; raises ConfigurationError."""
     try:
-        found = read_duration(value)
+        length = read_duration(found.value)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{name}: {value!r} {error}") from None
-    if not found:
-        raise ConfigurationError(f"{name}: {value!r} must be greater than zero")
-    return found
+        raise ConfigurationError(f"{found.place}: {found.value!r} {error}") from None
+    if not length:
+        raise ConfigurationError(f"{found.place}: {found.value!r} must be greater than zero")
+    return length
+
+
+def _retention(found: Found) -> Retention:
+    told = found.value
+    if told is None or isinstance(told, Retention):
+        return told or Retention()
+    if found.in_code:
+        raise ConfigurationError(f"retention: {told!r} is not a Retention")
+    try:
+        return _retention_of(told)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{found.place}: {str(error).removeprefix('retention: ')}") from None
+
+
+def _retention_of(told: Any) -> Retention:
+    if not isinstance(told, Mapping):
+        raise ConfigurationError(f"{told!r} must be a table of {', '.join(_LIMITS)}")
+    for name in told:
+        if name not in _LIMITS:
+            raise ConfigurationError(f"{name}: is not one of {', '.join(_LIMITS)}")
+    queues = told.get("queues", {})
+    if not isinstance(queues, Mapping):
+        raise ConfigurationError(f"queues: {queues!r} must be a table of max_age and max_count by queue")
+    return Retention(**{**told, "queues": {queue: _retention_of(own) for queue, own in queues.items()}})

@@ -73,6 +73,15 @@ def unique() -> str:
     return f"t{uuid4().hex[:10]}"
 
 
+@pytest.fixture
+def unconfigured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A working directory without a pyproject.toml, and no OJS_BRIDGE_* variables."""
+    for name in [name for name in os.environ if name.startswith("OJS_BRIDGE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def valkey() -> Iterator[Valkey]:
     """The session's Valkey."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from ojs_bridge import Bridge, Letter
@@ -24,6 +25,7 @@ class Outbox:
 
     published: list[tuple[Letter, Header]] = field(default_factory=list)
     retried: list[tuple[Parked, dict[str, Any]]] = field(default_factory=list)
+    delayed: dict[str, datetime] = field(default_factory=dict)
     raises: BaseException | None = None
     refuses: dict[str, BaseException] = field(default_factory=dict)
     refused: int = 0
@@ -41,11 +43,13 @@ class Outbox:
         self.overrides.append(override)
         self.published.append((letter, header))
 
-    def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
+    def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
         """Take a parked retry's message."""
         if error := self.refuses.get(parked.id) or self.raises:
             self.refused += 1
             raise error
+        if due is not None:
+            self.delayed[parked.id] = due
         self.retried.append((parked, dict(state)))
 
 

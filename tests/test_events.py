@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -457,6 +458,25 @@ def test_the_events_of_a_job_in_order(tmp_path: Path) -> None:
     assert bridge.flush(30)
     again = ["job.started", "job.failed", "job.retrying"]
     assert heard.types == [*again, *again, "job.started", "job.failed", "job.discarded", "dead_letter.added"]
+
+
+def test_every_failed_attempt_says_how_long_it_ran_and_why_it_failed(tmp_path: Path) -> None:
+    """As the failure, as the retry that follows, and as the end."""
+    heard: list[Event] = []
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", {"max_attempts": 3}, listeners=[heard.append])
+    for attempt in (1, 2, 3):
+        job = Job("j-1", "t", "q", attempt, fence=attempt - 1)
+        run = bridge.begin(job, job, bridge.task())
+        assert isinstance(run, Run)
+        ran = replace(run, since=run.since - 10 * attempt)
+        bridge.settled(ran, bridge.judge(ran, OSError(f"down for the {attempt}. time")))
+    assert bridge.flush(30)
+    told = [(event.type, event.data) for event in heard if event.type != "job.started"]
+    again = ["job.failed", "job.retrying"]
+    assert [type_ for type_, _ in told] == [*again, *again, "job.failed", "job.discarded"]
+    for (_, data), attempt in zip(told, (1, 1, 2, 2, 3, 3), strict=True):
+        assert 10_000 * attempt <= data["duration_ms"] < 10_000 * attempt + 5_000
+        assert (data.get("error") or data["last_error"])["message"] == f"down for the {attempt}. time"
 
 
 class Hostile(logging.Filter):

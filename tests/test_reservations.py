@@ -364,7 +364,7 @@ def test_without_a_store_nothing_is_reserved() -> None:
 
 
 @pytest.mark.parametrize("name", ["reservation", "park_after"])
-@pytest.mark.parametrize("value", ["soon", "PT0S", 60, timedelta(-1), None])
+@pytest.mark.parametrize("value", ["soon", "PT0S", 60, timedelta(-1), ""])
 def test_bad_lengths_name_the_field(name: str, value: Any) -> None:
     """Where the bridge is made."""
     with pytest.raises(ConfigurationError, match=name):

@@ -6,7 +6,9 @@ import functools
 import json
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -134,20 +136,24 @@ class CeleryPublisher:
             changes["expires"] = None
         self._publish(kept, changes, {"queue": override.queue} if override.queue else None)
 
-    def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
-        """Publish a parked retry's message, due now."""
-        changes = {"eta": None, wire.HEADER: json.dumps(state)}
+    def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
+        """Publish a parked retry's message, due now or with the whole `eta`, which no worker has to renew."""
+        changes = {"eta": due.isoformat() if due else None, wire.HEADER: json.dumps(state)}
         try:
             kept = wire.from_json(parked.message)
         except (ValueError, KeyError, TypeError) as error:
             raise Unpublishable(repr(error)) from error
-        self._publish(kept, changes, parked.message.get("route"))
+        self._publish(kept, changes, parked.message.get("route"), due)
 
     def _publish(
-        self, kept: wire.Wire, changes: Mapping[str, Any], route: Mapping[str, Any] | None = None
+        self,
+        kept: wire.Wire,
+        changes: Mapping[str, Any],
+        route: Mapping[str, Any] | None = None,
+        due: datetime | None = None,
     ) -> None:
         try:
-            sending.publish(self._app, kept, changes, options=route)
+            sending.publish(self._app, kept, changes, due=due, options=route)
         except sending.out_of_reach(self._app) as error:
             raise Unreachable(repr(error)) from error
         except (SerializationError, ValueError, TypeError) as error:
@@ -173,10 +179,8 @@ def _read_retry_option(app: Celery) -> None:
             if options.get(later):
                 check_signatures(app, options[later])
         if partial is not None:
-            options["headers"] = {
-                **(options.get("headers") or {}),
-                wire.HEADER: header_for(app, name, partial),
-            }
+            headers = options.get("headers") or {}
+            options["headers"] = {**headers, wire.HEADER: _checked(app, name, partial, headers)}
         return send_task(name, *args, **options)
 
     app.send_task = send_task_with_policy
@@ -194,6 +198,18 @@ def header_for(app: Celery, name: str, partial: PartialPolicy) -> str:
         raise error.under(f"{RETRY_OPTION} of {name}") from None
 
 
+def _checked(app: Celery, name: str, partial: PartialPolicy, headers: Mapping[str, Any]) -> str:
+    """Return the `ojs` header of a job; the one that its producer has made of this policy stays as it is.
+
+    A worker that sends on what a chain or a link holds may know the task as a native one, and refuse it.
+    """
+    made = headers.get(wire.HEADER)
+    with suppress(TypeError, ValueError, AttributeError):
+        if json.loads(made).get("retry") == partial:  # type: ignore[arg-type]
+            return str(made)
+    return header_for(app, name, partial)
+
+
 def check_signatures(app: Celery, signatures: Any) -> None:
     """Check the policies of signatures that are sent later, and write them as any serializer can carry them.
 
@@ -203,12 +219,22 @@ def check_signatures(app: Celery, signatures: Any) -> None:
         if not isinstance(signature, Mapping):
             continue
         options, kwargs = signature.get("options") or {}, signature.get("kwargs") or {}
-        if options.get(RETRY_OPTION) is not None:
-            header = header_for(app, str(signature.get("task")), options[RETRY_OPTION])
-            options[RETRY_OPTION] = json.loads(header).get("retry", {})
+        if RETRY_OPTION in options:
+            _write_policy(app, str(signature.get("task")), options)
         for nested in (*map(options.get, _LATER), *map(kwargs.get, ("tasks", "header", "body"))):
             if nested:
                 check_signatures(app, nested)
+
+
+def _write_policy(app: Celery, name: str, options: dict[str, Any]) -> None:
+    """Write a policy as any serializer can carry it, and as a worker without the bridge sends it too."""
+    given = options.get("headers") or {}
+    headers = {key: value for key, value in given.items() if key != wire.HEADER}
+    if options[RETRY_OPTION] is not None:
+        headers[wire.HEADER] = _checked(app, name, options[RETRY_OPTION], given)
+        options[RETRY_OPTION] = json.loads(headers[wire.HEADER]).get("retry", {})
+    if headers != given:
+        options["headers"] = headers
 
 
 def _settle_success(task: Task | None = None, **_: Any) -> None:

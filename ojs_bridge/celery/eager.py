@@ -45,7 +45,8 @@ def _apply_once(apply: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
         return apply(*args, **options)
     except Retry as signal:
-        # With task_eager_propagates Celery would let the first retry out instead of running it.
-        if signal.sig is None:
+        # With task_eager_propagates Celery would let the first retry out instead of running it, as it does
+        # with one of a job outside the bridge.
+        if signal.sig is None or EAGER_RETRIES not in signal.sig.options:
             raise
         return signal.sig.apply(throw=True)

@@ -12,6 +12,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from ..bridge import Bridge
 from ..decision import Complete, Decision
 from ..failures import Outcome
+from ..job import Job
 from ..runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
 from .attach import attach, task_policy
@@ -101,6 +102,14 @@ class Execution:
     def postpone(self, begun: Postpone) -> Exception:
         """Send a job on that came before its time, and return the exception that tells Celery of it."""
         return self._conclusion().postpone(begun)
+
+    def await_time(self) -> None:
+        """Send a job on that came before its time; raises what tells Celery of it."""
+        with undisturbed():
+            job = self._delivery.job(self._delivery.bare_job())
+            early = self.bridge.early(job) if isinstance(job, Job) else None
+            if early is not None:
+                raise self.postpone(early)
 
     def _conclusion(self) -> Conclusion:
         return Conclusion(

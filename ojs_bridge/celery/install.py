@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery, Task
 
 from ..bridge import Bridge
-from ..patterns import Policies
-from ..policy import PartialPolicy
+from ..canary import Canary, Percentages
+from ..policy_files import PoliciesOrFile
+from ..settings import the_policies
 from .attach import POLICIES, attach, is_bridged, policies_for
+from .canary import CANARY, autoretry_outside, partial_canary
+from .on_commit import sent_on_commit
 from .options import native_partial
 from .task import Bridged
 
 
 def install(
-    app: Celery, bridge: Bridge | None = None, *, policies: Mapping[str, PartialPolicy] | None = None
+    app: Celery,
+    bridge: Bridge | None = None,
+    *,
+    policies: PoliciesOrFile | None = None,
+    canary: Percentages | None = None,
 ) -> Bridge:
     """Put a whole app, or the tasks that `policies` names, under the bridge without touching their code.
 
-    `policies` maps task name patterns to partial policies; tasks that no pattern names stay as they are.
-    Without it every task of the app is under the bridge. Returns the bridge. Raises InvalidRetryPolicy, and
-    ConfigurationError for an app that already has another bridge.
+    `policies` maps task name patterns to partial policies, or is the path of a TOML or JSON file of them;
+    tasks that no pattern names stay as they are. Without it the configured ones count (OJS_BRIDGE_POLICIES);
+    without those every task of the app is under the bridge. `canary` is the percentage of their jobs that is,
+    or maps task name patterns to percentages (OJS_BRIDGE_CANARY); Celery itself runs the others, but for
+    those that bring a policy of their own. Returns the bridge. Raises InvalidRetryPolicy, and
+    ConfigurationError for an app that already has another bridge and for what is not a percentage.
     """
-    named = Policies(policies)
+    named, partly = the_policies(policies), Canary(canary)
     bridge = attach(app, bridge or Bridge())
     setattr(app, POLICIES, named)
+    setattr(app, CANARY, partly)
     _adopt_new_tasks(app)
     return bridge
 
@@ -68,8 +78,9 @@ def _adopt(task: Task, app: Celery) -> None:
         "__module__": native.__module__,
         "__doc__": native.__doc__,
         "ojs_native": native_partial(task),
+        "ojs_canary": partial_canary(app, task),
     }
     if "_orig_run" in vars(task):
         # autoretry_for becomes a rule on which errors are final; the policy does the retrying.
-        task.run = task._orig_run
-    task.__class__ = type(native.__name__, (Bridged, native), attributes)
+        task.run = autoretry_outside(task) if attributes["ojs_canary"] else task._orig_run
+    task.__class__ = type(native.__name__, (*sent_on_commit(native), Bridged, native), attributes)

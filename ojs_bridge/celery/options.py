@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -16,6 +17,9 @@ from ..errors import ConfigurationError
 NATIVE = "celery.app.task"
 #: `max_retries=None` means retries without end.
 UNBOUNDED = sys.maxsize
+#: Seconds in place of none at all, which is no interval, and of more than a calendar has: a century.
+_SHORTEST = 0.001
+_LONGEST = 100 * 365 * 86_400
 
 _REFUSED = (
     "autoretry_for",
@@ -60,29 +64,56 @@ def explicit(task: Task, option: str) -> bool:
     return any(option in vars(cls) for cls in type(task).__mro__ if cls.__module__ != NATIVE)
 
 
+def automatic(task: Task, option: str, *, default: Any) -> Any:
+    """Return an option of the automatic retries as Celery reads it: once, when it puts them around a task.
+
+    What an annotation, or an assignment, says later it does not read.
+    """
+    run = vars(task).get("run") if "_orig_run" in vars(task) else None
+    code = getattr(run, "__code__", None)
+    if code is not None and option in code.co_freevars:
+        return run.__closure__[code.co_freevars.index(option)].cell_contents  # type: ignore[union-attr]
+    return getattr(task, option, default)
+
+
 def native_partial(task: Task) -> dict[str, Any]:
     """Return the partial policy that a task's native options amount to; no options, no fields."""
-    partial: dict[str, Any] = {}
-    if explicit(task, "max_retries"):
-        partial["max_attempts"] = UNBOUNDED if task.max_retries is None else task.max_retries + 1
     named = bool(getattr(task, "autoretry_for", ()))
+    given = dict(automatic(task, "retry_kwargs", default=None) or {}) if named else {}
+    partial = _attempts(task, given.get("max_retries"))
     if not named and not explicit(task, "default_retry_delay"):
         return partial
-    factor = float(getattr(task, "retry_backoff", False))
+    factor = float(automatic(task, "retry_backoff", default=False))
     if named and factor:
-        first = max(1, int(factor))
-        longest = max(int(getattr(task, "retry_backoff_max", 600)), first)
-        jitter = bool(getattr(task, "retry_jitter", True))
-        return {**partial, **_schedule("exponential", first, longest, jitter=jitter)}
-    delay = max(float(task.default_retry_delay), 0.001)
-    return {**partial, **_schedule("none", delay, delay, jitter=False)}
+        longest = int(automatic(task, "retry_backoff_max", default=600))
+        first = min(int(max(1.0, factor)), longest)
+        jitter = bool(automatic(task, "retry_jitter", default=True))
+        # Celery's jitter draws from none to all of a delay: half of it on average, as here.
+        return {**partial, **_schedule("exponential", first / 2 if jitter else first, longest, jitter=jitter)}
+    countdown = given.get("countdown")
+    delay = task.default_retry_delay if countdown is None else countdown
+    return {**partial, **_schedule("none", delay or 0, delay or 0, jitter=False)}
+
+
+def _attempts(task: Task, asked: float | None) -> dict[str, Any]:
+    """Return the `max_attempts` that a task asks for; to Celery -1 retries are none, and 2.5 are 2."""
+    if asked is None and not explicit(task, "max_retries"):
+        return {}
+    limit = task.max_retries if asked is None else asked
+    if limit is None or limit >= UNBOUNDED:
+        return {"max_attempts": UNBOUNDED}
+    return {"max_attempts": max(math.floor(limit), 0) + 1}
 
 
 def _schedule(strategy: str, first: float, longest: float, *, jitter: bool) -> dict[str, Any]:
     return {
         "backoff_strategy": strategy,
         "backoff_coefficient": 2.0,
-        "initial_interval": format_duration(timedelta(seconds=first)),
-        "max_interval": format_duration(timedelta(seconds=longest)),
+        "initial_interval": _interval(first),
+        "max_interval": _interval(longest),
         "jitter": jitter,
     }
+
+
+def _interval(seconds: float) -> str:
+    return format_duration(timedelta(seconds=min(max(seconds, _SHORTEST), _LONGEST)))

@@ -13,10 +13,11 @@ from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
-from ..job import key_of
+from ..job import Job, decoded, key_of
 from ..runs import Drop, Postpone, Refuse, Run
 from ..store import Turn
 from .attach import attach
+from .canary import handled_natively, is_outside
 from .execution import Execution
 from .wire import HEADER, KEY, carried, chain_of
 
@@ -30,6 +31,10 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
+        state = self._request_dict.get(HEADER)
+        self._ojs_outside = is_outside(self.task, self.id, state)
+        if self._ojs_outside and state is None:
+            return
         parts = carried(message, self._body, options.get("headers"), self._app)
         self._request_dict["properties"] = {**self._request_dict["properties"], KEY: parts}
 
@@ -37,13 +42,16 @@ class OJSRequest(Request):  # type: ignore[misc]
         """Acknowledge the message, and have the store forget it, some time, if it was a job's only one."""
         super().acknowledge()
         headers, bridge = self._request_dict, attach(self._app)
-        if bridge.store is None or not self.acknowledged:
+        if bridge.store is None or not self.acknowledged or self._ojs_outside:
             return
         if not headers.get("retries") and HEADER not in headers:
             bridge.acknowledged(Turn(key_of(self.id, chain_of(headers)), 0))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; what the child could not report, because it died, is judged here."""
+        if self._ojs_is_native():
+            with handled_natively():
+                return super().on_failure(exc_info, send_failed_event, return_ok)
         crash = None if return_ok or self._already_cancelled or self._already_revoked else _crash(exc_info)
         pending = crash is not None and not self._ojs_settled and not self._ojs_succeeded(crash)
         if crash is not None and pending:
@@ -55,6 +63,9 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """Handle a time limit; the hard one is judged here, once."""
+        if self._ojs_is_native():
+            with handled_natively():
+                return super().on_timeout(soft, timeout)
         if soft:
             return super().on_timeout(soft, timeout)
         if self._ojs_settled:
@@ -63,6 +74,15 @@ class OJSRequest(Request):  # type: ignore[misc]
         if self._ojs_retried(exc, _info(exc)):
             return None
         return super().on_timeout(soft, timeout)
+
+    def _ojs_is_native(self) -> bool:
+        """Return whether Celery itself runs the job, rather than the bridge sends it on until its time."""
+        if not self._ojs_outside:
+            return False
+        headers = self._request_dict
+        bare = Job(self.id, self.task.name, "", 1 + (headers.get("retries") or 0))
+        job = decoded(headers.get(HEADER), bare)
+        return not (isinstance(job, Job) and attach(self._app).early(job))
 
     def _ojs_succeeded(self, crash: Exception) -> bool:
         """Return whether the task had succeeded before its process died (Celery 5.7 and newer look)."""

@@ -9,6 +9,7 @@ from celery.worker.request import Request
 from kombu.utils.imports import symbol_by_name
 
 from .attach import attach, is_bridged, policies_of, task_policy
+from .canary import check_canary
 from .caveats import say_caveats
 from .request import OJSRequest
 from .taking import take_safely
@@ -41,6 +42,7 @@ def check(app: Celery) -> None:
         task_policy(app, task)
         if is_bridged(task):
             _keep_request_class(task)
+    check_canary(app)
     bridge = attach(app)
     say_caveats(app, bridge)
     bridge.try_store("`<queue>.dead` on the broker")

@@ -8,33 +8,40 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery import Celery, Task, _state
+from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Retry
 from celery.local import Proxy
 
+from ..canary import Canary
 from ..errors import ConfigurationError
 from ..failures import ErrorMap, Mapped
 from ..policy import PartialPolicy, check_partial
 from .attach import RETRY_OPTION, check_signatures, header_for, prepare
+from .canary import UnderTheBridge, begin_natively, is_outside, runs_natively
 from .eager import EAGER_RETRIES, EagerRetry, apply_to_the_end
 from .execution import Execution
+from .on_commit import sent_on_commit
 from .options import refuse_native
 from .wire import HEADER
 from .wish import Wish
 
 _RUNNING = "ojs_execution"
+# Celery takes what its class does not know for a header, and copies it when a task calls itself.
+setattr(Context, _RUNNING, None)
 
 
 class Bridged:
     """What a task does under the bridge, whatever its other base classes are."""
 
     Request = "ojs_bridge.celery.request:OJSRequest"
-    reject_on_worker_lost = False
-    retry_on_worker_lost = False
-    acks_on_failure_or_timeout = True
-    acks_on_failure = True
-    acks_on_timeout = True
+    reject_on_worker_lost = UnderTheBridge(value=False)
+    retry_on_worker_lost = UnderTheBridge(value=False)
+    acks_on_failure_or_timeout = UnderTheBridge(value=True)
+    acks_on_failure = UnderTheBridge(value=True)
+    acks_on_timeout = UnderTheBridge(value=True)
     ojs_bridged = True
+    ojs_canary: Canary | None = None
     ojs_native: PartialPolicy | None = None
     ojs_retry: PartialPolicy | None = None
     ojs_errors: Mapping[type[BaseException], Mapped] | None = None
@@ -42,8 +49,10 @@ class Bridged:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under the bridge when a worker or `apply` does it, plainly when it is just called."""
         request = self.request
-        if request.called_directly or _RUNNING in vars(request):
+        if request.called_directly or _RUNNING in vars(request) or runs_natively(request):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        if is_outside(self, request.id, (request.headers or {}).get(HEADER)):
+            return _run_natively(self, request, args, kwargs)
         execution = Execution(self, request)
         setattr(request, _RUNNING, execution)
         _hide_state(request)
@@ -181,7 +190,8 @@ def _shared(fun: Callable[..., Any], base: type[Task] | None, options: dict[str,
 def _with_bridge(base: type[Task]) -> type[Task]:
     if issubclass(base, Bridged):
         return base
-    return type(base.__name__, (OJSTask, base), {"abstract": True, "__module__": base.__module__})
+    bases = (*sent_on_commit(base), OJSTask, base)
+    return type(base.__name__, bases, {"abstract": True, "__module__": base.__module__})
 
 
 def _own_options(cls: type[Task]) -> dict[str, Any]:
@@ -191,6 +201,14 @@ def _own_options(cls: type[Task]) -> dict[str, Any]:
         if base not in (Bridged, OJSTask, object) and base.__module__ != "celery.app.task":
             options.update(vars(base))
     return options
+
+
+def _run_natively(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
+    """Run a job outside the bridge, when its time has come; without a header it has always come."""
+    if request.headers and HEADER in request.headers and not request.is_eager:
+        Execution(task, request).await_time()
+    begin_natively(request)
+    return _body(task)(*args, **kwargs)
 
 
 def _hide_state(request: Any) -> None:

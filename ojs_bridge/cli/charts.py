@@ -8,9 +8,10 @@ from importlib import import_module
 
 from rich.text import Text
 
+from ..duration import spoken
 from ..errors import ConfigurationError
 from .printing import Rows, table
-from .schedule import Wait, spoken
+from .schedule import Wait
 
 _WIDTH = 50
 

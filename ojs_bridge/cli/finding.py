@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ..bridge import Bridge
+from ..configuration import layered
 from ..errors import ConfigurationError
 from ..letters import needed
 from ..retention import Retention
@@ -52,7 +52,7 @@ class Place:
             show_envvar=False,
             rich_help_panel=_PANEL,
             help="The Celery app or Dramatiq broker, as its framework writes it, or OJS_BRIDGE_APP: its own "
-            "bridge is used, with its store, retention and redaction. Replays need it.",
+            "bridge is used, with its store, retention and redaction. Replays and drains need it.",
         ),
     ] = None
 
@@ -74,7 +74,7 @@ class Place:
 
     def bridge_with(self, retention: Retention | None, *, new: bool = False) -> Bridge:
         """Return a bridge for the store, which may be a new one, of no app."""
-        url = self.store or os.environ.get(_STORE)
+        url = self._url
         if not url:
             raise ConfigurationError(f"store: none is given: --store URL, {_STORE}, or --app MODULE:APP")
         if not new:
@@ -86,7 +86,7 @@ class Place:
         """The app's own bridge; raises ConfigurationError without an app."""
         if not self.has_app:
             raise ConfigurationError(
-                "app: none is given, and a replay is published by the app that the letter came from: "
+                "app: none is given, and a message is published by the app that it came from: "
                 "--app MODULE:APP, or OJS_BRIDGE_APP"
             )
         return self.bridge
@@ -99,7 +99,8 @@ class Place:
     @property
     def in_namespace(self) -> str:
         """Where a namespace was said, and may be misspelt: that it was, in words."""
-        name = self.namespace or os.environ.get("OJS_BRIDGE_NAMESPACE")
+        found = layered(namespace=self.namespace)["namespace"]
+        name = self.namespace or ("" if found.in_code else found.value)
         return f" in the namespace {name!r}" if name else ""
 
     def __str__(self) -> str:
@@ -107,7 +108,11 @@ class Place:
             return f"the store of {self.app}"
         if self.has_app:
             return "the app's store"
-        return without_password(self.store or os.environ.get(_STORE) or "")
+        return without_password(self._url)
+
+    @property
+    def _url(self) -> str:
+        return str(layered(store=self.store or None)["store"].value or "")
 
     def _check(self, bridge: Bridge) -> None:
         """Refuse options that the app's own bridge would ignore."""

@@ -8,17 +8,18 @@ from typing import Annotated
 
 import typer
 
+from ..duration import spoken
 from ..errors import InvalidRetryPolicy
 from ..policy import RetryPolicy
-from ..settings import retry_from_environment
+from ..policy_files import Named, read_file
+from ..settings import the_retry
 from .charts import bars, schedule_table, write_png
 from .failing import INCOMPLETE
 from .operation import command
 from .options import AsJson
-from .policy_files import Named, read_file
 from .printing import plain, say, show, show_json
 from .replays import json_of
-from .schedule import MOST, Wait, retries_of, schedule, spoken
+from .schedule import MOST, Wait, retries_of, schedule
 
 group = typer.Typer(
     name="policy", help="Check retry policies, and see their schedules.", no_args_is_help=True
@@ -49,7 +50,7 @@ def show_(
     png: Annotated[str | None, typer.Option("--png", metavar="PATH", help="Also draw it, as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> int | None:
-    """Show when retries come: without a file or --policy, under OJS_BRIDGE_RETRY or the spec's default."""
+    """Show when retries come: of a file, --policy, the configured `retry`, or the spec's default."""
     found = _named(file, policy)
     schedules: dict[str, Sequence[Wait]] = {}
     for named in found:
@@ -70,7 +71,7 @@ def _named(file: str | None, policy: str | None) -> list[Named]:
     if file:
         return read_file(file)
     try:
-        return [Named("policy", RetryPolicy.merge(retry_from_environment(), json_of("policy", policy)))]
+        return [Named("policy", RetryPolicy.merge(the_retry(), json_of("policy", policy)))]
     except InvalidRetryPolicy as error:
         raise error.under("policy") if policy is not None else error from None
 

@@ -12,10 +12,11 @@ from ..parked_retries import ParkedRetries, RetryNotFound
 from ..store import Parked
 from .answers import each
 from .asking import ask
+from .drained import show_drained, told
 from .finding import Place
 from .operation import command
-from .options import All, AsJson, Cursor, Ids, Limit, Yes
-from .printing import Rows, say, show, show_json, table, time_of
+from .options import All, AsJson, Cursor, DryRun, Ids, Limit, Yes
+from .printing import Rows, progress_bar, say, show, show_json, table, time_of
 
 group = typer.Typer(
     name="retries", help="The retries that wait in the store until they are due.", no_args_is_help=True
@@ -55,9 +56,37 @@ def cancel(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) ->
     retries = place.bridge.retries
     found = [*_found(retries, ids)]
     if found:
-        number = "1 retry" if len(found) == 1 else f"{len(found):,} retries"
-        ask(f"Cancel {number} in {place}?", _table(found), yes=yes)
+        ask(f"Cancel {told(len(found))} in {place}?", _table(found), yes=yes)
     return each(ids, retries.cancel, "cancelled", as_json=as_json)
+
+
+@command(group, "drain")
+def drain(
+    place: Place,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--task", metavar="PATTERN", help="Only of job types such as billing.*; repeatable."),
+    ] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> int | None:
+    """Before a roll-back: publish parked retries now, delayed by their framework until they are due; asks.
+
+    Workers without the bridge go on with them at their time. What Celery delays on Redis for longer than the
+    visibility timeout is delivered twice. Those that arrive meanwhile are published too; what cannot be
+    published stays and is told.
+    """
+    retries = place.publishing_bridge.retries
+    if dry_run:
+        _show(retries.drainable(tasks or ()), as_json=as_json)
+        return None
+    number = sum(1 for _ in retries.drainable(tasks or ()))
+    if number:
+        ask(f"Publish {told(number)} of {place} now, as delayed messages?", yes=yes)
+    with progress_bar("draining", number) as progress:
+        drained = retries.drain(tasks or (), progress=progress)
+    return show_drained(drained, as_json=as_json)
 
 
 def _show(retries: Iterable[Parked], *, as_json: bool) -> None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable
 from typing import Any
 
 from dramatiq import Actor, Message
+from dramatiq.broker import MessageProxy
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..bridge import Bridge
-from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..patterns import Policies
-from ..policy import PartialPolicy
+from ..canary import VARIABLE, Canary, Percentages
+from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
+from ..job import Job
+from ..policy_files import PoliciesOrFile
 from ..runs import TaskPolicy
+from ..settings import the_policies
 from .options import native_partial
-from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, names_exceptions
+from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, job_of, names_exceptions
 
 #: The actor option that carries an error map.
 ERRORS_OPTION = "ojs_errors"
+#: Where a delivery keeps whether it is under the bridge.
+_COVERED = "_ojs_covered"
 
 
 class BootError(MiddlewareError, ConfigurationError):
@@ -25,11 +31,20 @@ class BootError(MiddlewareError, ConfigurationError):
 
 
 class Actors:
-    """The policies of a broker's actors; raises InvalidRetryPolicy for an invalid one in `policies`."""
+    """The policies of a broker's actors, and which of their jobs are under the bridge already.
 
-    def __init__(self, bridge: Bridge, policies: Mapping[str, PartialPolicy] | None) -> None:
+    Raises InvalidRetryPolicy for an invalid one in `policies`, and ConfigurationError for the `canary`.
+    """
+
+    def __init__(
+        self, bridge: Bridge, policies: PoliciesOrFile | None, canary: Percentages | None = None
+    ) -> None:
         self._bridge = bridge
-        self._policies = Policies(policies)
+        #: None where every job is under the bridge.
+        self.canary = None if canary is None and not os.environ.get(VARIABLE) else Canary(canary)
+        #: The actors all of whose jobs are.
+        self._whole: set[str] = set()
+        self._policies = the_policies(policies)
         #: The policies by name, None for actors that stay with the native retries.
         self.tasks: dict[str, TaskPolicy | None] = {}
         self._undeclared = bridge.task()
@@ -40,6 +55,16 @@ class Actors:
 
     def __contains__(self, name: str) -> bool:
         return name in self.tasks
+
+    def task_of(self, message: MessageProxy) -> TaskPolicy | None:
+        """Return the policy of a delivery; None for one that is left to the native retries, to its end."""
+        task = self.tasks.get(message._message.actor_name)
+        if task is None or self.canary is None:
+            return task
+        state = message.__dict__
+        if _COVERED not in state:
+            state[_COVERED] = self._covers(self.canary, message._message)
+        return task if state[_COVERED] else None
 
     def header_of(self, message: Message[Any], partial: Any) -> dict[str, Any]:
         """Return the header of a message that brings its own partial policy; raises InvalidRetryPolicy."""
@@ -55,17 +80,30 @@ class Actors:
             raise InvalidOptions(error.under(f"{RETRY_OPTION} of {name}").problems) from None
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise BootError for a pattern of `policies` that names none of the actors there are."""
+        """Raise BootError for a pattern of `policies` that names none of the actors there are.
+
+        And for one of `canary` that names none of those that have a policy.
+        """
+        moved = [name for name, task in self.tasks.items() if task is not None]
         try:
             self._policies.check(names, "actor of this broker")
+            if self.canary is not None:
+                self.canary.check(moved, "actor under the bridge")
         except ConfigurationError as error:
             raise BootError(str(error)) from None
+
+    def _covers(self, canary: Canary, message: Message[Any]) -> bool:
+        """Return whether a job is under the bridge: as the canary says, or because it, or its actor, asks."""
+        name = message.actor_name
+        return name in self._whole or canary.covers(name, message.message_id) or _wishes(message)
 
     def _resolve(self, actor: Actor[..., Any]) -> TaskPolicy | None:
         name, options = actor.actor_name, actor.options
         if not names_exceptions(options.get("throws")):
             raise BootError(f"actor {name}: throws must be exception classes")
         own = options.get(RETRY_OPTION)
+        if own is not None or (self.canary and self.canary.covers_all(name)):
+            self._whole.add(name)
         moved = self._policies.of(name)
         if moved is None and own is None:
             return None
@@ -76,3 +114,17 @@ class Actors:
             raise InvalidOptions(error.under(f"actor {name}").problems) from None
         except ConfigurationError as error:
             raise BootError(f"actor {name}: {error}") from None
+
+
+def _wishes(message: Message[Any]) -> bool:
+    """Return whether a job has a policy of its own, or a header that nobody can read, which may hold one.
+
+    What a header repeats of the message's native options is none.
+    """
+    if message.options.get(RETRY_OPTION) is not None:
+        return True
+    found = job_of(message, Job(message.message_id, message.actor_name, message.queue_name))
+    if isinstance(found, InvalidState):
+        return True
+    native = native_partial(message.options)
+    return any(native.get(name) != value for name, value in (found.retry or {}).items())

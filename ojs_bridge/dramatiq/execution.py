@@ -80,6 +80,13 @@ class Execution:
             logger.exception("job %s: could not be begun", bare.id)
             return self._bridge.refuse(bare, InvalidState(f"the job could not be begun: {error!r}"))
 
+    def early(self) -> Postpone | None:
+        """Return until when a delivery that stays native waits, if its time under the bridge is ahead."""
+        message = self._message._message
+        job = job_of(message, bare_job(message))
+        due = None if isinstance(job, InvalidState) else job.next_retry_at
+        return Postpone(job, due) if isinstance(job, Job) and due and due > self._bridge.now() else None
+
     def conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
         """Have the outcome judged and the decision carried out."""
         decision = self._judge(begun, exception)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 from dramatiq import Actor, Message
@@ -13,7 +12,8 @@ from dramatiq.middleware import Middleware, Retries, SkipMessage
 from dramatiq.worker import _ConsumerThread as ConsumerThread
 
 from ..bridge import Bridge
-from ..policy import PartialPolicy
+from ..canary import Percentages
+from ..policy_files import PoliciesOrFile
 from ..runs import Drop, Lost, Postpone, Refuse, Run
 from ..store import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
@@ -25,7 +25,7 @@ from .execution import Execution, NotSent
 from .interrupts import Interrupts
 from .producer import READ, WISHING, add_headers, carry_wishes
 from .replay import FRAMEWORK, DramatiqPublisher
-from .translate import RETRY_OPTION, LostAttempt, Refused
+from .translate import HEADER, RETRY_OPTION, LostAttempt, Refused
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -37,17 +37,25 @@ _NATIVE_SETTINGS = ("max_retries", "min_backoff", "max_backoff", "retry_when")
 class OJSRetries(Retries):
     """Retries Dramatiq jobs as the Open Job Spec says, in place of the stock `Retries`.
 
-    `policies` maps actor name patterns to partial policies; actors that no pattern names then keep the native
-    retries. Without it every actor is under the bridge. Raises InvalidRetryPolicy for an actor's `ojs_retry`
-    where the actor is declared, and for a message's where it is enqueued.
+    `policies` maps actor name patterns to partial policies, or is the path of a TOML or JSON file of them;
+    actors that no pattern names then keep the native retries. Without it the configured ones count
+    (OJS_BRIDGE_POLICIES); without those every actor is under the bridge. `canary` is the percentage of their
+    jobs that already are, or maps name patterns to percentages (OJS_BRIDGE_CANARY); a job or an actor with an
+    `ojs_retry` always is. Raises InvalidRetryPolicy for an actor's `ojs_retry` where the actor is declared,
+    and for a message's where it is enqueued, and ConfigurationError.
     """
 
     def __init__(
-        self, bridge: Bridge | None = None, *, policies: Mapping[str, PartialPolicy] | None = None
+        self,
+        bridge: Bridge | None = None,
+        *,
+        policies: PoliciesOrFile | None = None,
+        canary: Percentages | None = None,
     ) -> None:
         super().__init__()
         self.bridge = bridge or Bridge()
-        self._actors = Actors(self.bridge, policies)
+        self._actors = Actors(self.bridge, policies, canary)
+        self._canary = self._actors.canary
         self._interrupts: Interrupts | None = None
         self._is_silent = self.bridge.store is None and not self.bridge.listened_to
         self._swapped = False
@@ -85,6 +93,8 @@ class OJSRetries(Retries):
         self._interrupts = Interrupts(broker)
         self._acknowledging = acknowledging_on(broker, self.bridge)
         say_caveats(broker, self.bridge)
+        if self._canary is not None:
+            logger.warning("canary: under the bridge are %s; Dramatiq itself retries the rest", self._canary)
         self.bridge.try_store("the broker's own dead queues (.XQ), which forget them in time")
         self.bridge.start()
 
@@ -116,6 +126,9 @@ class OJSRetries(Retries):
         task = self._actors.tasks.get(envelope.actor_name)
         if task is None or message.failed:
             return
+        if self._canary is not None and self._actors.task_of(message) is None:
+            self._let_wait(broker, message)
+            return
         if self._stopping and any(threading.current_thread() in w.workers for w in self._stopping):
             state[_RUN] = None
             mark(message, Settlement.GIVE_BACK)
@@ -140,6 +153,16 @@ class OJSRetries(Retries):
             raise Refused(begun.decision.reason)
         if isinstance(begun, Lost):
             raise LostAttempt(begun.failure.message)
+
+    def _let_wait(self, broker: Broker, message: MessageProxy) -> None:
+        """Leave a delivery to the native retries, unless it comes before the time that the bridge gave it."""
+        if HEADER not in message._message.options:
+            return
+        execution = Execution(self.bridge, broker, message)
+        postponed = execution.early()
+        if postponed is not None:
+            message.__dict__.update({MARK: HOLD, _RUN: None})
+            raise SkipMessage(execution.put_aside(postponed))
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Leave a message that another middleware skipped to Dramatiq."""
@@ -166,7 +189,8 @@ class OJSRetries(Retries):
             # Also for an actor that stays with the native retries: they do nothing about a success.
             state[MARK] = NATIVE
             return
-        task = self._actors.tasks.get(message._message.actor_name)
+        tasks = self._actors.tasks
+        task = tasks.get(message._message.actor_name) if not self._canary else self._actors.task_of(message)
         if task is None:
             super().after_process_message(broker, message, result=result, exception=exception)
             return
@@ -236,13 +260,18 @@ class OJSRetries(Retries):
 
 
 def install(
-    broker: Broker, bridge: Bridge | None = None, *, policies: Mapping[str, PartialPolicy] | None = None
+    broker: Broker,
+    bridge: Bridge | None = None,
+    *,
+    policies: PoliciesOrFile | None = None,
+    canary: Percentages | None = None,
 ) -> OJSRetries:
     """Put a whole broker, or the actors that `policies` names, under the bridge without touching their code.
 
+    `policies` and `canary` are as OJSRetries takes them.
     Returns the middleware. Raises InvalidRetryPolicy and ConfigurationError.
     """
-    middleware = OJSRetries(bridge, policies=policies)
+    middleware = OJSRetries(bridge, policies=policies, canary=canary)
     broker.add_middleware(middleware)
     middleware.after_process_boot(broker)
     return middleware

@@ -11,6 +11,8 @@ from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
 from ..duration import format_duration
 
+#: The mean of the factor by which Dramatiq's jitter stretches a wait.
+_MEAN = 1.5
 #: `max_retries=None` and a bare `retry_when` mean retries without end.
 UNBOUNDED = sys.maxsize
 
@@ -18,8 +20,10 @@ UNBOUNDED = sys.maxsize
 def native_partial(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the partial policy that an actor's or a message's native options amount to; never raises.
 
-    `max_retries` counts retries, `max_attempts` runs; `retry_when` takes the place of `max_retries`. A value
-    that is no number stays as it is, for the policy's validation to name.
+    `max_retries` counts retries, `max_attempts` runs; `retry_when` takes the place of `max_retries`. Dramatiq
+    draws a wait from once to twice `min_backoff`, a policy from half to one and a half `initial_interval`: it
+    is one and a half `min_backoff`, so that the waits are as long on average. A value that is no number stays
+    as it is, for the policy's validation to name.
     """
     partial: dict[str, Any] = {}
     if options.get("retry_when") is not None:
@@ -46,7 +50,8 @@ def _intervals(first: Any, longest: Any) -> dict[str, Any]:
     if bad:
         return bad
     cap = DEFAULT_MAX_BACKOFF if longest is None else min(max(longest, 1), DEFAULT_MAX_BACKOFF)
-    start = min(max(DEFAULT_MIN_BACKOFF if first is None else first, 1), cap)
+    # Capped first: JSON has integers that no float can hold.
+    start = min(max(_MEAN * min(DEFAULT_MIN_BACKOFF if first is None else first, cap), 1), cap)
     return {"initial_interval": _duration(start), "max_interval": _duration(cap)}
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 import dramatiq
@@ -62,15 +64,15 @@ class DramatiqPublisher:
             )
         )
 
-    def publish(self, parked: Parked, state: Mapping[str, Any]) -> None:
-        """Enqueue a parked retry's message, due now."""
+    def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
+        """Enqueue a parked retry's message, due now or delayed until a time."""
         try:
             message = decoded(parked.message)
         except Exception as error:
             raise Unpublishable(told(error)) from error
-        self._enqueue(dataclasses.replace(message, options=parked_options(message.options, state)))
+        self._enqueue(dataclasses.replace(message, options=parked_options(message.options, state)), due)
 
-    def _enqueue(self, message: dramatiq.Message[Any]) -> None:
+    def _enqueue(self, message: dramatiq.Message[Any], due: datetime | None = None) -> None:
         try:
             message.encode()
         except Exception as error:
@@ -79,6 +81,13 @@ class DramatiqPublisher:
         self._broker.declare_queue(message.queue_name)
         have_queue(self._broker, message.queue_name)
         try:
-            self._broker.enqueue(message)
+            self._broker.enqueue(message, delay=_milliseconds_to(due))
         except outages() as error:
             raise Unreachable(told(error)) from error
+
+
+def _milliseconds_to(due: datetime | None) -> int | None:
+    """Return the delay until a time, None for one that is over."""
+    seconds = (due - datetime.now(timezone.utc)).total_seconds() if due else 0
+    # One more, because the broker's own clock reading loses the fraction of its millisecond.
+    return math.ceil(seconds * 1000) + 1 if seconds > 0 else None

@@ -4,6 +4,7 @@ from .opening import open_store
 from .parked import Due, Parked, ParkedFilter, ParkedPage
 from .protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, Store, StoreError
 from .reservations import Grant, Reservation, Settle, Turn
+from .shadows import Tally
 
 __all__ = [
     "Claim",
@@ -21,6 +22,7 @@ __all__ = [
     "Stats",
     "Store",
     "StoreError",
+    "Tally",
     "Turn",
     "open_store",
 ]

@@ -24,7 +24,8 @@ def open_store(url: str, namespace: str = "ojs") -> Store:
     and for a driver that is not installed.
     """
     if "://" not in url:
-        raise ConfigurationError(f"store: {url!r} is not a URL such as sqlite:///ojs.db")
+        shown = without_password(url)
+        raise ConfigurationError(f"store: {shown!r} is not a URL such as sqlite:///ojs.db")
     if not (isinstance(namespace, str) and namespace.isprintable() and 0 < len(namespace) <= MAX_NAMESPACE):
         raise ConfigurationError(
             f"namespace: {namespace!r} must be 1 to {MAX_NAMESPACE} printable characters"

@@ -66,6 +66,10 @@ class ParkedFilter:
     type: str | None = None
 
 
+#: No filter at all.
+ALL_PARKED = ParkedFilter()
+
+
 @dataclass(frozen=True, slots=True)
 class ParkedPage:
     """Parked retries, the next one due first, and the cursor of the next page, None on the last one."""
@@ -97,6 +101,12 @@ class Parking(Protocol):
         Nobody else gets them before `until`.
         """
 
+    def claim_parked(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
+        """Claim the retries of these keys that nobody has claimed, due or not, atomically.
+
+        Nobody else gets them before `until`.
+        """
+
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
         """Delete retries that were published under a claim that is still theirs; return how many."""
 
@@ -115,5 +125,5 @@ class Parking(Protocol):
     def cancel_parked(self, parked: Parked) -> bool:
         """Delete a retry; False when it is claimed, was replaced or is gone."""
 
-    def count_parked(self) -> int:
-        """Count the parked retries."""
+    def count_parked(self, where: ParkedFilter = ALL_PARKED) -> int:
+        """Count the parked retries of some kind."""

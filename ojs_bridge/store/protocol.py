@@ -13,6 +13,7 @@ from ..job import ErrorEntry, PlacedEntry, format_time
 from ..reading import Reading, read_message, shown_errors
 from .parked import Parking
 from .reservations import Reserving, Settle
+from .shadows import Shadowing
 
 #: What a replay holds while it has dead letters to itself.
 Claim: TypeAlias = int
@@ -154,10 +155,11 @@ def counts_of(kinds: Iterable[tuple[Sequence[str], int]]) -> Stats:
 
 
 @runtime_checkable
-class Store(Parking, Reserving, Protocol):
-    """Dead letters, the error entries that a message's header had no room for, parked retries, reservations.
+class Store(Parking, Reserving, Shadowing, Protocol):
+    """Dead letters, error entries that a message's header had no room for, parked retries, reservations.
 
-    Every method is safe to repeat, and to call from many threads and processes. All raise StoreError.
+    And the tallies of shadow mode. Every method but the one that adds to these is safe to repeat, and all are
+    to call from many threads and processes. All raise StoreError.
     """
 
     def prepare(self) -> None:
@@ -216,5 +218,6 @@ class Store(Parking, Reserving, Protocol):
 
 def without_password(url: str) -> str:
     """Return a URL, which may be no valid one, as a log may show it."""
-    url = re.sub(r"://.*@", "://***@", url, flags=re.DOTALL)
+    scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
+    url = scheme + slashes + re.sub(r".*@", "***@", rest, flags=re.DOTALL)
     return re.sub(r"(?i)(pass\w*|pwd)=[^&]*", r"\1=***", url)

@@ -31,7 +31,7 @@ def heard(event):
 
 install(app, Bridge("sqlite:///ojs.db", listeners=[heard], redact=["card"], retention=Retention("P7D", 3)))
 
-@app.task(name="charge")
+@app.task(name="charge", shared=False)
 def charge(order, card=None):
     pass
 """

@@ -161,7 +161,7 @@ def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> N
         (["delete", "j-0"], 2, "There is no terminal to ask on: say --yes"),
         (["prune"], 2, "prune: only the app knows how long letters are kept"),
         (["prune", "--max-age", "x", "--max-count", "1"], 2, "retention: max_age: 'x' is not an ISO 8601"),
-        (["replay", "j-0"], 2, "app: none is given, and a replay is published by the app"),
+        (["replay", "j-0"], 2, "app: none is given, and a message is published by the app"),
         (["replay"], 2, "replay: say which: ids, or --all"),
         (["replay", "j-0", "--all"], 2, "replay: say which: ids, or --all"),
         (["replay", "j-0", "--queue", "q"], 2, "replay: --rate and the options that say which go with --all"),

@@ -65,7 +65,7 @@ def test_every_problem_is_told(tmp_path: Path) -> None:
             "policies['d']: OK",
             "retries: must stand in [default], or in [policies] under its name",
             "policies['a']: max_attempts: -1 must be >= 0",
-            "policies['a']: jitter: \"yes\" must be a boolean, or in Python a Jitter",
+            "policies['a']: jitter: \"yes\" must be a boolean, or in Python a Jitter or another callable",
             "policies['b']: max_interval: PT5M, the default, must be >= initial_interval, PT10M",
             "policies['c']: 7: must be an object of retry policy fields",
         ],

@@ -191,7 +191,7 @@ REASONS = [
         1,
         {"backoff_strategy": lambda _n, _failure: 1 / 0},
         "attempt 1 of 3 failed with external.timeout; retry 1 in 300.000 s, max_interval, because the custom "
-        "backoff strategy failed: ZeroDivisionError('division by zero')",
+        "backoff failed: ZeroDivisionError('division by zero')",
     ),
 ]
 
@@ -336,7 +336,7 @@ def test_a_custom_strategy_that_fails_waits_as_long_as_it_may(strategy: Any, err
     decision = decided(Failure("a.b"), 1, {"backoff_strategy": strategy})
     assert isinstance(decision, RetryAt)
     assert decision.delay == 300
-    assert f"max_interval, because the custom backoff strategy failed: {error}" in decision.reason
+    assert f"max_interval, because the custom backoff failed: {error}" in decision.reason
 
 
 def test_an_error_of_a_strategy_is_shown_in_part() -> None:

@@ -2,12 +2,106 @@
 
 from __future__ import annotations
 
+import random
 import time
+from statistics import fmean
+from typing import Any
 
 import pytest
+from celery import Celery, Task
+from celery.utils.time import get_exponential_backoff_interval
 
+from ojs_bridge import RetryPolicy
+from ojs_bridge.celery.options import UNBOUNDED, native_partial
 from tests.on_celery.fleet import LATE, Fleet
 from tests.servers import eventually
+
+AUTO: dict[str, Any] = {"autoretry_for": (OSError,)}
+STEADY: dict[str, Any] = {**AUTO, "retry_backoff": True, "retry_jitter": False}
+
+
+def steady(seconds: str) -> dict[str, Any]:
+    """The backoff that always waits the same."""
+    return {
+        "backoff_strategy": "none",
+        "backoff_coefficient": 2.0,
+        "initial_interval": seconds,
+        "max_interval": seconds,
+        "jitter": False,
+    }
+
+
+def growing(first: str, longest: str, *, jitter: bool = False) -> dict[str, Any]:
+    """The backoff that doubles."""
+    return {
+        "backoff_strategy": "exponential",
+        "backoff_coefficient": 2.0,
+        "initial_interval": first,
+        "max_interval": longest,
+        "jitter": jitter,
+    }
+
+
+#: options -> the partial policy
+PARTIALS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"max_retries": 5}, {"max_attempts": 6}),
+    ({"max_retries": 0}, {"max_attempts": 1}),
+    ({"max_retries": -3}, {"max_attempts": 1}),
+    ({"max_retries": 2.5}, {"max_attempts": 3}),
+    ({"max_retries": None}, {"max_attempts": UNBOUNDED}),
+    ({"max_retries": float("inf")}, {"max_attempts": UNBOUNDED}),
+    ({"retry_kwargs": {"max_retries": 7, "countdown": 5}}, {}),
+    ({"default_retry_delay": 0.4}, steady("PT0.4S")),
+    ({"default_retry_delay": 0}, steady("PT0.001S")),
+    ({"default_retry_delay": None}, steady("PT0.001S")),
+    (AUTO, steady("PT3M")),
+    ({**AUTO, "retry_kwargs": {"max_retries": 7, "countdown": 5}}, {"max_attempts": 8, **steady("PT5S")}),
+    ({**AUTO, "retry_kwargs": {"max_retries": 7}, "max_retries": 2}, {"max_attempts": 8, **steady("PT3M")}),
+    ({**AUTO, "retry_kwargs": {"max_retries": None}, "max_retries": 2},
+     {"max_attempts": 3, **steady("PT3M")}),
+    ({**AUTO, "retry_kwargs": {"countdown": 0}, "default_retry_delay": 9}, steady("PT0.001S")),
+    (STEADY, growing("PT1S", "PT10M")),
+    ({**STEADY, "retry_kwargs": {"countdown": 5}}, growing("PT1S", "PT10M")),
+    ({**STEADY, "retry_backoff": 0.5}, growing("PT1S", "PT10M")),
+    ({**STEADY, "retry_backoff": 2.9}, growing("PT2S", "PT10M")),
+    ({**STEADY, "retry_backoff": 60, "retry_backoff_max": 10}, growing("PT10S", "PT10S")),
+    ({**STEADY, "retry_backoff_max": 0}, growing("PT0.001S", "PT0.001S")),
+    ({**STEADY, "retry_backoff_max": 10**18}, growing("PT1S", "P36500D")),
+    ({**STEADY, "retry_jitter": True}, growing("PT0.5S", "PT10M", jitter=True)),
+]  # fmt: skip
+
+
+def native_task(**options: Any) -> Task:
+    """A task that nobody has moved."""
+    app = Celery("native", broker="memory://", set_as_current=False)
+    app.task(shared=False, name="job", **options)(body)
+    return app.tasks["job"]
+
+
+def body() -> None:
+    """A task's body."""
+
+
+@pytest.mark.parametrize(("options", "partial"), PARTIALS)
+def test_native_options_in_the_words_of_a_policy(options: dict[str, Any], partial: dict[str, Any]) -> None:
+    """What is not said stays the app's or the spec's to say; every partial policy is valid."""
+    task = native_task(**options)
+    assert native_partial(task) == partial
+    assert RetryPolicy.merge(native_partial(task))
+
+
+@pytest.mark.parametrize(("factor", "longest"), [(1, 600), (7, 10_000), (60, 10**6)])
+def test_native_backoff_is_as_long_on_average(factor: int, longest: int) -> None:
+    """Celery's own draws and the policy's, retry by retry until the cap is near."""
+    task = native_task(**AUTO, retry_backoff=factor, retry_backoff_max=longest)
+    policy = RetryPolicy.merge(native_partial(task))
+    rng = random.Random(7)
+    for n in range(1, 7):
+        native = [get_exponential_backoff_interval(factor, n - 1, longest, True) for _ in range(4000)]
+        bridged = [policy.delay(n, rng=rng) for _ in range(4000)]
+        assert fmean(bridged) == pytest.approx(fmean(native), rel=0.1)
+
 
 #: task, steps -> runs, state, what the job's result is or the type of its error
 MEANINGS: dict[str, tuple[str, list[str], int, str, str]] = {

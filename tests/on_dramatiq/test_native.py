@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from statistics import fmean
 from typing import Any
 
 import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
+from dramatiq.common import compute_backoff
 from dramatiq.errors import RateLimitExceeded
 from dramatiq.errors import Retry as NativeRetry
 from dramatiq.middleware import AsyncIO, GroupCallbacks, Retries, ShutdownNotifications, TimeLimit
@@ -18,7 +21,7 @@ from dramatiq.rate_limits.backends import StubBackend as StubLimits
 from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends import StubBackend
 
-from ojs_bridge import DeadLetter, Discard, Retry, Snooze
+from ojs_bridge import DeadLetter, Discard, Retry, RetryPolicy, Snooze
 from ojs_bridge.dramatiq import OJSRetries, install, interrupts
 from ojs_bridge.dramatiq.options import UNBOUNDED, native_partial
 from tests.on_dramatiq.fleet import QUICK, Fleet, Sent
@@ -52,11 +55,12 @@ PARTIALS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_retries": "5"}, {"max_attempts": "5"}),
     ({"max_retries": True}, {"max_attempts": True}),
     ({"retry_when": len, "max_retries": 5}, {"max_attempts": UNBOUNDED}),
-    ({"min_backoff": 500, "max_backoff": 2500}, {"initial_interval": "PT0.5S", "max_interval": "PT2.5S"}),
+    ({"min_backoff": 500, "max_backoff": 2500}, {"initial_interval": "PT0.75S", "max_interval": "PT2.5S"}),
     ({"min_backoff": 0, "max_backoff": 0}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
-    ({"min_backoff": 100}, {"initial_interval": "PT0.1S", "max_interval": "P7D"}),
+    ({"min_backoff": 100}, {"initial_interval": "PT0.15S", "max_interval": "P7D"}),
+    ({"min_backoff": 10**400}, {"initial_interval": "P7D", "max_interval": "P7D"}),
     ({"max_backoff": 1000}, {"initial_interval": "PT1S", "max_interval": "PT1S"}),
-    ({"max_backoff": 10**30}, {"initial_interval": "PT15S", "max_interval": "P7D"}),
+    ({"max_backoff": 10**30}, {"initial_interval": "PT22.5S", "max_interval": "P7D"}),
     ({"min_backoff": "x", "max_backoff": 5}, {"initial_interval": "x"}),
     ({"min_backoff": float("nan")}, {"initial_interval": float("nan")}),
 ]
@@ -65,6 +69,17 @@ PARTIALS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("native", "partial"), PARTIALS)
 def test_native_options_in_the_words_of_a_policy(native: dict[str, Any], partial: dict[str, Any]) -> None:
     assert repr(native_partial(native)) == repr(partial)
+
+
+@pytest.mark.parametrize(("first", "longest"), [(15_000, 604_800_000), (200, 60_000), (1, 1_000_000)])
+def test_native_backoff_is_as_long_on_average(first: int, longest: int) -> None:
+    """Dramatiq's own draws and the policy's, retry by retry until the cap is near."""
+    policy = RetryPolicy.merge(native_partial({"min_backoff": first, "max_backoff": longest}))
+    rng = random.Random(7)
+    for n in range(1, 7):
+        native = [compute_backoff(n - 1, factor=first, max_backoff=longest)[1] / 1000 for _ in range(4000)]
+        bridged = [policy.delay(n, rng=rng) for _ in range(4000)]
+        assert fmean(bridged) == pytest.approx(fmean(native), rel=0.05, abs=0.001)
 
 
 # the handler, its actor's options, its message's options -> runs, the cause

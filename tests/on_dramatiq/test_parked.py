@@ -10,12 +10,13 @@ from typing import Any
 
 import dramatiq
 import pytest
+from dramatiq.middleware import CurrentMessage
 
 from ojs_bridge import Bridge, Retry, Snooze
 from ojs_bridge.store import Parked
 from tests.on_dramatiq.application import Application
 from tests.on_dramatiq.conftest import url_of
-from tests.on_dramatiq.fleet import Fleet, Sent
+from tests.on_dramatiq.fleet import Fleet, Sent, broker_of
 from tests.servers import Valkey, eventually
 
 TWO_HOURS = {"initial_interval": "PT2H", "max_interval": "PT2H", "jitter": False}
@@ -143,3 +144,39 @@ def test_a_parked_retry_that_is_run_now_from_another_process_is_published_by_a_w
         Bridge(f"sqlite:///{tmp_path}/ojs.db").retries.run(job.id)
         assert parking.end(job).type == "job.completed"
     assert len(job.runs) == 2
+
+
+@pytest.mark.requirement("RET-11")
+@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
+def test_what_is_drained_runs_at_its_time_without_the_bridge(
+    request: pytest.FixtureRequest, kind: str, unique: str, tmp_path: Path
+) -> None:
+    url = url_of(request, kind)
+    fleet = Fleet(
+        broker_of(kind, url, unique), unique, store=f"sqlite:///{tmp_path}/ojs.db", park_after="PT0.5S"
+    )
+    actor = fleet.actor(fails_once, ojs_retry={"initial_interval": "PT2S", "jitter": False})
+    job = fleet.send(actor)
+    with fleet.working():
+        found = parked(fleet, job)
+    assert fleet.bridge.retries.drain().published == 1
+    fleet.broker.close()
+
+    runs: list[tuple[float, dict[str, Any]]] = []
+
+    def run(key: str) -> None:
+        message = CurrentMessage.get_current_message()
+        assert message is not None
+        runs.append((time.time(), dict(message.options)))
+
+    plain = broker_of(kind, url, unique)
+    plain.add_middleware(CurrentMessage())
+    dramatiq.actor(run, broker=plain, actor_name=actor.actor_name, queue_name=unique)
+    worker = dramatiq.Worker(plain, worker_timeout=20)
+    worker.start()
+    eventually(lambda: runs)
+    worker.stop()
+    plain.close()
+    ((at, options),) = runs
+    assert at >= found.next_retry_at.timestamp()
+    assert (options["retries"], options["ojs"]["attempt"]) == (1, 2)

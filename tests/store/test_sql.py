@@ -41,11 +41,11 @@ def test_a_store_of_a_newer_version_is_refused(sql_url: str) -> None:
     store = open_store(sql_url)
     store.prepare()
     with sa.create_engine(sql_url).begin() as connection:
-        connection.execute(sa.text("insert into ojs_schema values (4)"))
+        connection.execute(sa.text("insert into ojs_schema values (5)"))
     store.bury(letter())
     later = open_store(sql_url)
     for use in (later.prepare, later.stats, lambda: later.bury(letter())):
-        with pytest.raises(StoreError, match=r"^the store has schema 4, this ojs-bridge reads 3: update it$"):
+        with pytest.raises(StoreError, match=r"^the store has schema 5, this ojs-bridge reads 4: update it$"):
             use()
 
 
@@ -114,7 +114,7 @@ def test_a_store_of_version_1_is_raised(url_of_version_1: str) -> None:
     assert store.kept_errors("j-2") == [(0, {"attempt": 1})]
     store.park(parked())
     assert reserve(store).grant is Grant.TAKEN
-    assert found_versions(url_of_version_1) == [3]
+    assert found_versions(url_of_version_1) == [4]
     indexes = sa.inspect(sa.create_engine(url_of_version_1)).get_indexes("ojs_dead_letters")
     assert {"ojs_dead_letters_by_error_type", "ojs_dead_letters_counted"} <= {i["name"] for i in indexes}
 
@@ -122,7 +122,7 @@ def test_a_store_of_version_1_is_raised(url_of_version_1: str) -> None:
 def test_many_processes_raise_a_store_at_once(url_of_version_1: str) -> None:
     """Each of them can use it."""
     assert in_processes(4, first_turn, url_of_version_1) == [Grant.TAKEN] * 4
-    assert found_versions(url_of_version_1) == [3]
+    assert found_versions(url_of_version_1) == [4]
 
 
 def first_turn(url: str) -> Grant:
@@ -141,8 +141,8 @@ def test_a_newer_store_is_left_as_it_is(sql_url: str) -> None:
     engine = sa.create_engine(sql_url)
     with engine.begin() as connection:
         connection.execute(sa.text("create table ojs_schema (version integer not null primary key)"))
-        connection.execute(sa.text("insert into ojs_schema values (4)"))
-    with pytest.raises(StoreError, match="has schema 4"):
+        connection.execute(sa.text("insert into ojs_schema values (5)"))
+    with pytest.raises(StoreError, match="has schema 5"):
         reserve(open_store(sql_url))
     assert sa.inspect(engine).get_table_names() == ["ojs_schema"]
 

@@ -487,6 +487,7 @@ def test_a_database_out_of_reach(url: str) -> None:
 REFUSED = [
     ("ojs.db", "store: 'ojs.db' is not a URL such as sqlite:///ojs.db"),
     ("", "store: '' is not a URL such as sqlite:///ojs.db"),
+    ("postgresql:u:{}@h/db", "store: '***@h/db' is not a URL such as sqlite:///ojs.db"),
     ("://", "store: '://' is not a database URL"),
     ("nosuch://u:{}@h/db", "store: 'nosuch://***@h/db' is not a store that ojs-bridge knows: "),
     ("postgresql+nosuch://u:{}@h/db", "store: 'postgresql+nosuch://***@h/db' is not a store that"),

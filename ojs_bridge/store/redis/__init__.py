@@ -9,16 +9,18 @@ from .letters import RedisLetters
 from .namespace import RedisNamespace
 from .parked import RedisParked
 from .reservations import RedisReservations
+from .shadows import RedisShadows
 
 
-class RedisStore(RedisLetters, RedisParked, RedisReservations):
-    """Dead letters, parked retries and reservations in one namespace of a Redis or Valkey."""
+class RedisStore(RedisLetters, RedisParked, RedisReservations, RedisShadows):
+    """Dead letters, parked retries, reservations and shadows in one namespace of a Redis or Valkey."""
 
     def __init__(self, url: str, namespace: str) -> None:
         redis = RedisNamespace(url, namespace)
         RedisLetters.__init__(self, redis)
         RedisParked.__init__(self, redis)
         RedisReservations.__init__(self, redis)
+        RedisShadows.__init__(self, redis)
 
     def prepare(self) -> None:
         """Write the version of the keys; raises StoreError when a newer version wrote them."""

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from datetime import datetime
 
-from ..parked import Due, Parked, ParkedFilter, ParkedPage
+from ..parked import ALL_PARKED, Due, Parked, ParkedFilter, ParkedPage
 from ..records import parked_from_json, parked_to_json, to_ms
 from ..reservations import Settle
 from ..texts import index_id
@@ -111,6 +111,28 @@ return answer
 """
 )
 
+#: ARGV: now, until, token, keys. Repeated, it finds its own token.
+_CLAIM = Script(
+    _PARKED
+    + """
+local answer = {}
+for n = 4, #ARGV do
+  local key = ARGV[n]
+  local fence, _, entry, _, framework = state_of(key)
+  local ends = redis.call('ZSCORE', KEYS[8], key)
+  local free = not ends or tonumber(ends) <= tonumber(ARGV[1])
+  if fence and (free or redis.call('HGET', KEYS[9], key) == ARGV[3]) then
+    redis.call('ZADD', KEYS[8], ARGV[2], key)
+    redis.call('HSET', KEYS[9], key, ARGV[3])
+    redis.call('ZREM', KEYS[6], ready_of(entry, framework))
+    answer[#answer + 1] = place_of(entry)
+    answer[#answer + 1] = redis.call('HGET', KEYS[1], key)
+  end
+end
+return answer
+"""
+)
+
 #: ARGV: token, keys. What is gone has no token.
 _UNPARK = Script(
     _PARKED
@@ -186,7 +208,6 @@ class RedisParked:
         self._redis = redis
         listed = redis.keys("parked", "parked:by_time", "parked:by_kind", "parked:kinds")
         others = redis.keys("parked:states", "parked:ready", "parked:jobs", "parked:claims", "parked:tokens")
-        self._parked = listed[0]
         self._parked_keys = (*listed, *others)
         self._parked_index = RedisIndex(redis, listed, newest_first=False)
 
@@ -206,6 +227,12 @@ class RedisParked:
         token = secrets.token_hex(8)
         words = (to_ms(now), to_ms(until), token, limit, framework, f"{moment(now)};")
         return Due(token, _retries(rows_of(self._redis.run(_CLAIM_DUE, self._parked_keys, words))))
+
+    def claim_parked(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
+        """Claim the retries of these keys that nobody has claimed, atomically."""
+        token = secrets.token_hex(8)
+        words: tuple[Word, ...] = (to_ms(now), to_ms(until), token, *map(index_id, keys))
+        return Due(token, _retries(rows_of(self._redis.run(_CLAIM, self._parked_keys, words))))
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
         """Delete retries that were published under a claim that is still theirs; return how many."""
@@ -236,9 +263,9 @@ class RedisParked:
         """Delete a retry; False when it is claimed, was replaced or is gone."""
         return bool(self._redis.run(_CANCEL, self._parked_keys, _identity(parked)))
 
-    def count_parked(self) -> int:
-        """Count the parked retries."""
-        return int(self._redis.ask("HLEN", self._parked))
+    def count_parked(self, where: ParkedFilter = ALL_PARKED) -> int:
+        """Count the parked retries of some kind."""
+        return self._parked_index.count(wanting((where.queue, where.type)), None, None)
 
 
 def _identity(parked: Parked) -> tuple[Word, Word, Word]:

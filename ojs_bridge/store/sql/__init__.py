@@ -5,9 +5,10 @@ from __future__ import annotations
 from .letters import Letters
 from .parked import ParkedRetries
 from .reservations import Reservations
+from .shadows import Shadows
 
 __all__ = ["SQLStore"]
 
 
-class SQLStore(Letters, ParkedRetries, Reservations):
-    """Dead letters, parked retries and reservations in one SQL database."""
+class SQLStore(Letters, ParkedRetries, Reservations, Shadows):
+    """Dead letters, parked retries, reservations and shadows in one SQL database."""

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 
-from ..parked import Due, Parked, ParkedFilter, ParkedPage
+from ..parked import ALL_PARKED, Due, Parked, ParkedFilter, ParkedPage
 from ..records import parked_from_json, parked_to_json, to_ms
 from ..reservations import Settle
 from ..texts import index_id, index_text
@@ -54,17 +54,19 @@ class ParkedRetries(Database):
 
     def claim_due(self, framework: str, *, now: datetime, until: datetime, limit: int) -> Due:
         """Claim a framework's due retries, the longest due first, atomically, without those being claimed."""
-        claim, now_ms = uuid4().hex, to_ms(now)
         mine = _c.namespace == self._namespace
-        due = sa.and_(mine, _c.framework == index_text(framework), _c.due_ms <= now_ms)
-        free = sa.and_(due, _c.claimed_until_ms <= now_ms)
-        query = sa.select(_c.key).where(free).order_by(_c.due_ms, _c.key).limit(limit)
-        with self._statement() as connection:
-            keys = sa.select(picked(connection, query).c.key)
-            statement = sa.update(table).where(mine, _c.key.in_(keys))
-            statement = statement.values(claim=claim, claimed_until_ms=to_ms(until))
-            rows = updated(connection, statement, _SHOWN, sa.and_(due, _c.claim == claim))
-        return Due(claim, tuple(_parked(row) for row in sorted(rows, key=lambda row: (row.due_ms, row.key))))
+        due = sa.and_(mine, _c.framework == index_text(framework), _c.due_ms <= to_ms(now))
+        claim = uuid4().hex
+        return Due(claim, self._claim(claim, due, now=now, until=until, limit=limit))
+
+    def claim_parked(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
+        """Claim the retries of these keys, atomically, without those being claimed."""
+        claim, mine = uuid4().hex, _c.namespace == self._namespace
+        lots = (
+            self._claim(claim, sa.and_(mine, _c.key.in_(lot)), now=now, until=until, limit=len(lot))
+            for lot in batches([index_id(key) for key in keys])
+        )
+        return Due(claim, tuple(retry for lot in lots for retry in lot))
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
         """Delete retries that were published under a claim that is still theirs; return how many."""
@@ -108,11 +110,24 @@ class ParkedRetries(Database):
         """Delete a retry; False when it is claimed, was replaced or is gone."""
         return self._changed(sa.delete(table), parked)
 
-    def count_parked(self) -> int:
-        """Count the parked retries."""
-        query = sa.select(sa.func.count()).where(_c.namespace == self._namespace)
+    def count_parked(self, where: ParkedFilter = ALL_PARKED) -> int:
+        """Count the parked retries of some kind."""
+        query = sa.select(sa.func.count()).where(*self._wanted(where))
         with self._statement() as connection:
             return connection.execute(query).scalar_one()
+
+    def _claim(
+        self, claim: str, wanted: sa.ColumnElement[bool], *, now: datetime, until: datetime, limit: int
+    ) -> tuple[Parked, ...]:
+        """Claim so many of the wanted retries that nobody has claimed, the longest due first."""
+        free = sa.and_(wanted, _c.claimed_until_ms <= to_ms(now))
+        query = sa.select(_c.key).where(free).order_by(_c.due_ms, _c.key).limit(limit)
+        with self._statement() as connection:
+            keys = sa.select(picked(connection, query).c.key)
+            statement = sa.update(table).where(_c.namespace == self._namespace, _c.key.in_(keys))
+            statement = statement.values(claim=claim, claimed_until_ms=to_ms(until))
+            rows = updated(connection, statement, _SHOWN, sa.and_(wanted, _c.claim == claim))
+        return tuple(_parked(row) for row in sorted(rows, key=lambda row: (row.due_ms, row.key)))
 
     def _changed(self, statement: sa.Update | sa.Delete, found: Parked) -> bool:
         same = (

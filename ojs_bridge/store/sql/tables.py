@@ -7,8 +7,8 @@ from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
 
 from ..texts import MAX_ID, MAX_TEXT
 
-#: Version 2 brought parked retries and reservations, version 3 indexes.
-SCHEMA_VERSION = 3
+#: Version 2 brought parked retries and reservations, version 3 indexes, version 4 shadows.
+SCHEMA_VERSION = 4
 
 #: MySQL compares text without regard to case, unless it is told not to.
 ID = sa.String(MAX_ID).with_variant(VARCHAR(MAX_ID, collation="utf8mb4_bin"), "mysql", "mariadb")
@@ -93,4 +93,21 @@ reservations = sa.Table(
     sa.Column("until_ms", sa.BigInteger, nullable=False),
     sa.Column("keep_until_ms", sa.BigInteger, nullable=False),
     sa.Index("ojs_reservations_kept", "keep_until_ms", "namespace"),
+)
+
+shadows = sa.Table(
+    "ojs_shadows",
+    metadata,
+    #: Framework, task and kind, as far as an index can hold them.
+    sa.Column("key", ID, primary_key=True),
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("framework", sa.String(MAX_TEXT), nullable=False),
+    sa.Column("task", sa.String(MAX_TEXT), nullable=False),
+    sa.Column("kind", sa.String(MAX_TEXT), nullable=False),
+    sa.Column("total", sa.BigInteger, nullable=False),
+    sa.Column("last_ms", sa.BigInteger, nullable=False),
+    sa.Column("explanation", RECORD, nullable=False),
+    sa.Column("examples", RECORD, nullable=False),
+    #: How many examples there are.
+    sa.Column("shown", sa.Integer, nullable=False),
 )

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from ..errors import InvalidRetryPolicy
-from ..policy import RetryPolicy
+from .errors import ConfigurationError, InvalidRetryPolicy
+from .patterns import Policies
+from .policy import PartialPolicy, RetryPolicy
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+#: The `policies` of an `install`: partial policies by name pattern, or the path of a file of them.
+PoliciesOrFile: TypeAlias = "Mapping[str, PartialPolicy] | str | os.PathLike[str]"
 
 _TABLES = {"default", "policies"}
 
@@ -35,12 +40,31 @@ def read_file(file: str) -> list[Named]:
     A file that is neither TOML nor JSON, or holds no policies, is one invalid policy.
     """
     try:
-        told = _parse(file)
+        return _each(_parse(file))
     except (ValueError, RecursionError) as error:
         return [Named(file, None, (str(error),))]
+
+
+def load(file: str | os.PathLike[str], place: str = "policies") -> Policies:
+    """Return the policies of a file, for an `install`; `place` is where the file was named.
+
+    Each stands over the file's `default`; without a table `policies` that is for every name.
+    Raises InvalidRetryPolicy, with one line for each problem that `ojs-bridge policy check` finds, and
+    ConfigurationError for a file that cannot be read.
+    """
+    path = os.fspath(file)
+    try:
+        told = _parse(path)
+    except OSError as error:
+        raise ConfigurationError(f"{place}: {path!r} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{place}: {path!r} {error}") from None
+    problems = [f"{path}: {named.name}: {line}" for named in _each(told) for line in named.problems]
+    if problems:
+        raise InvalidRetryPolicy(problems)
     if not _TABLES & set(told):
-        return [_named("policy", {}, told)]
-    return [*_tables(told)]
+        told = {"default": told}
+    return Policies(told.get("policies"), default=told.get("default"), place=f"{path}: ")
 
 
 def _parse(file: str) -> Mapping[str, Any]:
@@ -55,6 +79,10 @@ def _parse(file: str) -> Mapping[str, Any]:
     if not isinstance(told, Mapping):
         raise ValueError("must hold an object: a policy, or `default` and `policies`")
     return told
+
+
+def _each(told: Mapping[str, Any]) -> list[Named]:
+    return [*_tables(told)] if _TABLES & set(told) else [_named("policy", {}, told)]
 
 
 def _tables(told: Mapping[str, Any]) -> Iterator[Named]:

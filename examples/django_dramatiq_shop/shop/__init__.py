@@ -1,0 +1,1 @@
+"""An online shop on Django and Dramatiq."""

@@ -1,0 +1,5 @@
+"""An online shop on Django and Celery."""
+
+from .celery import app
+
+__all__ = ["app"]

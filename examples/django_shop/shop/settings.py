@@ -1,0 +1,23 @@
+"""The settings, the bridge's among them."""
+
+import os
+
+SECRET_KEY = "an example has none"  # noqa: S105
+DEBUG = True
+ALLOWED_HOSTS = ["*"]
+ROOT_URLCONF = "shop.urls"
+INSTALLED_APPS = ["shop"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": "shop.db"}}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
+
+CELERY_BROKER_URL = os.environ.get("BROKER_URL", "redis://localhost:6379/0")
+
+OJS_BRIDGE = {
+    "store": "sqlite:///dead-letters.db",
+    "retry": {"max_attempts": 5, "initial_interval": "PT0.5S", "on_exhaustion": "dead_letter"},
+    "errors": {
+        "TimeoutError": "external.timeout",
+        "bank.CardStolen": ("payment.card_stolen", "DEAD_LETTER"),
+    },
+}

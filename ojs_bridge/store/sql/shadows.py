@@ -1,0 +1,97 @@
+"""The tallies of shadow mode."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.mysql import insert as mysql_insert
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+from ..records import from_ms, to_ms
+from ..shadows import Tally
+from ..texts import index_id, index_text
+from .database import Database
+from .statements import batches
+from .tables import shadows as table
+
+_c = table.c
+_KEY = [column.name for column in table.primary_key]
+
+
+def _sums(new: Any) -> dict[str, Any]:
+    """Return what becomes of a row that is there."""
+    more = new.shown >= _c.shown
+    return {
+        "total": _c.total + new.total,
+        "last_ms": new.last_ms,
+        "explanation": new.explanation,
+        "examples": sa.case((more, new.examples), else_=_c.examples),
+        "shown": sa.case((more, new.shown), else_=_c.shown),
+    }
+
+
+def _on_conflict(statement: Any) -> sa.Insert:
+    adding: sa.Insert = statement.on_conflict_do_update(index_elements=_KEY, set_=_sums(statement.excluded))
+    return adding
+
+
+def _on_duplicate_key(statement: Any) -> sa.Insert:
+    # In this order: MySQL sees what the assignments before have changed already.
+    adding: sa.Insert = statement.on_duplicate_key_update([*_sums(statement.inserted).items()])
+    return adding
+
+
+_ADD = {
+    "postgresql": _on_conflict(postgresql_insert(table)),
+    "sqlite": _on_conflict(sqlite_insert(table)),
+    "mysql": _on_duplicate_key(mysql_insert(table)),
+}
+
+
+class Shadows(Database):
+    """The part of a store that holds the tallies of shadow mode."""
+
+    def record_shadows(self, tallies: Sequence[Tally]) -> None:
+        """Add to the counts, in one transaction."""
+        # In one order everywhere, so that no two processes wait for each other's rows.
+        rows = sorted((self._row(tally) for tally in tallies), key=lambda row: row["key"])
+        with self._transaction() as connection:
+            add = _ADD.get(connection.dialect.name, _ADD["mysql"])
+            for batch in batches(rows):
+                connection.execute(add, batch)
+
+    def shadows(self) -> list[Tally]:
+        """Return all tallies, in the order of framework, task and kind."""
+        with self._statement() as connection:
+            rows = connection.execute(sa.select(table).where(_c.namespace == self._namespace)).all()
+        return sorted(map(_tally, rows), key=lambda tally: (tally.framework, tally.task, tally.kind))
+
+    def clear_shadows(self) -> int:
+        """Forget all tallies; return how many there were."""
+        with self._statement() as connection:
+            return connection.execute(sa.delete(table).where(_c.namespace == self._namespace)).rowcount
+
+    def _row(self, tally: Tally) -> dict[str, Any]:
+        return {
+            "namespace": self._namespace,
+            "key": index_id("\n".join((tally.framework, tally.task, tally.kind))),
+            "framework": index_text(tally.framework),
+            "task": index_text(tally.task),
+            "kind": index_text(tally.kind),
+            "total": tally.count,
+            "last_ms": to_ms(tally.last_seen),
+            "explanation": tally.explanation.encode("utf-8", "replace").decode().replace("\0", "\ufffd"),
+            "examples": json.dumps([*map(dict, tally.examples)]),
+            "shown": len(tally.examples),
+        }
+
+
+def _tally(row: Any) -> Tally:
+    examples = tuple(json.loads(row.examples))
+    return Tally(
+        row.framework, row.task, row.kind, row.total, from_ms(row.last_ms), row.explanation, examples
+    )

@@ -1,0 +1,196 @@
+"""A canary on Celery: which jobs are inside, and what keeps its promises outside it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery, chain
+
+from ojs_bridge import Bridge, ConfigurationError
+from ojs_bridge.canary import Canary
+from ojs_bridge.celery import install, ojs_task
+from ojs_bridge.celery.start_up import check
+from tests.on_celery.by_hand import ByHand, by_hand, failing, header, natively, outside
+from tests.on_celery.fleet import in_seconds
+from tests.servers import eventually
+
+
+class Heard(list[str]):
+    """The types of the events of each job."""
+
+    def __call__(self, event: Any) -> None:
+        self.append(f"{event.subject} {event.type.removeprefix('job.')}")
+
+
+def test_the_id_says_which_jobs_are_inside(unique: str) -> None:
+    """Those follow the policy and are told of; the others follow Celery's options."""
+    heard = Heard()
+    bridge = Bridge(listeners=[heard])
+    policies = {"auto": {"max_attempts": 5, "initial_interval": "PT0.001S"}}
+    hand = by_hand(lambda app: install(app, bridge, policies=policies, canary=40), unique)
+    jobs = [hand.send("auto", "OSError()", task_id=f"{unique}-{number}") for number in range(20)]
+    hand.deliver_all(200)
+    bridge.flush()
+    inside = [job for job in jobs if Canary(40).covers("auto", job)]
+    assert 0 < len(inside) < 20
+    for job in jobs:
+        assert hand.runs(job) == list(range(5 if job in inside else 3)), job
+        assert hand.state(job) == ("FAILURE", "OSError()")
+        assert (f"{job} discarded" in heard) == (job in inside)
+
+
+def test_a_job_with_a_policy_of_its_own_is_always_inside(unique: str) -> None:
+    """And so is a task that is @ojs_task, and a header that nobody can read, which may hold a policy."""
+    hand = by_hand(outside, unique)
+    ojs_task(hand.app, name="own", shared=False, retry={"max_attempts": 2, "initial_interval": "PT0.001S"})(
+        failing
+    )
+    own = hand.send("auto", "OSError()", ojs_retry={"max_attempts": 6, "initial_interval": "PT0.001S"})
+    task = hand.send("own")
+    unreadable = hand.send("auto", "OSError()", headers={"ojs": "{"})
+    hand.deliver_all()
+    assert hand.runs(own) == list(range(6))
+    assert (hand.state(task)[0], hand.state(unreadable)[0]) == ("FAILURE", "FAILURE")
+    assert sum(note[:2] == ("delivered", task) for note in hand.notes) == 2
+    assert hand.runs(unreadable) == []
+
+
+@pytest.mark.parametrize("canary", [0, 100])
+def test_a_task_that_calls_itself_sees_no_header_of_the_bridge(unique: str, canary: int) -> None:
+    """Which it could not pass on to another job: no message can carry it."""
+    hand = by_hand(lambda app: install(app, Bridge(), canary=canary), unique)
+    hand.send("plain", "self(\"'nested'\")")
+    hand.deliver_all()
+    assert [note[3] for note in hand.notes if note[0] == "run"] == [{}, {}]
+
+
+@pytest.mark.parametrize("dies", [None, "killed", "time limit"])
+def test_outside_the_canary_a_job_still_waits_for_its_time(unique: str, dies: str | None) -> None:
+    """One that was retried under the bridge, whether it came back in hops or its child died meanwhile."""
+    hand = by_hand(outside, unique)
+    ojs = header(attempt=2, next_retry_at=in_seconds(50), errors=[])
+    headers = {"ojs": ojs, **({"dies": dies} if dies else {})}
+    job = hand.send("auto", "OSError()", retries=1, headers=headers)
+    assert hand.deliver()
+    assert hand.runs(job) == []
+    waiting = hand.take()
+    assert (waiting.headers["retries"], waiting.headers["eta"] is not None) == (1, True)
+    assert json.loads(waiting.headers["ojs"])["attempt"] == 2
+
+
+def test_outside_the_canary_a_parked_retry_is_parked_again(unique: str, tmp_path: Path) -> None:
+    """When it came long before its time; published when due, it is Celery's."""
+    bridge = Bridge(store=f"sqlite:///{tmp_path}/ojs.db")
+    hand = by_hand(lambda app: install(app, bridge, canary=0), unique)
+    ojs = header(attempt=2, next_retry_at=in_seconds(600))
+    job = hand.send("auto", "'ok'", retries=1, headers={"ojs": ojs})
+    hand.deliver_all()
+    assert [parked.id for parked in bridge.retries.list().retries] == [job]
+    bridge.retries.run(job)
+    bridge.start()
+    try:
+        eventually(hand.deliver, what="the parked retry")
+    finally:
+        bridge.stop()
+    assert (hand.runs(job), hand.state(job)) == ([1], ("SUCCESS", "'ok'"))
+
+
+@pytest.mark.parametrize("order", [[0, 100, None], [100, 0, None], [None, 100, 0], [100, None, 0]])
+def test_the_native_counter_stays_in_step_wherever_a_job_runs(unique: str, order: list[int | None]) -> None:
+    """Turn by turn with the bridge, outside its canary, and on a worker that knows nothing of it."""
+    notes: list[Any] = []
+    policy = {"max_attempts": 7, "initial_interval": "PT0.001S"}
+
+    def hand_of(canary: int | None) -> ByHand:
+        installed = functools.partial(install, bridge=Bridge(), policies={"*": policy}, canary=canary)
+        hand = ByHand(unique, natively if canary is None else installed, notes=notes)
+        hand.define("both", max_retries=6, default_retry_delay=0)
+        hand.define("automatic", max_retries=6, default_retry_delay=0, autoretry_for=(OSError,))
+        return hand
+
+    hands = itertools.cycle([hand_of(canary) for canary in order])
+    first = next(hands)
+    jobs = [first.send("both", "self.retry(exc=OSError())"), first.send("automatic", "OSError()")]
+    assert any(not hand.deliver() for hand in itertools.islice(hands, 60))
+    for job in jobs:
+        assert first.runs(job) == list(range(7))
+        assert first.state(job)[0] == "FAILURE"
+
+
+def test_a_later_jobs_own_policy_comes_through_a_worker_that_does_not_know_it(unique: str) -> None:
+    """One that the bridge's producer has put in a chain, and a worker without the bridge sends."""
+    notes: list[Any] = []
+    old, new = (ByHand(unique, installing, notes=notes) for installing in (natively, outside))
+    for hand in (old, new):
+        hand.define("retried", autoretry_for=(OSError,), default_retry_delay=0)
+    policy = {"max_attempts": 6, "initial_interval": "PT0.001S"}
+    job = new.app.tasks["retried"].si
+    last = chain(job("1"), job("OSError()").set(ojs_retry=policy), app=new.app).apply_async()
+    assert old.deliver()
+    assert old.deliver()
+    new.deliver_all()
+    assert new.runs(last.id) == list(range(6))
+
+
+def test_a_later_jobs_own_policy_comes_through_a_worker_that_does_not_have_its_task(unique: str) -> None:
+    """Its own policies may be older than its producer's: it sends on what they do not name."""
+    notes: list[Any] = []
+    elsewhere = functools.partial(install, policies={"elsewhere": {}})
+    old, new = (ByHand(unique, installing, notes=notes) for installing in (elsewhere, outside))
+    for hand in (old, new):
+        hand.define("retried", autoretry_for=(OSError,), default_retry_delay=0)
+        hand.define("elsewhere")
+    job = new.app.tasks["retried"].si
+    step = job("OSError()").set(ojs_retry={"max_attempts": 6, "initial_interval": "PT0.001S"})
+    last = chain(new.app.tasks["elsewhere"].si("1"), job("1"), step, app=new.app).apply_async()
+    assert old.deliver()
+    assert old.deliver()
+    new.deliver_all()
+    assert new.runs(last.id) == list(range(6))
+
+
+def test_a_policy_can_be_taken_from_a_signature(unique: str) -> None:
+    """Also from what it sends along for workers without the bridge."""
+    new = by_hand(outside, unique)
+    signature = new.app.tasks["plain"].si("1").set(headers={"own": 1}, ojs_retry={"max_attempts": 6})
+    assert {"own", "ojs"} == set(signature.options["headers"])
+    assert signature.set(ojs_retry=None).options["headers"] == {"own": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"canary": 120}, "canary: 120 must be between 0 and 100"),
+        ({"canary": {"mail.*": 10}}, "canary['mail.*'] names no installed task of the app 'checked'"),
+        (
+            {"canary": {"own": 10}},
+            "canary['own'] names no installed task of the app 'checked'",
+        ),
+    ],
+)
+def test_a_canary_that_cannot_be_is_refused(arguments: dict[str, Any], problem: str) -> None:
+    """Where it is installed, or when the worker starts."""
+    app = Celery("checked", broker="memory://", set_as_current=False)
+    ojs_task(app, name="own", shared=False)(failing)
+    app.task(shared=False, name="plain")(failing)
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(problem)}$"):
+        install(app, Bridge(), **arguments)
+        check(app)
+
+
+def test_a_worker_says_which_jobs_are_under_the_bridge(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those of a canary that its environment has."""
+    monkeypatch.setenv("OJS_BRIDGE_CANARY", '{"*": 100, "mail.*": 2.5}')
+    app = Celery("told", broker="memory://", set_as_current=False)
+    install(app, Bridge())
+    app.task(shared=False, name="mail.send")(failing)
+    check(app)
+    assert "canary: under the bridge are 100 % of *, 2.5 % of mail.*; Celery itself" in caplog.text

@@ -1,0 +1,104 @@
+"""The web examples: a shop's web server and its worker, as its README starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.servers import Server, eventually
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+_BIN = Path(sys.executable).parent
+
+
+class Shop(Server):
+    """A copy of an example in a folder of its own, with one worker and one web server."""
+
+    def __init__(
+        self, name: str, broker_url: str, worker: str, web: str, *, prepare: str = "", **variables: str
+    ) -> None:
+        super().__init__()
+        self._worker, self._web, self._prepare = worker, web, prepare
+        ours = {k: v for k, v in os.environ.items() if not k.startswith(("OJS_BRIDGE_", "DJANGO_"))}
+        self._environment: Mapping[str, str] = {
+            **ours,
+            "PATH": f"{_BIN}{os.pathsep}{ours['PATH']}",
+            "BROKER_URL": broker_url,
+            "PYTHONUNBUFFERED": "1",
+            **variables,
+        }
+        left_out = shutil.ignore_patterns("__pycache__", "*.db", "order-*")
+        shutil.copytree(EXAMPLES / name, self.folder, ignore=left_out, dirs_exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        """Where customers order."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def _launch(self) -> None:
+        if self._prepare:
+            self.run(self._prepare)
+        self._spawn(self._words(self._worker), env=self._environment)
+        self._spawn(self._words(self._web), env=self._environment)
+
+    def _words(self, command: str) -> list[str]:
+        return [str(_BIN / word) if word == "python" else word for word in command.format(self.port).split()]
+
+    def _answers(self) -> bool:
+        try:
+            self.dead_letters()
+        except (urllib.error.URLError, ConnectionError):
+            return False
+        return True
+
+    def run(self, command: str) -> str:
+        """Run a command of the shop's; return what it said."""
+        done = subprocess.run(
+            self._words(command),
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def log(self) -> str:
+        """What the worker and the web server said."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def ask(self, path: str, form: str | None = None) -> Any:
+        """Return what the web server answers."""
+        data = None if form is None else form.encode()
+        with urllib.request.urlopen(self.url + path, data, timeout=30) as answer:
+            return json.load(answer)
+
+    def dead_letters(self) -> list[str]:
+        """What the shop shows of its dead letters."""
+        return [*self.ask("/dead-letters").values()]
+
+    def sells(self, *, order: str, task: str) -> None:
+        """Place two orders; the first is charged at the second attempt, the second becomes a dead letter.
+
+        `order` is the path of an order: of its number and its card.
+        """
+        numbers = [
+            self.ask(order.format(number=n, card=card), f"card={card}")["order"]
+            for n, card in enumerate(("good", "stolen"), start=1)
+        ]
+        assert numbers == [1, 2]
+        said = "retrying: attempt 1 of 5 failed with external.timeout; retry 1 in "
+        eventually(lambda: said in self.log(), seconds=40, what="the retry")
+        eventually(lambda: "charged order 1" in self.log(), seconds=30, what="the second attempt")
+        buried = f"{task}: attempt 1 of 5 failed with payment.card_stolen, and the handler said DEAD_LETTER"
+        eventually(lambda: self.dead_letters() == [buried], seconds=30, what="the dead letter")
+        assert self.log().count("charged order ") == 1

@@ -1,0 +1,261 @@
+"""Where settings are found, in which order, and how one that is wrong is named."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ojs_bridge import Bridge, Retention, configuration
+from ojs_bridge.configuration import SETTINGS
+from ojs_bridge.settings import Settings, settings_of, the_policies
+from tests.cli.running import run
+from tests.lives import KEEP, live_and_die
+
+pytestmark = pytest.mark.usefixtures("unconfigured")
+
+
+def listen(event: object) -> None:
+    """Hear an event."""
+
+
+class Listening:
+    """A listener that is made without arguments."""
+
+    def __call__(self, event: object) -> None:
+        """Hear an event."""
+
+
+class Stolen(Exception):
+    """A card was stolen."""
+
+
+def write_table(text: str) -> None:
+    """Write the table of a pyproject.toml."""
+    Path("pyproject.toml").write_text("[tool.ojs-bridge]\n" + text)
+
+
+def test_without_any_of_them() -> None:
+    """The defaults."""
+    assert settings_of() == Settings(
+        store=None,
+        retry=None,
+        errors={},
+        listeners=(),
+        history=10,
+        header_budget=16_384,
+        reservation=timedelta(minutes=1),
+        park_after=timedelta(minutes=1),
+        fail_open=False,
+        retention=Retention(),
+    )
+    assert the_policies(None).of("anything") == []
+
+
+NAME = __name__
+WITH_QUEUES = Retention("P7D", 5, {"mail": Retention("P1D")}, "old.jsonl")
+#: A setting, as a variable and in a table, and what it is then.
+READ: list[tuple[str, str, str, Any]] = [
+    ("retry", '{"max_attempts": 7}', "{max_attempts = 7}", {"max_attempts": 7}),
+    ("history", "12", "12", 12),
+    ("header_budget", "9000", "9000", 9000),
+    ("reservation", "PT2M", '"PT2M"', timedelta(minutes=2)),
+    ("park_after", "PT90S", '"PT90S"', timedelta(seconds=90)),
+    ("fail_open", "true", "true", True),
+    ("retention", '{"max_age": "P7D"}', '{max_age = "P7D"}', Retention("P7D")),
+    (
+        "retention",
+        '{"max_age": "P7D", "max_count": 5, "queues": {"mail": {"max_age": "P1D"}}, "archive": "old.jsonl"}',
+        '{max_age = "P7D", max_count = 5, queues.mail.max_age = "P1D", archive = "old.jsonl"}',
+        WITH_QUEUES,
+    ),
+    ("listeners", f'["{NAME}.listen"]', f'["{NAME}.listen"]', (listen,)),
+    (
+        "errors",
+        f'{{"TimeoutError": "external.timeout", "{NAME}.Stolen": ["card.stolen", "DEAD_LETTER"]}}',
+        f'{{TimeoutError = "external.timeout", "{NAME}.Stolen" = ["card.stolen", "DEAD_LETTER"]}}',
+        {TimeoutError: "external.timeout", Stolen: ("card.stolen", "DEAD_LETTER")},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "toml", "value"), READ)
+def test_a_variable_and_a_table_say_the_same(
+    unconfigured: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, toml: str, value: Any
+) -> None:
+    """Each in its own words."""
+    write_table(f"{name} = {toml}")
+    assert getattr(settings_of(), name) == value
+    (unconfigured / "pyproject.toml").unlink()
+    monkeypatch.setenv(f"OJS_BRIDGE_{name.upper()}", text)
+    assert getattr(settings_of(), name) == value
+
+
+def test_every_setting_is_read() -> None:
+    """None of the table above is missing; the store, its namespace and the policies have their own tests."""
+    assert {name for name, *_ in READ} == SETTINGS.keys() - {"store", "namespace", "policies"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("1", True), ("True", True), ("false", False), ("0", False)]
+)
+def test_booleans(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
+    """As deployments write them."""
+    monkeypatch.setenv("OJS_BRIDGE_FAIL_OPEN", text)
+    assert settings_of().fail_open is value
+
+
+def test_code_before_a_variable_before_a_table_before_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Setting by setting, and each as a whole: policies of two places are not merged."""
+    write_table(
+        "history = 11\nheader_budget = 9000\nretry = {jitter = false}\nlisteners = ['builtins.print']"
+    )
+    monkeypatch.setenv("OJS_BRIDGE_HISTORY", "12")
+    monkeypatch.setenv("OJS_BRIDGE_RETRY", '{"max_attempts": 2}')
+    found = settings_of(listeners=[])
+    assert (found.history, found.header_budget, found.retry) == (12, 9000, {"max_attempts": 2})
+    assert (found.listeners, found.reservation) == ((), timedelta(minutes=1))
+    assert settings_of(history=13).history == 13
+
+
+def test_policies(unconfigured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of them, or the path of a file; a variable is a path."""
+    write_table('[tool.ojs-bridge.policies."shop.*"]\nmax_attempts = 4\n')
+    assert the_policies(None).of("shop.mail") == [{"max_attempts": 4}]
+    (unconfigured / "p.toml").write_text("max_attempts = 6")
+    monkeypatch.setenv("OJS_BRIDGE_POLICIES", "p.toml")
+    assert the_policies(None).of("shop.mail") == [{"max_attempts": 6}]
+    assert the_policies({}).of("shop.mail") is None
+
+
+def test_a_class_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made without arguments."""
+    monkeypatch.setenv("OJS_BRIDGE_LISTENERS", f'["{NAME}.Listening"]')
+    (listener,) = settings_of().listeners
+    assert isinstance(listener, Listening)
+
+
+def test_the_file_that_a_variable_names(unconfigured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys are settings, unless it is a pyproject.toml; the one in the working directory is not asked."""
+    write_table("history = 11")
+    (unconfigured / "ojs.toml").write_text("history = 12")
+    (unconfigured / "other").mkdir()
+    (unconfigured / "other" / "pyproject.toml").write_text("[tool.ojs-bridge]\nhistory = 13")
+    for file, history in [("ojs.toml", 12), ("other/pyproject.toml", 13)]:
+        monkeypatch.setenv("OJS_BRIDGE_CONFIG", file)
+        assert settings_of().history == history
+
+
+def test_the_command_line_reads_it_too() -> None:
+    """The store of a table."""
+    write_table('store = "sqlite:///here.db"\nnamespace = "shop"')
+    live_and_die(Bridge(retry=KEEP), "j-1")
+    ran = run("dead-letters", "list", "--json")
+    assert [letter["id"] for letter in ran.json] == ["j-1"], ran.err
+    assert run("dead-letters", "list", "--json", "--namespace", "another").json == []
+
+
+DJANGO = """
+    from datetime import timedelta
+    from django.conf import settings
+    from ojs_bridge import Bridge, ConfigurationError, Retention
+    from ojs_bridge.settings import settings_of
+    assert settings_of().history == 12, "not configured yet"
+    settings.configure(OJS_BRIDGE={
+        "history": 14,
+        "park_after": None,
+        "reservation": timedelta(minutes=3),
+        "listeners": [print, "builtins.repr"],
+        "errors": {TimeoutError: "external.timeout", "OSError": ("external.os", "FAIL")},
+        "retention": Retention("P7D"),
+    })
+    found = settings_of()
+    assert (found.history, found.header_budget, found.listeners) == (14, 9000, (print, repr)), found
+    assert (found.park_after, found.reservation) == (timedelta(minutes=1), timedelta(minutes=3)), found
+    assert found.errors == {TimeoutError: "external.timeout", OSError: ("external.os", "FAIL")}, found
+    assert found.retention == Retention("P7D"), found
+    assert settings_of(history=15).history == 15
+    for told, message in [
+        ({"stoer": 1}, "settings.OJS_BRIDGE: stoer: is not a setting; there are store, "),
+        ({"history": 9}, "settings.OJS_BRIDGE: history: 9 must be at least 10 (spec section 10.1)"),
+        ([], "settings.OJS_BRIDGE: [] must be a table of settings"),
+    ]:
+        settings.OJS_BRIDGE = told
+        try:
+            Bridge()
+        except ConfigurationError as error:
+            assert str(error).startswith(message), error
+        else:
+            raise AssertionError(told)
+    del settings.OJS_BRIDGE
+    assert settings_of().history == 12, "no such setting"
+    print("done")
+"""
+
+
+def test_django() -> None:
+    """Code before Django's settings before a variable; a None there says nothing, and objects are fine."""
+    pytest.importorskip("django")
+    environment = {**os.environ, "OJS_BRIDGE_HISTORY": "12", "OJS_BRIDGE_HEADER_BUDGET": "9000"}
+    environment.pop("DJANGO_SETTINGS_MODULE", None)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DJANGO)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_django_is_not_imported() -> None:
+    """Where the program has not."""
+    code = "import sys, ojs_bridge; ojs_bridge.Bridge(); print('django' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+EMPTY = (None, {}, ())
+DOCUMENTED = (Path(__file__).parent.parent / "docs" / "frameworks.md").read_text(encoding="utf-8")
+
+
+def test_what_the_document_shows() -> None:
+    """Its settings are settings."""
+    [table] = re.findall(r"^```toml\n(.+?)```", DOCUMENTED, re.MULTILINE | re.DOTALL)
+    shown = [*re.findall(r"^OJS_BRIDGE = (\{.*?\})$", DOCUMENTED, re.MULTILINE | re.DOTALL)]
+    assert len(shown) == 2
+    for told in (*map(ast.literal_eval, shown), configuration.tomllib.loads(table)["tool"]["ojs-bridge"]):
+        assert told.keys() <= SETTINGS.keys()
+
+
+def test_the_documented_settings() -> None:
+    """Each row of the table is a setting, with its variable and its default."""
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| .+ \| (.+) \|$", DOCUMENTED, re.MULTILINE)
+    assert rows == [
+        (
+            name,
+            f"OJS_BRIDGE_{name.upper()}",
+            f"`{setting.default}`" if setting.default not in EMPTY else "none",
+        )
+        for name, setting in SETTINGS.items()
+    ]
+
+
+def test_the_documented_arguments_and_variables() -> None:
+    """Whatever a bridge takes, and whatever else is read from the environment."""
+    (in_code,) = re.findall(r"^- In code only: (.+)\.$", DOCUMENTED, re.MULTILINE)
+    arguments = {*inspect.signature(Bridge).parameters, "policies"}
+    assert arguments - SETTINGS.keys() == set(re.findall(r"`(\w+)`", in_code))
+    (others,) = re.findall(r"^- Variables of .+: ((?:.+\n)+)", DOCUMENTED, re.MULTILINE)
+    assert set(re.findall(r"OJS_BRIDGE_(\w+)", others)) == configuration._OTHERS

@@ -1,0 +1,186 @@
+"""Policies in a file: what `install` and `OJSRetries` make of it, and how it is refused."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from dramatiq.brokers.stub import StubBroker
+
+from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, celery
+from ojs_bridge.celery.attach import is_bridged, task_policy
+from ojs_bridge.dramatiq import OJSRetries, install
+from ojs_bridge.patterns import Policies
+from ojs_bridge.policy_files import load
+from ojs_bridge.settings import the_policies
+from tests.cli.running import run
+
+SHOP = """
+[default]
+max_attempts = 5
+on_exhaustion = "dead_letter"
+
+[policies."shop.*"]
+max_interval = "PT1M"
+
+[policies."shop.mail"]
+max_attempts = 8
+"""
+DEFAULT = {"max_attempts": 5, "on_exhaustion": "dead_letter"}
+
+
+@pytest.fixture(autouse=True)
+def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OJS_BRIDGE_POLICIES", raising=False)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A file of policies."""
+    file = tmp_path / "shop.toml"
+    file.write_text(SHOP)
+    return file
+
+
+def test_a_table_of_policies(shop: Path) -> None:
+    """Later patterns win over earlier ones, and all of them over the file's default."""
+    policies = load(shop)
+    assert policies.of("shop.mail") == [DEFAULT, {"max_interval": "PT1M"}, {"max_attempts": 8}]
+    assert policies.of("shop.charge") == [DEFAULT, {"max_interval": "PT1M"}]
+    assert policies.of("bank.charge") is None
+
+
+@pytest.mark.parametrize("text", ['{"max_attempts": 5}', '{"default": {"max_attempts": 5}}'])
+def test_a_file_without_a_table(tmp_path: Path, text: str) -> None:
+    """One policy, for every name."""
+    (tmp_path / "p.json").write_text(text)
+    policies = load(str(tmp_path / "p.json"))
+    assert policies.of("anything") == [{"max_attempts": 5}]
+    policies.check([], "task")
+
+
+def test_an_empty_table_moves_nothing(tmp_path: Path) -> None:
+    """As an empty mapping does."""
+    (tmp_path / "p.toml").write_text("[policies]\n")
+    assert load(tmp_path / "p.toml").of("anything") is None
+
+
+def test_a_pattern_that_names_nothing(shop: Path) -> None:
+    """It is told with its file."""
+    with pytest.raises(ConfigurationError) as error:
+        load(shop).check(["shop.mail.x"], "task of the app 'a'")
+    assert str(error.value) == f"{shop}: policies['shop.mail'] names no task of the app 'a'"
+
+
+INVALID = [
+    ('[policies."a.*"]\nmax_attempts = -1', "policies['a.*']: max_attempts: -1 must be >= 0"),
+    (
+        '[default]\non_exhaustion = "x"',
+        "default: on_exhaustion: \"x\" must be one of 'discard' or 'dead_letter'",
+    ),
+    ("max_atempts = 1", "policy: max_atempts: 1 is not a field of a retry policy"),
+    ("[policies.a]\n[other]", "other: must stand in [default], or in [policies] under its name"),
+    ("policies = 3", "policies: must be a table of partial policies"),
+    (
+        '[policies.a]\ninitial_interval = "PT10M"',
+        "policies['a']: max_interval: PT5M, the default, must be >= initial_interval, PT10M",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "problem"), INVALID)
+def test_an_invalid_policy(tmp_path: Path, text: str, problem: str) -> None:
+    """File, table, field, value and rule, in the words of `ojs-bridge policy check`."""
+    file = tmp_path / "p.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidRetryPolicy) as error:
+        load(file)
+    assert error.value.problems == (f"{file}: {problem}",)
+    ran = run("policy", "check", str(file))
+    assert (ran.code, problem in ran.out + ran.err) == (1, True)
+
+
+UNREADABLE = [
+    ("p.toml", None, "cannot be read: No such file or directory"),
+    ("p.toml", "{", "is not TOML: "),
+    ("p.json", "{", "is not JSON: "),
+    ("p.json", "[1]", "must hold an object: a policy, or `default` and `policies`"),
+    ("p.yaml", "", "must end in .toml or .json"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "problem"), UNREADABLE)
+def test_an_unreadable_file(tmp_path: Path, name: str, text: str | None, problem: str) -> None:
+    """It is named."""
+    file = tmp_path / name
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        load(file)
+    assert str(error.value).startswith(f"policies: {str(file)!r} {problem}")
+
+
+def test_what_check_calls_ok_is_loaded(shop: Path) -> None:
+    """Name by name."""
+    assert run("policy", "check", str(shop)).out.splitlines() == [
+        "default: OK",
+        "policies['shop.*']: OK",
+        "policies['shop.mail']: OK",
+    ]
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_celery(shop: Path, kind: type[str | os.PathLike[str]]) -> None:
+    """A path, of either type."""
+    app = Celery("shop", set_as_current=False)
+    celery.install(app, Bridge(), policies=kind(shop))
+
+    @app.task(name="shop.charge", max_retries=1, shared=False)
+    def charge() -> None:
+        """Do nothing."""
+
+    @app.task(name="bank.charge", shared=False)
+    def other() -> None:
+        """Do nothing."""
+
+    policy = task_policy(app, app.tasks["shop.charge"]).policy
+    assert (policy.max_attempts, policy.on_exhaustion) == (5, "dead_letter")
+    assert not is_bridged(app.tasks["bank.charge"])
+
+
+def test_dramatiq(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the environment, and what the code says wins over that."""
+    monkeypatch.setenv("OJS_BRIDGE_POLICIES", str(shop))
+    for given, attempts in [(None, 8), ({"shop.mail": {"max_attempts": 2}}, 2)]:
+        broker = StubBroker()
+        middleware = install(broker, Bridge(), policies=given)
+        middleware._actors.declare(actor(broker, "shop.mail"))
+        task = middleware._actors.tasks["shop.mail"]
+        assert task is not None
+        assert task.policy.max_attempts == attempts
+
+
+def actor(broker: StubBroker, name: str) -> object:
+    """Declare an actor that does nothing."""
+    import dramatiq
+
+    return dramatiq.actor(lambda: None, actor_name=name, broker=broker)
+
+
+def test_an_invalid_file_stops_both_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where they are set up."""
+    monkeypatch.setenv("OJS_BRIDGE_POLICIES", str(tmp_path / "absent.toml"))
+    with pytest.raises(ConfigurationError, match=r"^OJS_BRIDGE_POLICIES: '.+absent\.toml' cannot be read"):
+        celery.install(Celery("shop", set_as_current=False), Bridge())
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        OJSRetries(Bridge())
+
+
+def test_an_invalid_argument() -> None:
+    """Neither a mapping nor a path."""
+    with pytest.raises(ConfigurationError) as error:
+        the_policies(7)  # type: ignore[arg-type]
+    assert str(error.value).startswith("policies: 7 must map names to partial policies, or be a file of them")
+    assert isinstance(the_policies({}), Policies)

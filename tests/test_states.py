@@ -1,0 +1,74 @@
+"""How many jobs are in each state that a bridge knows of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from ojs_bridge import Bridge, ConfigurationError, StoreError
+from ojs_bridge.store import ParkedFilter, Store
+from tests.conftest import store_url
+from tests.store.test_parked import parked
+from tests.store.test_store import letter
+
+
+@pytest.fixture(params=["sqlite", "valkey", "postgres"])
+def bridge(request: pytest.FixtureRequest) -> Bridge:
+    """A bridge on an empty store."""
+    return Bridge(store_url(request.param, request))
+
+
+def fill(bridge: Bridge) -> Store:
+    """Park three retries and bury two letters."""
+    store = bridge.store
+    assert store is not None
+    for name, queue in {"p-1": "mail", "p-2": "mail", "p-3": "billing"}.items():
+        store.park(parked(name, 3600, queue=queue))
+    for name, queue in {"d-1": "billing", "d-2": "web"}.items():
+        store.bury(letter(name, queue=queue, discarded_at=bridge.now()))
+    return store
+
+
+def test_counts_by_state(bridge: Bridge) -> None:
+    """Of all queues, or of one; none is a number too."""
+    assert bridge.counts() == {"retryable": 0, "discarded": 0}
+    fill(bridge)
+    assert bridge.counts() == {"retryable": 3, "discarded": 2}
+    assert bridge.counts(queue="mail") == {"retryable": 2, "discarded": 0}
+    assert bridge.counts(queue="billing") == {"retryable": 1, "discarded": 1}
+    assert bridge.counts(queue="mai") == {"retryable": 0, "discarded": 0}
+
+
+def test_what_changes_state_is_counted_there(bridge: Bridge) -> None:
+    """A retry that is being published is one until it has been; a letter that has gone is none."""
+    store = fill(bridge)
+    later = bridge.now() + timedelta(hours=2)
+    due = store.claim_due("dramatiq", now=later, until=later + timedelta(minutes=1), limit=2)
+    assert bridge.counts()["retryable"] == 3
+    store.unpark(due.retries, due.claim)
+    bridge.dead_letters.delete("d-1")
+    assert bridge.counts() == {"retryable": 1, "discarded": 1}
+
+
+def test_parked_retries_are_counted_by_queue_and_type(bridge: Bridge) -> None:
+    """As they are listed."""
+    store = fill(bridge)
+    store.park(replace(parked("p-4", 3600), type="auth.login", queue="mail"))
+    assert bridge.retries.count() == 4
+    assert bridge.retries.count(queue="mail") == 3
+    assert bridge.retries.count(type="auth.*") == bridge.retries.count(queue="mail", type="auth.login") == 1
+    assert store.count_parked(ParkedFilter("mail", "billing.*")) == 2
+
+
+def test_without_a_store_nobody_knows() -> None:
+    """And who asks is told why."""
+    with pytest.raises(ConfigurationError, match="counts by state need a store"):
+        Bridge().counts()
+
+
+def test_a_store_that_is_out_of_reach() -> None:
+    """Its own error, not a number."""
+    with pytest.raises(StoreError):
+        Bridge("sqlite:////nowhere/at/all/ojs.db").counts()
