@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks import core
-from benchmarks.sides import STORE, Comparison, Ratio, compare
+from benchmarks.sides import SHADOW, STORE, Comparison, Ratio, compare
 from tests.servers import Postgres, Valkey
 
 DRAMATIQ, CELERY = "benchmarks.dramatiq_side", "benchmarks.celery_side"
@@ -30,6 +30,10 @@ def main() -> None:
         print("|---|---:|---:|---:|---:|---:|")
         for c in _reservations(valkey.url, postgres.url, rounds):
             _print(c, _shown(c.wall), f"{c.cpu.median:.2f}")
+        print("\n| jobs per second | native | in shadow mode | CPU a job, ratio (pairs) | goal |")
+        print("|---|---:|---:|---:|---:|")
+        for c in _shadow(valkey.url, rounds):
+            _print(c, _shown(c.cpu))
 
 
 def _bridge(url: str, rounds: int) -> Iterator[Comparison]:
@@ -55,6 +59,16 @@ def _reservations(valkey: str, postgres: str, rounds: int) -> Iterator[Compariso
             options = {"jobs": "2000", "kind": "succeeds", "url": valkey, "store": url}
             name = f"{framework} on Valkey, store on {store}"
             yield compare(name, module, options, rounds=rounds, goal=goal, sides=STORE)
+
+
+def _shadow(valkey: str, rounds: int) -> Iterator[Comparison]:
+    """What shadow mode costs, its tallies in the broker's own Valkey."""
+    store = f"{valkey.removesuffix('/0')}/1"
+    for framework, module, failing in (("Dramatiq", DRAMATIQ, "500"), ("Celery", CELERY, "300")):
+        for kind, jobs in (("succeeds", "2000"), ("fails", failing)):
+            options = {"jobs": jobs, "kind": kind, "url": valkey, "store": store}
+            name = f"{framework} on Valkey, {'succeeds' if kind == 'succeeds' else '4 runs fail'}"
+            yield compare(name, module, options, rounds=rounds, goal=1.05, sides=SHADOW)
 
 
 def _shown(ratio: Ratio) -> str:

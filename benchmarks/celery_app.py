@@ -1,4 +1,4 @@
-"""The Celery app of every side: native, bridged, and with reservations."""
+"""The Celery app of every side: native, bridged, with reservations, and in shadow mode."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from celery import Celery
 from benchmarks.work import call_the_other_side
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install
+from ojs_bridge.migration import shadow
 
 SIDE, KIND, URL = os.environ["BENCH_SIDE"], os.environ["BENCH_KIND"], os.environ["BENCH_URL"]
 JOBS, STORE = int(os.environ["BENCH_JOBS"]), os.environ.get("BENCH_STORE")
@@ -73,12 +74,14 @@ native_retries = {
 }
 
 
-@app.task(name="bench.fails", base=Ends, **(native_retries if SIDE == "native" else {}))
+@app.task(name="bench.fails", base=Ends, **(native_retries if SIDE in ("native", "shadowed") else {}))
 def fails() -> None:
     """Fail, every time."""
     call_the_other_side()
 
 
-if SIDE != "native":
-    policy = {"max_attempts": 4, "initial_interval": "PT1S", "backoff_strategy": "none", "jitter": False}
+policy = {"max_attempts": 4, "initial_interval": "PT1S", "backoff_strategy": "none", "jitter": False}
+if SIDE == "shadowed":
+    shadow(app, Bridge(STORE), policies={"bench.*": policy})
+elif SIDE != "native":
     install(app, Bridge(STORE if SIDE == "reserved" else None), policies={"bench.*": policy})

@@ -16,6 +16,7 @@ from dramatiq.middleware import Retries, default_middleware
 from benchmarks.work import call_the_other_side
 from ojs_bridge import Bridge
 from ojs_bridge.dramatiq import OJSRetries
+from ojs_bridge.migration import shadow
 
 SIDE, KIND, URL = os.environ["BENCH_SIDE"], os.environ["BENCH_KIND"], os.environ.get("BENCH_URL")
 JOBS, STORE = int(os.environ["BENCH_JOBS"]), os.environ.get("BENCH_STORE")
@@ -28,15 +29,17 @@ logging.disable(logging.CRITICAL)
 def _broker() -> dramatiq.Broker:
     middleware = [m() for m in default_middleware if m is not Retries]
     broker = RedisBroker(url=URL, middleware=middleware) if URL else StubBroker(middleware=middleware)
-    if SIDE == "native":
+    policy = {
+        "max_attempts": RUNS,
+        "initial_interval": "PT0.001S",
+        "backoff_strategy": "none",
+        "jitter": False,
+    }
+    if SIDE in ("native", "shadowed"):
         broker.add_middleware(Retries(max_retries=RUNS - 1, min_backoff=1, max_backoff=1))
-    else:
-        policy = {
-            "max_attempts": RUNS,
-            "initial_interval": "PT0.001S",
-            "backoff_strategy": "none",
-            "jitter": False,
-        }
+    if SIDE == "shadowed":
+        shadow(broker, Bridge(STORE), policies={"*": policy})
+    elif SIDE != "native":
         broker.add_middleware(OJSRetries(Bridge(STORE if SIDE == "reserved" else None, policy)))
     return broker
 

@@ -43,9 +43,10 @@ class Comparison:
     goal: float | None
 
 
-#: Without the bridge and with it; and with it, without a store and with one.
+#: Without the bridge and with it; with it, without a store and with one; and without it, but in shadow mode.
 BRIDGE = ("native", "bridged")
 STORE = ("bridged", "reserved")
+SHADOW = ("native", "shadowed")
 
 
 def compare(

@@ -4,45 +4,69 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from ..bridge import Bridge
 from ..errors import ConfigurationError, InvalidRetryPolicy
+from ..migration.shadowing import bridge_of_shadow
 
 
 def bridge_of(name: str) -> Bridge:
-    """Return the bridge of the app that `proj`, `proj:app` or `proj.celery` names, or of a Dramatiq broker.
+    """Return the bridge of an app, named as for `app_of`; raises ConfigurationError."""
+    app = app_of(name, setting_up=True)
+    return bridge_of_celery(app) if is_celery(app) else _bridge_of_dramatiq(app, name)
 
-    That is `module:broker`, or `module` for the broker that it has set. Raises ConfigurationError.
+
+def app_of(name: str, modules: Iterable[str] = (), *, setting_up: bool = False) -> Any:
+    """Return the Celery app that `proj`, `proj:app` or `proj.celery` names, or a Dramatiq broker.
+
+    That is `module:broker`, or `module` for the broker that it has set. The `modules` are imported after it.
+    Where `setting_up`, a function that sets the broker may stand in its place, and is called; an actor or a
+    task never is. Raises ConfigurationError.
     """
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     with _importing(name):
         _import(name)
         app = _celery_app(name)
-        broker = _dramatiq_broker(name) if app is None else None
-        if app is None and broker is None:
+        if app is None:
+            app = _dramatiq_broker(name, setting_up=setting_up)
+        if app is None:
             _import_celery_module(name)
-    if app is not None:
-        return bridge_of_celery(app)
-    if broker is not None:
-        return _bridge_of_dramatiq(broker, name)
-    raise ConfigurationError(f"app: {name!r} holds neither a Celery app nor a Dramatiq broker")
+    if app is None:
+        raise ConfigurationError(f"app: {name!r} holds neither a Celery app nor a Dramatiq broker")
+    for module in modules:
+        with _importing(module):
+            import_module(module)
+    return app
+
+
+def is_celery(app: Any) -> bool:
+    """Return whether what `app_of` found is a Celery app."""
+    return find_spec("celery") is not None and isinstance(app, import_module("celery").Celery)
+
+
+def load_tasks(app: Any) -> None:
+    """Import the task modules of a Celery app; raises ConfigurationError."""
+    with _importing(app.main or "celery"):
+        app.loader.import_default_modules()
+        app.finalize()
 
 
 def bridge_of_celery(app: Any) -> Bridge:
     """Return the bridge of a Celery app whose task modules are loaded; raises ConfigurationError."""
     from ..celery.attach import POLICIES, attach, is_bridged
 
-    with _importing(app.main or "celery"):
-        app.loader.import_default_modules()
-        tasks = app.tasks.values()
-    if POLICIES not in vars(app) and not any(is_bridged(task) for task in tasks):
+    load_tasks(app)
+    if POLICIES not in vars(app) and not any(is_bridged(task) for task in app.tasks.values()):
+        if shadowed := bridge_of_shadow(app):
+            return shadowed
         raise ConfigurationError(
             f"app: the Celery app {app.main!r} has no bridge: give it one, install(app, bridge)"
         )
@@ -56,6 +80,8 @@ def _bridge_of_dramatiq(broker: Any, name: str) -> Bridge:
         if isinstance(middleware, OJSRetries):
             middleware.after_process_boot(broker)
             return middleware.bridge
+    if shadowed := bridge_of_shadow(broker):
+        return shadowed
     raise ConfigurationError(
         f"app: the Dramatiq broker of {name!r} has no bridge: give it one, install(broker, bridge)"
     )
@@ -90,15 +116,19 @@ def _import_celery_module(name: str) -> None:
         import_module(f"{name}.celery")
 
 
-def _dramatiq_broker(name: str) -> Any:
+def _dramatiq_broker(name: str, *, setting_up: bool) -> Any:
     if "dramatiq" not in sys.modules:
         return None
     from dramatiq import broker
-    from dramatiq.cli import import_broker
+    from dramatiq.cli import import_object
 
-    if ":" not in name and broker.global_broker is None:
-        return None
-    return import_broker(name)[1]  # type: ignore[no-untyped-call]
+    _, found = import_object(name)  # type: ignore[no-untyped-call]
+    if found is None:
+        return broker.global_broker
+    if setting_up and isinstance(found, FunctionType):
+        found()
+        return broker.get_broker()
+    return found if isinstance(found, broker.Broker) else None
 
 
 @contextmanager

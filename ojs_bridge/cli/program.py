@@ -11,24 +11,25 @@ import typer
 
 from ..errors import ConfigurationError
 from . import __doc__ as about
-from . import dead_letters, moving, policy, replays, retries
+from . import dead_letters, moving, plan, policy, replays, retries, shadow
 from .finding import CELERY_APP, Place
 from .operation import command
 
-_GROUPS = (dead_letters, retries, policy)
+_GROUPS = (dead_letters, retries, policy, shadow)
 #: Those that add their commands to the dead letters when they are imported.
 _MORE = (replays, moving)
 _EXIT_CODES = (about or "").partition("\n\n")[2]
 
 program = typer.Typer(
     name="ojs-bridge",
-    help="Dead letters, parked retries and retry policies of a Celery or Dramatiq fleet.",
+    help="Plans, dead letters, parked retries and retry policies of a Celery or Dramatiq fleet.",
     epilog=" ".join(_EXIT_CODES.split()),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
 for module in _GROUPS:
     program.add_typer(module.group, epilog=program.info.epilog)
+command(program, "plan")(plan.plan)
 
 
 @command(program, "serve")

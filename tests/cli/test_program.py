@@ -38,7 +38,7 @@ def test_all_commands_are_there() -> None:
     for name in ("list", "show", "replay", "delete", "purge", "stats", "prune", "export", "import"):
         assert f"│ {name} " in told
     told = run("--help").out
-    for name in ("dead-letters", "retries", "policy", "serve", "demo"):
+    for name in ("dead-letters", "retries", "policy", "plan", "serve", "demo"):
         assert f"│ {name} " in told
 
 

@@ -1,0 +1,90 @@
+"""`ojs-bridge shadow`: what shadow mode has found, and forgetting it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import typer
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from ..migration.shadowing.reporting import TaskReport, meaning, reports
+from ..store import Tally
+from .asking import ask
+from .finding import Place
+from .operation import command
+from .options import AsJson, Yes
+from .printing import plain, show, show_json, table, time_of
+
+group = typer.Typer(
+    name="shadow",
+    help="What the bridge would have decided, beside what the framework did.",
+    no_args_is_help=True,
+)
+
+_NOTHING = (
+    "nothing has been recorded: no run has failed since, or no worker has shadow mode on "
+    "(ojs_bridge.migration.shadow, OJS_BRIDGE_SHADOW)"
+)
+
+
+@command(group, "report")
+def report(place: Place, as_json: AsJson = False) -> None:
+    """Show each task's shadow_match_rate and explain each kind of difference, with examples."""
+    found = reports(place.kept.shadows())
+    if as_json:
+        for one in found:
+            show_json(one.to_json())
+    elif found:
+        show(_summary(found), *(line for one in found for line in _differences(one)))
+    else:
+        show(_NOTHING)
+
+
+@command(group, "clear")
+def clear(place: Place, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Forget what was recorded, after a policy has changed; asks."""
+    found = reports(place.kept.shadows())
+    if found:
+        ask(f"Forget what shadow mode has recorded in {place}?", _summary(found), yes=yes)
+    place.kept.clear_shadows()
+    if as_json:
+        show_json({"tasks": len(found)})
+    else:
+        show(f"{len(found)} {'task' if len(found) == 1 else 'tasks'} forgotten")
+
+
+def _summary(found: list[TaskReport]) -> RenderableType:
+    headings = ("task", "framework", "failed runs compared", "shadow_match_rate", "bridged", "last (UTC)")
+    return table(headings, (_row(one) for one in found))
+
+
+def _row(one: TaskReport) -> tuple[object, ...]:
+    rate = one.shadow_match_rate
+    return (
+        one.task,
+        one.framework,
+        f"{one.compared:,} of {one.failed:,}",
+        "" if rate is None else f"{rate:.4f}",
+        one.bridged,
+        time_of(one.last_seen),
+    )
+
+
+def _differences(one: TaskReport) -> Iterator[RenderableType]:
+    for tally in one.differences:
+        yield f"{plain(one.task)}: {tally.kind}, {tally.count:,} of {one.compared:,}. {meaning(tally)}"
+        yield _indented(f"The last one: {tally.explanation}")
+        if tally.examples:
+            yield Padding(_examples(tally), (0, 0, 0, 2))
+
+
+def _examples(tally: Tally) -> RenderableType:
+    headings = ("job", "attempt", "error type", tally.framework, "policy", "message")
+    names = ("job_id", "attempt", "error_type", "native", "ojs", "message")
+    return table(headings, ([example.get(name, "") for name in names] for example in tally.examples))
+
+
+def _indented(text: str) -> RenderableType:
+    return Padding(Text(plain(text)), (0, 0, 0, 2))

@@ -1,0 +1,154 @@
+"""Two decisions on the same failed run, side by side: the framework's own and the policy's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+from ...backoff import Rng, Seeded
+from ...decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
+from ...duration import spoken
+from ...failures import Failure, Outcome, cut
+from ...job import Job
+from ...policy import RetryPolicy
+
+#: Seconds by which delays may differ: frameworks round to the millisecond.
+TOLERANCE = 0.002
+MAX_REASON = 300
+
+#: What each kind of comparison means, and whether both decided alike on whether and when there is a retry.
+MEANINGS: Mapping[str, str] = {
+    "same": "Both decide alike.",
+    "end": "Both end the job, and what is kept of it differs.",
+    "delay": "Both retry, but the framework's delay is none that the policy would choose.",
+    "ends_earlier": "The framework retries, and the policy has no attempt left.",
+    "retries_longer": "The framework ends the job, and the policy still has attempts.",
+    "non_retryable": "The framework retries an error that the policy or the task rules out.",
+    "handler": "The framework retries, though the handler says that there is to be no retry.",
+    "expires": "The framework retries, and the job would expire before the policy's retry.",
+    "snoozes": "The handler asks for a pause, which the framework takes for a failure.",
+    "gives_back": "The worker shut down: the framework uses an attempt, the policy does not.",
+    "refused": "The policy of the job itself is invalid: it would be kept as a dead letter, not run.",
+}
+MATCHING = frozenset({"same", "end"})
+
+_CAUSES = {
+    "exhausted": "ends_earlier",
+    "non_retryable": "non_retryable",
+    "handler": "handler",
+    "expired": "expires",
+    "invalid": "refused",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """The framework retries after so many seconds."""
+
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The framework ends the job; `kept` says whether it keeps its message."""
+
+    kept: bool
+
+
+#: What the framework itself did about a failed run.
+Native: TypeAlias = Retried | Ended
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One comparison: its kind, both decisions in words, and what explains them."""
+
+    kind: str
+    native: str
+    ojs: str
+    explanation: str
+
+
+#: Of what is alike nothing more is told.
+SAME = Verdict("same", "", "", "")
+
+
+def compare(policy: RetryPolicy, job: Job, outcome: Outcome, native: Native, *, now: datetime) -> Verdict:
+    """Return how what the framework did about a failed run compares to what the policy decides."""
+    decision = decide(policy, job, outcome, now=now, rng=_Edge(0.0))
+    match decision:
+        case RetryAt():
+            return _retries(policy, job.attempt, decision, native)
+        case Snooze():
+            return _differs("snoozes", native, job, f"pause of {spoken(decision.delay)}", decision)
+        case GiveBack():
+            return _differs("gives_back", native, job, "attempt given back", decision)
+        case DeadLetter() | Discard():
+            return _ends(decision, native, job)
+        case Complete():
+            return SAME
+
+
+def waits(policy: RetryPolicy, n: int, failure: Failure, least: float) -> tuple[float, float]:
+    """Return the least and the most seconds that the policy may wait before retry n; `least` if it knows."""
+    if policy.jitter is False or failure.retry_after is not None:
+        return least, least
+    try:
+        if isinstance(policy.jitter, Seeded):
+            least = policy.delay(n, rng=_Edge(0.0), failure=failure)
+        most = policy.delay(n, rng=_Edge(_ALMOST_ONE), failure=failure)
+    except Exception:  # noqa: BLE001 - a custom strategy is the user's code; the policy then waits its longest
+        return least, least
+    return min(least, most), max(least, most)
+
+
+_ALMOST_ONE = 1 - 2**-53
+
+
+@dataclass(slots=True)
+class _Edge(Rng):
+    """Draws an end of the range first, then like any other: a custom jitter may draw until it likes it."""
+
+    first: float | None
+
+    def random(self) -> float:
+        drawn, self.first = self.first, None
+        return random.random() if drawn is None else drawn
+
+
+def _retries(policy: RetryPolicy, n: int, decision: RetryAt, native: Native) -> Verdict:
+    least, most = waits(policy, n, decision.failure, decision.delay)
+    if isinstance(native, Retried) and least - TOLERANCE <= native.delay <= most + TOLERANCE:
+        return SAME
+    own, ojs = told(native, n), f"retry {n} in {_span(least, most)}"
+    kind = "delay" if isinstance(native, Retried) else "retries_longer"
+    return Verdict(kind, own, ojs, f"{own}; the policy: {ojs}")
+
+
+def _ends(decision: DeadLetter | Discard, native: Native, job: Job) -> Verdict:
+    kept = isinstance(decision, DeadLetter)
+    if isinstance(native, Ended) and native.kept == kept:
+        return SAME
+    kind = "end" if isinstance(native, Ended) else _CAUSES[decision.cause]
+    ojs = f"{'dead letter' if kept else 'discarded'} ({decision.cause})"
+    return _differs(kind, native, job, ojs, decision)
+
+
+def _differs(kind: str, native: Native, job: Job, ojs: str, decision: Decision) -> Verdict:
+    own = told(native, job.attempt)
+    return Verdict(kind, own, ojs, f"{own}; the policy: {ojs}, because {cut(decision.reason, MAX_REASON)}")
+
+
+def told(native: Native, n: int) -> str:
+    """Return what the framework did after attempt n, in words."""
+    if isinstance(native, Retried):
+        return f"retry {n} in {spoken(native.delay)}"
+    return f"ended, {'kept' if native.kept else 'not kept'}"
+
+
+def _span(least: float, most: float) -> str:
+    short, long = spoken(least), spoken(most)
+    return short if short == long else f"{short} to {long}"

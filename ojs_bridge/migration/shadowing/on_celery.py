@@ -1,0 +1,203 @@
+"""Shadow mode beside Celery's own retries: receivers of its signals, which watch and do nothing."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery import Celery, Task, bootsteps, signals
+from celery.app import autoretry
+from celery.exceptions import MaxRetriesExceededError, Retry
+from celery.utils.serialization import UnpickleableExceptionWrapper
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+from ...bridge import Bridge
+from ...celery.attach import FRAMEWORK, RESERVED, is_bridged
+from ...celery.canary import runs_natively
+from ...celery.options import native_partial
+from ...celery.outcomes import outcome
+from ...celery.wire import expiry
+from ...errors import ConfigurationError
+from ...failures import Failure, Outcome, outcome_of
+from ...job import Job
+from ...policy import PartialPolicy
+from ...policy_files import PoliciesOrFile
+from ...runs import TaskPolicy
+from ...settings import the_policies
+from .comparing import Ended, Native, Retried
+from .guarding import harmless, ready
+from .recording import FailedRun, Recorder
+from .switch import SHADOW, Switch
+
+
+class Shadow:
+    """Has the failed runs of an app's workers compared."""
+
+    _ojs_shadow = True
+
+    def __init__(self, app: Celery, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
+        self._app = app
+        self._bridge = bridge
+        self._policies = policies
+        self._watch: Watch | None = None
+
+    @property
+    def bridge(self) -> Bridge:
+        """The bridge whose policies decide beside Celery, and whose store keeps the tallies."""
+        if self._bridge is None:
+            self._bridge = Bridge()
+        return self._bridge
+
+    def start(self) -> None:
+        """Begin to watch, unless the worker has it off; before the pool forks its processes."""
+        self._watch = None
+        with harmless("it stays off"):
+            if switch := Switch():
+                self._watch = Watch(self._app, ready(self.bridge), self._policies, switch)
+                self._listen()
+
+    def _listen(self) -> None:
+        receivers = {
+            signals.task_retry: self._retried,
+            signals.task_failure: self._failed,
+            signals.worker_process_shutdown: self._end,
+            signals.worker_shutdown: self._end,
+        }
+        for signal, receiver in receivers.items():
+            # Before 5.5 Celery takes the methods of two objects for one receiver.
+            signal.connect(receiver, weak=False, dispatch_uid=f"{SHADOW}-{id(self)}")
+
+    def _retried(self, sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
+        if self._watch is not None and sender.app is self._app:
+            with harmless("a failed run is not compared"):
+                self._watch.note(sender, request, reason)
+
+    def _failed(self, sender: Any = None, task_id: Any = None, exception: Any = None, **_: Any) -> None:
+        if self._watch is not None and sender.app is self._app:
+            with harmless("a failed run is not compared"):
+                request = sender.request
+                # Otherwise the main process tells of a child that was killed.
+                if request.id == task_id:
+                    self._watch.note(sender, request, _original(exception, sys.exc_info()[1]))
+
+    def _end(self, **_: Any) -> None:
+        if self._watch is not None:
+            with harmless("the last tallies are not written"):
+                self._watch.recorder.close()
+
+
+class Watch:
+    """What a worker needs to compare failed runs."""
+
+    def __init__(self, app: Celery, bridge: Bridge, policies: PoliciesOrFile | None, switch: Switch) -> None:
+        self.recorder = Recorder(FRAMEWORK, bridge)
+        self._app = app
+        self._bridge = bridge
+        self._switch = switch
+        self._policies = the_policies(policies)
+        self._policies.check(app.tasks, f"task of the app {app.main!r}")
+        self._tasks: dict[str, TaskPolicy | None] = {}
+        switch.say(name for name in app.tasks if self._moved(name) is not None)
+
+    def note(self, task: Task, request: Any, raised: BaseException) -> None:
+        """Have a failed run compared to what Celery did about it, if its task is shadowed."""
+        policy = self._policy(task)
+        if policy is None:
+            return
+        if is_bridged(task) and not runs_natively(request):
+            self.recorder.add_bridged(task.name)
+        elif self.recorder.takes(task.name):
+            now = self._bridge.now()
+            native = self._native(raised, now)
+            found = _outcome(task, raised, native, policy, now)
+            self.recorder.add(FailedRun(self._job(task, request), policy, found, native, now))
+
+    def _policy(self, task: Task) -> TaskPolicy | None:
+        """Return the policy that `install` would give a task; None for one that is not shadowed."""
+        name = task.name
+        if name not in self._tasks:
+            self._tasks[name] = None
+            moved = self._moved(name)
+            if moved is not None and self._switch.covers(name):
+                native = task.ojs_native if is_bridged(task) else native_partial(task)
+                layers = [native, *moved, getattr(task, "ojs_retry", None)]
+                errors = getattr(task, "ojs_errors", None)
+                self._tasks[name] = self._bridge.task(*layers, errors=errors, reserved=RESERVED)
+        return self._tasks[name]
+
+    def _moved(self, name: str) -> list[PartialPolicy] | None:
+        return None if name.startswith("celery.") else self._policies.of(name)
+
+    def _native(self, raised: BaseException, now: datetime) -> Native:
+        if not isinstance(raised, Retry):
+            return Ended(kept=False)
+        if isinstance(raised.when, (int, float)):
+            return Retried(float(raised.when))
+        at = maybe_make_aware(maybe_iso8601(raised.when), self._app.timezone) if raised.when else now
+        return Retried(max((at - now).total_seconds(), 0.0))
+
+    def _job(self, task: Task, request: Any) -> Job:
+        retries = request.retries or 0
+        return Job(
+            id=request.id,
+            type=task.name,
+            queue=str((request.delivery_info or {}).get("routing_key") or ""),
+            attempt=1 + retries,
+            fence=retries,
+            expires=expiry(self._app, {"expires": request.expires}),
+        )
+
+
+def _outcome(task: Task, raised: BaseException, native: Native, policy: TaskPolicy, now: datetime) -> Outcome:
+    """Translate what the task raised, `self.retry` included, as the bridge would."""
+    if isinstance(raised, Retry) and raised.__context__ is not None and _is_automatic(raised):
+        return outcome(task, raised.__context__, None, policy.errors, now)
+    if not isinstance(raised, (Retry, MaxRetriesExceededError)):
+        return outcome(task, raised, None, policy.errors, now)
+    found = outcome_of(_cause(raised), policy.errors)
+    if not isinstance(found, Failure):
+        return found
+    if isinstance(native, Retried) and raised.when != task.default_retry_delay:
+        return replace(found, code="RETRY", retry_after=timedelta(seconds=native.delay))
+    return replace(found, code="RETRY")
+
+
+def _is_automatic(signal: Retry) -> bool:
+    """Return whether it was `autoretry_for` that asked: its frame is the one before `Task.retry`'s."""
+    trace, before = signal.__traceback__, None
+    while trace is not None and trace.tb_next is not None:
+        trace, before = trace.tb_next, trace
+    return before is not None and before.tb_frame.f_code.co_filename == autoretry.__file__
+
+
+def _cause(signal: BaseException) -> BaseException:
+    """Return the error that `self.retry` was called for."""
+    given = getattr(signal, "exc", None)
+    if given is None or isinstance(given, UnpickleableExceptionWrapper):
+        given = signal.__context__
+    return given or MaxRetriesExceededError("self.retry() was called")
+
+
+def _original(shown: BaseException, raised: BaseException | None) -> BaseException:
+    """Return what was raised rather than what Celery shows in its place, a base of it or a wrapper."""
+    stands_in = isinstance(shown, UnpickleableExceptionWrapper) or isinstance(raised, type(shown))
+    return raised if raised is not None and stands_in else shown
+
+
+class Start(bootsteps.Step):  # type: ignore[misc]
+    """Reads the switch when a worker starts."""
+
+    def create(self, worker: Any) -> None:
+        """Start the shadow of the worker's app."""
+        shadow: Shadow = getattr(worker.app, SHADOW)
+        shadow.start()
+
+
+def shadow_app(app: Celery, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
+    """Have an app's workers shadowed; raises ConfigurationError for one that is already."""
+    if SHADOW in vars(app):
+        raise ConfigurationError(f"shadow: the Celery app {app.main!r} has it already: call it once")
+    setattr(app, SHADOW, Shadow(app, bridge, policies))
+    app.steps["worker"].add(Start)

@@ -1,0 +1,175 @@
+"""Shadow mode beside Dramatiq's own retries: a middleware that watches, and does nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from dramatiq.broker import Broker, MessageProxy
+from dramatiq.message import Message
+from dramatiq.middleware import Middleware, Retries
+
+from ...bridge import Bridge
+from ...dramatiq.actors import Actors
+from ...dramatiq.consumer import MARK
+from ...dramatiq.replay import FRAMEWORK
+from ...dramatiq.translate import RETRY_WHEN_SAID_NO, bare_job, max_age, outcome
+from ...errors import ConfigurationError
+from ...failures import Failure, Outcome
+from ...job import Job
+from ...policy_files import PoliciesOrFile
+from ...runs import TaskPolicy
+from ...settings import the_policies
+from .comparing import Ended, Native, Retried
+from .guarding import harmless, ready
+from .recording import FailedRun, Recorder
+from .switch import Switch
+
+#: The id of a retry that a thread has sent, and its delay in milliseconds.
+Sent: TypeAlias = "tuple[str, int | None]"
+
+
+class Shadow(Middleware):
+    """Has the failed runs of a broker's workers compared; in a worker that has it off, it takes its leave."""
+
+    _ojs_shadow = True
+
+    def __init__(self, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
+        self._bridge = bridge
+        self._policies = policies
+        self._watch: Watch | None = None
+        self._sent = threading.local()
+
+    @property
+    def bridge(self) -> Bridge:
+        """The bridge whose policies decide beside Dramatiq, and whose store keeps the tallies."""
+        if self._bridge is None:
+            self._bridge = Bridge()
+        return self._bridge
+
+    def before_worker_boot(self, broker: Broker, worker: Any) -> None:
+        """Begin to watch, or go."""
+        self._watch = None
+        with harmless("it stays off"):
+            if switch := Switch():
+                self._watch = Watch(broker, ready(self.bridge), self._policies, switch)
+        # A new list, because the broker is in the middle of the old one. The first one is the last to hear
+        # how a run has ended, when it is all over.
+        rest = [m for m in broker.middleware if m is not self]
+        broker.middleware = rest if self._watch is None else [self, *rest]
+
+    def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+        """Note what this thread has sent last, if it was a retry."""
+        if "retries" in message.options:
+            self._sent.last = (message.message_id, delay)
+
+    def after_process_message(
+        self,
+        broker: Broker,
+        message: MessageProxy,
+        *,
+        result: Any = None,
+        exception: BaseException | None = None,
+    ) -> None:
+        """Have a failed run compared."""
+        if exception is None or self._watch is None:
+            return
+        with harmless("a failed run is not compared"):
+            sent, self._sent.last = getattr(self._sent, "last", None), None
+            self._watch.note(message, exception, sent)
+
+    def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
+        """Have what is pending written."""
+        if self._watch is not None:
+            with harmless("the last tallies are not written"):
+                self._watch.recorder.close()
+
+
+class Watch:
+    """What a worker needs to compare failed runs."""
+
+    def __init__(
+        self, broker: Broker, bridge: Bridge, policies: PoliciesOrFile | None, switch: Switch
+    ) -> None:
+        self.recorder = Recorder(FRAMEWORK, bridge)
+        self._broker = broker
+        self._bridge = bridge
+        self._switch = switch
+        self._policies = the_policies(policies)
+        self._actors = Actors(bridge, policies)
+        self._actors.check(broker.actors)
+        self._tasks: dict[str, TaskPolicy | None] = {}
+        self._counts_retries = any(isinstance(m, Retries) for m in broker.middleware)
+        switch.say(name for name in broker.actors if self._policies.of(name) is not None)
+
+    def note(self, message: MessageProxy, exception: BaseException, sent: Sent | None) -> None:
+        """Have a failed run compared to what Dramatiq did about it, if its actor is shadowed."""
+        name = message._message.actor_name
+        task = self._task(name)
+        if task is None:
+            return
+        if MARK in message.__dict__:
+            self.recorder.add_bridged(name)
+        elif self.recorder.takes(name):
+            options = self._broker.get_actor(name).options
+            native = _native(message, sent)
+            job = self._job(message, options, exception)
+            found = _outcome(message, options, exception, native, task)
+            self.recorder.add(FailedRun(job, task, found, native, self._bridge.now()))
+
+    def _task(self, name: str) -> TaskPolicy | None:
+        """Return the policy that `install` would give an actor; None for one that is not shadowed."""
+        if name not in self._tasks:
+            self._tasks[name] = None
+            if self._switch.covers(name):
+                self._actors.declare(self._broker.get_actor(name))
+                self._tasks[name] = self._actors.tasks[name]
+        return self._tasks[name]
+
+    def _job(self, message: MessageProxy, options: Mapping[str, Any], exception: BaseException) -> Job:
+        """Return the job as it was before `Retries` counted its failed run, as it does but for `throws`."""
+        found = bare_job(message._message, max_age(self._broker, message._message))
+        throws = message.options.get("throws") or options.get("throws")
+        if not self._counts_retries or found.fence == 0 or (throws and isinstance(exception, throws)):
+            return found
+        return Job(
+            found.id,
+            found.type,
+            found.queue,
+            found.attempt - 1,
+            found.retry,
+            created_at=found.created_at,
+            expires=found.expires,
+            fence=found.fence - 1,
+        )
+
+
+def _native(message: MessageProxy, sent: Sent | None) -> Native:
+    if sent is None or sent[0] != message.message_id:
+        return Ended(kept=bool(message.failed))
+    return Retried((sent[1] or 0) / 1000)
+
+
+def _outcome(
+    message: MessageProxy,
+    options: Mapping[str, Any],
+    exception: BaseException,
+    native: Native,
+    task: TaskPolicy,
+) -> Outcome:
+    """Translate what the actor raised; its `retry_when`, the user's code, has said its word already."""
+    asked = options.get("retry_when")
+    told = options if asked is None else {**options, "retry_when": None}
+    found = outcome(message, told, exception, task.errors)
+    if asked is not None and isinstance(native, Ended) and isinstance(found, Failure) and not found.final:
+        return replace(found, final=RETRY_WHEN_SAID_NO)
+    return found
+
+
+def shadow_broker(broker: Broker, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
+    """Have a broker's workers shadowed; raises ConfigurationError for one that is already."""
+    if any(isinstance(m, Shadow) for m in broker.middleware):
+        raise ConfigurationError("shadow: this broker has it already: call it once")
+    broker.add_middleware(Shadow(bridge, policies))

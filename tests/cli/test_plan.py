@@ -1,0 +1,275 @@
+"""`ojs-bridge plan`: of apps and brokers with and without a bridge, on a screen, for a review, in a file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ojs_bridge.cli.plan_files import check_path, write
+from ojs_bridge.cli.plan_tables import as_markdown
+from ojs_bridge.migration.plan.planned import Hazard, Native, Planned, Wait
+from ojs_bridge.policy_files import load, read_file
+from tests.cli.running import Ran, run, spawn, spawn_all
+
+CELERY = """
+from celery import Celery
+
+print("an app may print")
+app = Celery("shop", broker="redis://127.0.0.1:1/0")
+number = 7
+
+def setup():
+    open("called", "w").close()
+
+@app.task(name="billing.charge", autoretry_for=(OSError,), retry_backoff=4, max_retries=5, shared=False)
+def charge(order):
+    open("called", "w").close()
+
+@app.task(name="mail.send", autoretry_for=(OSError,), max_retries=2, default_retry_delay=30, shared=False)
+def send(order):
+    open("called", "w").close()
+"""
+DRAMATIQ = """
+import dramatiq
+from dramatiq.brokers.redis import RedisBroker
+
+broker = RedisBroker(url="redis://127.0.0.1:1/0")
+dramatiq.set_broker(broker)
+
+def setup():
+    open("called", "w").close()
+
+@dramatiq.actor(max_retries=None, retry_when=None)
+def sync(order):
+    open("called", "w").close()
+
+@dramatiq.actor(actor_name='we"ird|na\\nme\\x1b[31m*`x`\\u202e', max_retries=3, min_backoff=1000)
+def weird(order):
+    open("called", "w").close()
+"""
+BRIDGED = """
+from ojs_bridge import Bridge
+from ojs_bridge.{framework} import install
+install({app}, Bridge(), policies={{"*": {{"max_attempts": 4}}}})
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with apps of each framework."""
+    files = {
+        "shop.py": CELERY,
+        "actors.py": DRAMATIQ,
+        "more.py": "import dramatiq\n@dramatiq.actor\ndef later(order):\n    pass",
+        "proj/__init__.py": "",
+        "proj/celery.py": CELERY.replace("shop", "proj") + BRIDGED.format(framework="celery", app="app"),
+        "moved.py": DRAMATIQ + BRIDGED.format(framework="dramatiq", app="broker"),
+        "empty.py": "from dramatiq.brokers.stub import StubBroker\nbroker = StubBroker()",
+        "broken.py": "1 / 0",
+    }
+    found = tmp_path_factory.mktemp("fleet")
+    for name, text in files.items():
+        (found / name).parent.mkdir(exist_ok=True)
+        (found / name).write_text(text, encoding="utf-8")
+    return found
+
+
+READ = {
+    "a Celery app": "shop:app",
+    "Celery in JSON": "shop:app --format json",
+    "some tasks": "shop mail.* billing.charge --format json",
+    "a package": "proj.celery --format json",
+    "a broker": "actors:broker --format json",
+    "a bridged broker": "moved:broker --format json",
+    "a file": "actors:broker --write policies.toml",
+    "no actors": "empty:broker",
+    "no actors in Markdown": "empty:broker --format markdown",
+    "another module": "moved:broker later --import more --format json",
+}
+WRONG = {
+    "actors:sync": "app: 'actors:sync' holds neither a Celery app nor a Dramatiq broker",
+    "actors:setup": "app: 'actors:setup' holds neither a Celery app nor a Dramatiq broker",
+    "shop:charge": "app: 'shop:charge' holds neither a Celery app nor a Dramatiq broker",
+    "shop:number": "app: 'shop:number' holds neither a Celery app nor a Dramatiq broker",
+    "shop:nope": "app: 'shop:nope' cannot be imported: ",
+    "broken:app": "app: 'broken:app' cannot be imported: ZeroDivisionError: division by zero (broken.py:1)",
+    "shop:app --import nowhere": "app: 'nowhere' cannot be imported: ModuleNotFoundError",
+    "shop:app mail.* nope": "names: 'nope' names no task",
+    "actors:broker nope": "names: 'nope' names no actor",
+    "shop:app --write policies.json": "write: 'policies.json' must end in .toml",
+    "shop:app --write there.toml": "write: 'there.toml' is there already, and a plan overwrites nothing",
+    "shop:app --write no/where.toml": "No such file or directory: 'no/where.toml'",
+    "shop:app --format html": "'html' is not one of 'table', 'markdown', 'json'",
+}
+BRIDGE_OF = {name: ("dead-letters", "stats", "--app", name) for name in ("actors:sync", "shop:charge")}
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> dict[str, Ran]:
+    """What came of all these commands, one after the other in one process."""
+    (folder / "there.toml").write_text("mine", encoding="utf-8")
+    lines = {**{name: ("plan", *line.split()) for name, line in READ.items()},
+             **{line: ("plan", *line.split()) for line in WRONG}}  # fmt: skip
+    told = spawn_all(*lines.values(), *BRIDGE_OF.values(), cwd=folder)
+    return dict(zip([*lines, *(f"the bridge of {name}" for name in BRIDGE_OF)], told, strict=True))
+
+
+def test_nothing_is_called(folder: Path, ran: dict[str, Ran]) -> None:
+    """No actor, no task, no function that might set a broker."""
+    assert len(ran) == len(READ) + len(WRONG) + len(BRIDGE_OF)
+    assert not (folder / "called").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("Celery in JSON", ["billing.charge", "mail.send"]),
+        ("some tasks", ["billing.charge", "mail.send"]),
+        ("a package", ["billing.charge", "mail.send"]),
+        ("a broker", ["sync", 'we"ird|na\nme\x1b[31m*`x`\u202e']),
+        ("a bridged broker", ["sync", 'we"ird|na\nme\x1b[31m*`x`\u202e']),
+        ("another module", ["later"]),
+    ],
+)
+def test_apps_and_brokers(ran: dict[str, Ran], line: str, names: list[str]) -> None:
+    """With or without a bridge, as the frameworks write them; what an app prints is not the answer."""
+    assert (ran[line].code, [one["name"] for one in ran[line].json]) == (0, names)
+    assert ran[line].err in ("", "an app may print\n")
+
+
+def test_json_has_everything(ran: dict[str, Ran]) -> None:
+    """An object a task."""
+    charge, send = ran["Celery in JSON"].json
+    assert (charge["native"]["runs"], send["native"]["runs"]) == (6, 3)
+    assert charge["native"]["waits"][0] == {"least": 0.0, "mean": 2.0, "most": 4.0}
+    assert (send["exact"], send["differences"], send["native"]["span"]["mean"]) == (True, [], 60.0)
+    assert send["policy"]["initial_interval"] == "PT30S"
+    endless, weird = ran["a broker"].json
+    assert (endless["native"]["runs"], endless["native"]["span"], endless["exact"]) == (None, None, False)
+    assert weird["policy"]["max_attempts"] == 4
+    names = [[h["name"] for h in ran[line].json[0]["hazards"]] for line in ("a broker", "a bridged broker")]
+    assert names[1] == ["already-moved", *names[0]]
+
+
+def test_no_tasks(ran: dict[str, Ran]) -> None:
+    """Perhaps they are elsewhere."""
+    told = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)\n"
+    assert [(x.code, x.out) for x in (ran["no actors"], ran["no actors in Markdown"])] == [(0, told)] * 2
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_what_cannot_be_planned(folder: Path, ran: dict[str, Ran], line: str) -> None:
+    """Exit code 2 and what is wrong; a file that is there stays as it is."""
+    assert ran[line].code == 2
+    assert WRONG[line] in " ".join(ran[line].err.replace("│", " ").split())
+    assert (folder / "there.toml").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("name", BRIDGE_OF)
+def test_an_app_is_found_for_its_bridge_in_the_same_way(ran: dict[str, Ran], name: str) -> None:
+    """What other commands take with `--app` is not called either, if it is an actor or a task."""
+    one = ran[f"the bridge of {name}"]
+    assert (one.code, one.out) == (2, "")
+    assert f"app: '{name}' holds neither a Celery app nor a Dramatiq broker" in one.err
+
+
+def test_a_narrow_screen(folder: Path) -> None:
+    """Nothing is wider than the screen, and no name reaches the terminal as more than text."""
+    one = spawn("plan", "actors:broker", cwd=folder, COLUMNS="80")
+    assert one.code == 0
+    assert max(map(len, one.out.splitlines())) <= 80
+    assert "\x1b" not in one.out
+    assert "\u202e" not in one.out
+    lines = one.out.splitlines()
+    assert lines[0] == "sync"
+    assert lines[1].startswith("  runs without end  first wait 15 s to 30 s, mean 22.5 s")
+    assert 'we"ird|na\\nme\\x1b[31m*`x`\\u202e' in lines
+    for heading in ("Today", "Nearest policies", "What differs", "Hazards"):
+        assert heading in lines
+    assert "infinite-retries: max_retries=None retries a job" in one.out
+
+
+def test_a_wide_screen(ran: dict[str, Ran]) -> None:
+    """A row a task; what is said of all tasks is said once."""
+    out = ran["a Celery app"].out
+    rows = [re.split(r" {2,}", line.strip()) for line in out.splitlines()[:5]]
+    assert rows[1] == ["task", "runs", "first wait", "last wait", "all waits", "under the policy"]
+    assert rows[3][:4] == ["billing.charge", "6", "0 s to 4 s, mean 2 s", "0 s to 1 min 4 s, mean 32 s"]
+    assert rows[4] == ["mail.send", "3", "30 s", "30 s", "1 min", "exactly the same"]
+    assert "    all tasks\n" in out
+
+
+def test_the_file_is_what_install_reads(folder: Path, ran: dict[str, Ran]) -> None:
+    """`policy check` says OK of it; each table is for its own task alone, whatever its name is made of."""
+    file = folder / "policies.toml"
+    assert (ran["a file"].code, ran["a file"].err) == (0, "written to policies.toml\n")
+    checked = run("policy", "check", str(file))
+    assert (checked.code, len(checked.out.splitlines())) == (0, 2)
+    text = file.read_text(encoding="utf-8")
+    assert "\x1b" not in text
+    assert "# infinite-retries: max_retries=None" in text
+    policies = load(file)
+    for one in ran["a broker"].json:
+        assert policies.of(one["name"]) == [one["policy"]]
+        assert policies.of(one["name"].replace("*", "anything") + "x") is None
+
+
+AWKWARD = [
+    "a",
+    "a.b",
+    'quo"te',
+    "new\nline",
+    "back\\slash",
+    "st*r",
+    "wh[at]?",
+    "tab\t|pipe",
+    "\x7f",
+    "é✓",
+    "]",
+    "#",
+]
+
+
+def planned(name: str, policy: dict[str, Any] | None = None, **fields: Any) -> Planned:
+    """A planned task."""
+    native = Native(2, (Wait.of(1),), "every error", "nothing", "it is gone", Wait.of(1))
+    known = {"differences": (), "hazards": (), **fields}
+    return Planned(name, native, {"max_attempts": 2} if policy is None else policy, **known)
+
+
+def test_awkward_names_and_texts_in_a_file(tmp_path: Path) -> None:
+    """Quoted as TOML wants it; what the user's code says stays a comment."""
+    file = str(tmp_path / "policies.toml")
+    policy = {"max_attempts": 3, "jitter": False, "backoff_coefficient": 1e16,
+              "non_retryable_errors": ['a"b\\', "c.*"]}  # fmt: skip
+    evil = "x\n[policies.evil]\r\nmax_attempts = 99"
+    plan = [planned(name, policy, differences=(evil,), hazards=(Hazard("odd", evil),)) for name in AWKWARD]
+    write(file, evil, [*plan, Planned(evil, None, None, (), (), unreadable=evil)])
+    assert all(named.policy for named in read_file(file))
+    assert len(read_file(file)) == len(AWKWARD)
+    policies = load(file)
+    for name in AWKWARD:
+        assert policies.of(name) == [policy], name
+    assert policies.of("evil") is None
+    with pytest.raises(OSError, match="exists"):
+        write(file, "shop", plan)
+    with pytest.raises(ValueError, match=r"policies\.toml' is there already"):
+        check_path(file)
+
+
+def test_awkward_names_and_texts_in_markdown() -> None:
+    """A row stays a row, and nothing is markup."""
+    evil = "a|b\n# <b>`x`</b> *y* _y_ a_b [z](u) &amp; \\"
+    lines = as_markdown([planned("fine"), planned(evil, hazards=(Hazard("odd", evil),))]).splitlines()
+    escaped = r"a\|b\\n\# \<b\>\`x\`\</b\> \*y\* \_y\_ a_b \[z\](u) \&amp; \\"
+    assert lines[:4] == [
+        "| task | runs | first wait | last wait | all waits | under the policy |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| fine | 2 | 1 s | 1 s | 1 s | exactly the same |",
+        f"| {escaped} | 2 | 1 s | 1 s | 1 s | exactly the same |",
+    ]
+    assert f"- odd: {escaped} ({escaped})" in lines
+    assert "- retried: every error; not retried: nothing; in the end it is gone (all tasks)" in lines

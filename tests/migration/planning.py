@@ -1,0 +1,46 @@
+"""Apps of a test's own, and the plan of one task of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery
+
+from ojs_bridge.migration.plan.celery import of_celery
+from ojs_bridge.migration.plan.planned import Native, Planned, Wait
+
+Body = Callable[..., Any]
+
+
+def app_with(body: Body, conf: dict[str, Any] | None = None, **options: Any) -> Celery:
+    """An app whose only task is `job`."""
+    app = Celery("planned", set_as_current=False)
+    app.conf.update({"broker_url": "memory://", **(conf or {})})
+    app.task(shared=False, name="job", **options)(body)
+    return app
+
+
+def only(app: Celery) -> Planned:
+    """The plan of an app's only task."""
+    (found,) = of_celery(app, ["job"])
+    assert not found.unreadable
+    return found
+
+
+def native(app: Celery) -> Native:
+    """What Celery does with an app's only task."""
+    found = only(app).native
+    assert found is not None
+    return found
+
+
+def planned_body(body: Body, **options: Any) -> Planned:
+    """The plan of a task that is bound to its body."""
+    return only(app_with(body, bind=True, **options))
+
+
+def waits_of(found: Planned) -> list[Wait]:
+    """What is waited today."""
+    assert found.native is not None
+    return [*found.native.waits]

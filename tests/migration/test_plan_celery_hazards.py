@@ -1,0 +1,188 @@
+"""The hazards of a Celery plan: where each one stands, and where it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Task
+
+from ojs_bridge import Bridge
+from ojs_bridge.celery import install
+from tests.migration.planning import app_with, only
+
+AUTO: dict[str, Any] = {"autoretry_for": (OSError,)}
+STEADY = {**AUTO, "retry_backoff": True, "retry_jitter": False}
+BOUND: dict[str, Any] = {"bind": True}
+REDIS = {"broker_url": "redis://localhost:1/0"}
+RABBITMQ = {"broker_url": "amqp://localhost:1//"}
+
+
+def fails() -> None:
+    """A task's body."""
+    raise OSError("down")
+
+
+def asks(self: Task) -> None:
+    """It retries by itself."""
+    raise self.retry()
+
+
+def asks_in_time(self: Task) -> None:
+    """It says when."""
+    raise self.retry(countdown=4000, max_retries=2)
+
+
+def swallows(self: Task) -> None:
+    """Its own `except` gets what `retry` raises."""
+    try:
+        self.retry()
+    except Exception:
+        print("never mind")
+
+
+def hands_on(self: Task) -> None:
+    """Its `except` raises it again."""
+    try:
+        self.retry()
+    except Exception as error:
+        print("never mind")
+        raise error
+
+
+def asks_afterwards(self: Task) -> None:
+    """The usual way: nothing is swallowed."""
+    try:
+        fails()
+    except Exception as error:
+        raise self.retry(exc=error) from error
+
+
+def hazards_of(body: Any, options: dict[str, Any], conf: dict[str, Any]) -> dict[str, str]:
+    """The hazards of a task of an app with these settings, by name."""
+    hazards = only(app_with(body, conf, **options)).hazards
+    found = {hazard.name: hazard.text for hazard in hazards}
+    assert len(found) == len(hazards)
+    return found
+
+
+IN_TIME = f"line {asks_in_time.__code__.co_firstlineno + 2}"
+SWALLOWED = f"line {swallows.__code__.co_firstlineno + 3}"
+
+#: the hazard: a body, options and settings with it, and what its sentence says
+THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any], str]] = [
+    ("infinite-retries", fails, {**AUTO, "max_retries": None}, {}, "max_retries=None"),
+    ("infinite-retries", asks, {**BOUND, "max_retries": None}, {}, "without end"),
+    ("counts-retries", fails, {**AUTO, "max_retries": 5}, {}, "max_retries=5 counts retries, so that a job "
+     "runs 6 times; max_attempts counts runs: 6, not 5"),
+    ("counts-retries", fails, {**AUTO, "retry_kwargs": {"max_retries": 7}}, {},
+     "retry_kwargs={'max_retries': 7} counts retries, so that a job runs 8 times"),
+    ("counts-retries", asks_in_time, BOUND, {}, f"self.retry(max_retries=2) in {IN_TIME}"),
+    ("counts-retries", asks_in_time, {**BOUND, **AUTO, "max_retries": 6}, {},
+     "max_retries=6 counts retries, so that a job runs 7 times"),
+    ("counts-retries", asks, {**BOUND, "max_retries": 0}, {}, "a job runs once; max_attempts counts runs: 1"),
+    ("default-retries", fails, AUTO, {}, "default, 3, lets a job run 4 times"),
+    ("unused-max-retries", fails, {"max_retries": 5}, {}, "max_retries=5 is never read"),
+    ("truncated-backoff", fails, {**STEADY, "retry_backoff": 1.9}, {}, "retry_backoff=1.9"),
+    ("truncated-backoff", fails, {**STEADY, "retry_backoff": 0.5}, {}, "starts at 1 s"),
+    ("cap-below-backoff", fails, {**STEADY, "retry_backoff": 60, "retry_backoff_max": 10}, {},
+     "retry_backoff_max=10 is below retry_backoff=60"),
+    ("backoff-from-zero", fails, {**AUTO, "retry_backoff": True}, {}, "retry 1 waits 0 s to 1 s"),
+    ("beyond-visibility-timeout", fails, {**AUTO, "default_retry_delay": 3601}, REDIS, "1 h"),
+    ("beyond-visibility-timeout", asks_in_time, BOUND, REDIS, "1 h 6 min"),
+    ("beyond-visibility-timeout", fails, STEADY | {"max_retries": 3},
+     {**REDIS, "broker_transport_options": {"visibility_timeout": 3}}, "(visibility_timeout, 3 s)"),
+    ("beyond-visibility-timeout", fails, {**STEADY, "retry_backoff_max": 10**6, "max_retries": 25},
+     {**REDIS, "broker_transport_options": {"visibility_timeout": 900_000}}, "more than once"),
+    ("beyond-visibility-timeout", fails, {**AUTO, "default_retry_delay": 3601},
+     {"broker_url": "sentinel://localhost:1;sentinel://localhost:2"}, "1 h"),
+    ("beyond-consumer-timeout", asks_in_time, BOUND, RABBITMQ, "30 min by default"),
+    ("time-limit", fails, {**AUTO, "time_limit": 30}, {}, "time_limit=30 ends a job at once"),
+    ("time-limit", asks, BOUND, {"task_time_limit": 40}, "time_limit=40"),
+    ("expires", fails, {**AUTO, "expires": 500}, {}, "the retries take up to 9 min"),
+    ("lasting-max-retries", asks_in_time, {**AUTO, **BOUND}, {}, f"max_retries=2) in {IN_TIME} stays behind"),
+    ("unused-countdown", fails, {**STEADY, "retry_kwargs": {"countdown": 5}}, {}, "{'countdown': 5}"),
+    ("acks-late-alone", fails, {"acks_late": True}, {}, "acks_late=True without reject_on_worker_lost"),
+    ("acks-late-alone", fails, {}, {"task_acks_late": True}, "not run again"),
+    ("reject-without-acks-late", fails, {"reject_on_worker_lost": True}, {}, "no effect without acks_late"),
+    ("poison-job", fails, {"acks_late": True, "reject_on_worker_lost": True}, {}, "without counting"),
+    ("retry-on-worker-lost", fails, {"retry_on_worker_lost": True}, {}, "a lost worker uses an attempt"),
+    ("ignored-results", fails, {"ignore_result": True}, {}, "ignore_result=True"),
+    ("ignored-results", fails, {}, {"task_ignore_result": True}, "stores no failure either"),
+    ("pickle", fails, {"serializer": "pickle"}, {}, "the task's serializer is pickle"),
+    ("pickle", fails, {}, {"accept_content": ["json", "pickle"]}, "accept_content takes pickle"),
+    ("retry-in-body", asks, BOUND, {}, "the policy's own wait that of default_retry_delay"),
+    ("retry-in-body", asks_in_time, BOUND, {}, f"self.retry in {IN_TIME} is a failure to the bridge"),
+    ("swallowed-retry", swallows, BOUND, {}, f"an except around self.retry in {SWALLOWED}"),
+    ("throws", fails, {"throws": (KeyError,)}, {}, "throws=KeyError only lowers the log level"),
+    ("unused-retry-delay", fails, {"default_retry_delay": 5}, {}, "nothing retries"),
+    ("unused-retry-delay", fails, {**STEADY, "default_retry_delay": 5}, {}, "retry_backoff says the wait"),
+    ("unused-retry-delay", asks_in_time, {**BOUND, "default_retry_delay": 5}, {}, "its own countdown"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "body", "options", "conf", "text"), THERE)
+def test_a_hazard(name: str, body: Any, options: dict[str, Any], conf: dict[str, Any], text: str) -> None:
+    """One sentence that names the value, and what follows from it."""
+    found = hazards_of(body, options, conf)
+    assert text in found[name]
+    assert "\n" not in found[name]
+
+
+#: the hazard that is not there: a body, options and settings like those that have it
+NOT_THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
+    ("infinite-retries", fails, {"max_retries": None}, {}),
+    ("counts-retries", fails, AUTO, {}),
+    ("counts-retries", fails, {**AUTO, "max_retries": None}, {}),
+    ("default-retries", fails, {}, {}),
+    ("default-retries", fails, {**AUTO, "max_retries": 3}, {}),
+    ("unused-max-retries", asks, {**BOUND, "max_retries": 5}, {}),
+    ("truncated-backoff", fails, {**STEADY, "retry_backoff": 2.0}, {}),
+    ("truncated-backoff", fails, STEADY, {}),
+    ("cap-below-backoff", fails, {**STEADY, "retry_backoff": 10, "retry_backoff_max": 10}, {}),
+    ("backoff-from-zero", fails, STEADY, {}),
+    ("backoff-from-zero", fails, {"retry_backoff": True}, {}),
+    ("beyond-visibility-timeout", fails, {**AUTO, "default_retry_delay": 3600}, REDIS),
+    ("beyond-visibility-timeout", fails, {"default_retry_delay": 3601}, REDIS),
+    ("beyond-visibility-timeout", asks_in_time, BOUND, RABBITMQ),
+    ("beyond-consumer-timeout", fails, {**AUTO, "default_retry_delay": 1800}, RABBITMQ),
+    ("time-limit", fails, {"time_limit": 30}, {}),
+    ("expires", fails, {**AUTO, "expires": 540}, {}),
+    ("expires", fails, {"expires": 1}, {}),
+    ("lasting-max-retries", asks_in_time, BOUND, {}),
+    ("unused-countdown", fails, {**AUTO, "retry_kwargs": {"countdown": 5}}, {}),
+    ("acks-late-alone", fails, {"acks_late": True, "reject_on_worker_lost": True}, {}),
+    ("acks-late-alone", fails, {}, {}),
+    ("reject-without-acks-late", fails, {"acks_late": True, "reject_on_worker_lost": True}, {}),
+    ("ignored-results", fails, {"ignore_result": True, "store_errors_even_if_ignored": True}, {}),
+    ("pickle", fails, {}, {}),
+    ("retry-in-body", fails, BOUND | {"bind": False}, {}),
+    ("swallowed-retry", hands_on, BOUND, {}),
+    ("swallowed-retry", asks_afterwards, BOUND, {}),
+    ("throws", fails, {"throws": ()}, {}),
+    ("unused-retry-delay", fails, {**AUTO, "default_retry_delay": 5}, {}),
+    ("unused-retry-delay", asks, {**BOUND, "default_retry_delay": 5}, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "body", "options", "conf"), NOT_THERE)
+def test_no_hazard(name: str, body: Any, options: dict[str, Any], conf: dict[str, Any]) -> None:
+    """What is close to it and harmless."""
+    assert name not in hazards_of(body, options, conf)
+
+
+def test_autoretry_that_celery_does_not_read() -> None:
+    """Options that are set on a task which is there already make no automatic retries."""
+    app = app_with(fails)
+    app.tasks["job"].autoretry_for = (OSError,)
+    found = only(app)
+    assert found.policy == {"max_attempts": 1}
+    assert "unused-autoretry" in {hazard.name for hazard in found.hazards}
+
+
+def test_a_moved_task_has_the_hazards_of_its_own_options() -> None:
+    """Not those of the acknowledgements, which are the bridge's by then."""
+    app = app_with(fails, acks_late=True, reject_on_worker_lost=True, throws=(KeyError,))
+    install(app, Bridge())
+    found = only(app)
+    assert {hazard.name for hazard in found.hazards} == {"already-moved", "throws"}

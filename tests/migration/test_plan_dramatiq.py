@@ -1,0 +1,261 @@
+"""What Dramatiq does with each actor, as `of_dramatiq` reads it, against Dramatiq itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq.broker import Broker
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.common import compute_backoff
+from dramatiq.middleware import AgeLimit, Middleware, Retries, TimeLimit, default_middleware
+from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
+from dramatiq.results import Results
+from dramatiq.results.backends import StubBackend
+
+from ojs_bridge import Bridge, ConfigurationError, Jitter, RetryPolicy
+from ojs_bridge.dramatiq import install
+from ojs_bridge.dramatiq.options import UNBOUNDED
+from ojs_bridge.migration.native import formulas
+from ojs_bridge.migration.plan.dramatiq import of_dramatiq
+from ojs_bridge.migration.plan.planned import Planned
+
+
+def never(*_args: Any) -> Any:
+    """An actor's function, and a `retry_when`, that no plan may call."""
+    raise AssertionError("a plan calls nothing")
+
+
+def plan_of(broker: Broker | None = None, **options: Any) -> Planned:
+    """The plan of one actor with these options."""
+    broker = broker or StubBroker()
+    dramatiq.actor(never, broker=broker, actor_name="job", **options)
+    [found] = of_dramatiq(broker)
+    return found
+
+
+def broker_with(*more: Middleware, retries: Retries | None = None) -> StubBroker:
+    """A broker with the default middleware, its Retries replaced, and more."""
+    chosen = [retries if retries and cls is Retries else cls() for cls in default_middleware]
+    return StubBroker(middleware=[*chosen, *more])
+
+
+@pytest.mark.parametrize(
+    ("first", "longest"),
+    [(15_000, 604_800_000), (1_000, 6_000), (5_000, 5_000), (20_000, 10_000), (3, 17), (0, 0), (100, 0)],
+)
+@pytest.mark.parametrize("n", [1, 2, 3, 16, 40])
+def test_waits_are_what_dramatiq_draws(first: int, longest: int, n: int) -> None:
+    """Least, mean and most against 2,000 draws of its own function; it cuts each to whole milliseconds."""
+    drawn = [compute_backoff(n - 1, factor=first, max_backoff=longest)[1] / 1000 for _ in range(2000)]
+    wait = formulas.dramatiq_wait(n, first, longest)
+    assert wait.least - 0.001 <= min(drawn) <= max(drawn) <= wait.most
+    assert min(drawn) == pytest.approx(wait.least, rel=0.05, abs=0.002)
+    assert max(drawn) == pytest.approx(wait.most, rel=0.05, abs=0.002)
+    assert fmean(drawn) == pytest.approx(wait.mean, rel=0.03, abs=0.001)
+
+
+def test_the_constants_are_dramatiqs_own() -> None:
+    """They stand in a module that needs no Dramatiq."""
+    assert (formulas.DRAMATIQ_MIN_BACKOFF, formulas.DRAMATIQ_MAX_BACKOFF) == (
+        DEFAULT_MIN_BACKOFF,
+        DEFAULT_MAX_BACKOFF,
+    )
+
+
+# the settings of the broker's Retries, the actor's options -> runs, seconds before the first retry
+RUNS: list[tuple[dict[str, Any], dict[str, Any], int | None, tuple[float, float] | None]] = [
+    ({}, {}, 21, (15, 30)),
+    ({}, {"max_retries": 5, "min_backoff": 1000}, 6, (1, 2)),
+    ({}, {"max_retries": 0}, 1, None),
+    ({}, {"max_retries": -3}, 1, None),
+    ({}, {"max_retries": 2.5}, 4, (15, 30)),
+    ({}, {"max_retries": None}, None, (15, 30)),
+    ({}, {"max_retries": float("inf")}, None, (15, 30)),
+    ({}, {"max_backoff": 8000}, 21, (4, 8)),
+    ({"max_retries": 3, "min_backoff": 500, "max_backoff": 700}, {}, 4, (0.35, 0.7)),
+    ({"max_retries": 3}, {"max_retries": 1}, 2, (15, 30)),
+    ({"max_retries": None}, {}, None, (15, 30)),
+    ({"retry_when": never}, {}, None, (15, 30)),
+    ({"retry_when": never}, {"retry_when": None, "max_retries": 2}, 3, (15, 30)),
+    ({}, {"retry_when": never, "max_retries": 2}, None, (15, 30)),
+]
+
+
+@pytest.mark.parametrize(("settings", "options", "runs", "first"), RUNS)
+def test_how_often_and_when(
+    settings: dict[str, Any], options: dict[str, Any], runs: int | None, first: tuple[float, float] | None
+) -> None:
+    """An actor's options stand over those of its broker's Retries."""
+    found = plan_of(broker_with(retries=Retries(**settings)), **options)
+    assert found.native is not None and found.policy is not None
+    assert found.native.runs == runs
+    waits = found.native.waits
+    assert (len(waits), (waits[0].least, waits[0].most) if waits else None) == (
+        20 if runs is None else min(runs - 1, 20),
+        first,
+    )
+    counted = 21 if "retry_when" in settings and not options else runs or UNBOUNDED
+    assert found.policy["max_attempts"] == counted
+    assert found.policy["on_exhaustion"] == "dead_letter"
+    assert bool(found.differences) == (runs != 1)
+
+
+def test_the_span_of_the_default() -> None:
+    """Twenty retries take more than a month, on average."""
+    found = plan_of()
+    assert found.native is not None and found.native.span is not None
+    assert found.native.span.mean == pytest.approx(35 * 86_400, rel=0.01)
+
+
+def test_the_policy_waits_as_long_on_average() -> None:
+    """Until the cap is near, and then at most as long; what differs is told."""
+    found = plan_of(max_retries=3, min_backoff=1000, max_backoff=6000)
+    assert found.policy == {
+        "max_attempts": 4,
+        "initial_interval": "PT1.5S",
+        "backoff_coefficient": 2.0,
+        "max_interval": "PT6S",
+        "jitter": True,
+        "on_exhaustion": "dead_letter",
+        "backoff_strategy": "exponential",
+    }
+    assert found.differences == (
+        "retry 1 waits 0.75 s to 2.25 s, not 1 s to 2 s",
+        "retry 3 waits 3 s to 6 s as before, but 5.25 s on average, not 4.75 s",
+        "the first 3 waits together are on average 9.75 s, not 9.25 s",
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("max_retries", "5"), ("min_backoff", None), ("max_backoff", None), ("throws", "OSError"),
+     ("throws", ["OSError"]), ("min_backoff", float("inf"))],
+)  # fmt: skip
+def test_options_with_which_dramatiq_itself_fails(option: str, value: Any) -> None:
+    """A failed job is lost over them; there is nothing to read."""
+    found = plan_of(**{option: value})
+    assert (found.native, found.policy) == (None, None)
+    assert found.unreadable.startswith(f"{option}={value!r}: ")
+
+
+def test_a_backoff_that_nobody_needs() -> None:
+    """What is never retried never waits."""
+    found = plan_of(max_retries=0, min_backoff=None)
+    assert found.native is not None
+    assert (found.native.runs, found.native.retries, found.native.final) == (1, "nothing", "every error")
+
+
+class Louder(Retries):
+    """A Retries of somebody's own."""
+
+
+class Again(Middleware):
+    """It retries by itself."""
+
+    def after_process_message(self, broker: Broker, message: Any, **_: Any) -> None:
+        broker.enqueue(message)
+
+
+def bridged() -> StubBroker:
+    broker = StubBroker()
+    install(broker, Bridge(), policies={"job": {"max_attempts": 7}})
+    return broker
+
+
+def on_rabbitmq(**options: Any) -> RabbitmqBroker:
+    chosen = [cls() for cls in default_middleware if cls is not TimeLimit]
+    return RabbitmqBroker(url="amqp://127.0.0.1:1", middleware=[*chosen, TimeLimit(**options)])
+
+
+class Foreign(Broker):
+    """A broker of somebody's own."""
+
+    def declare_queue(self, queue_name: str) -> None:
+        self.queues[queue_name] = None
+
+
+HOUR = 3_600_000
+HAZARDS: dict[str, tuple[Callable[[], Broker], dict[str, Any], str]] = {
+    "already-moved": (bridged, {}, "under the bridge already, with max_attempts=7"),
+    "no-retries": (lambda: StubBroker(middleware=[]), {}, "acknowledged as if it had succeeded"),
+    "infinite-retries": (StubBroker, {"max_retries": None}, "max_retries=None"),
+    "counts-retries": (StubBroker, {"max_retries": 5}, "a job runs 6 times"),
+    "default-retries": (StubBroker, {}, "21 times over 23 d 4 h to 46 d 9 h"),
+    "retry-when": (StubBroker, {"retry_when": never}, "goes on asking it"),
+    "throws": (StubBroker, {"throws": (OSError, KeyError)}, "throws=OSError, KeyError"),
+    "cut-backoff": (StubBroker, {"max_backoff": 30 * 24 * HOUR}, "30 d"),
+    "long-delays": (StubBroker, {"max_retries": 12}, "17 h"),
+    "time-limit": (StubBroker, {}, "a run is interrupted after 10 min, the broker's"),
+    "over-run": (on_rabbitmq, {"time_limit": 2 * HOUR}, "30 min"),
+    "age-limit": (lambda: broker_with(AgeLimit(max_age=HOUR)), {"max_age": 9000}, "9 s old, before its"),
+    "ignored-results": (lambda: broker_with(Results(backend=StubBackend())), {}, "store_results"),
+    "own-retries": (lambda: broker_with(retries=Louder()), {}, "Louder is a Retries of its own"),
+    "sends-after-a-run": (lambda: broker_with(Again()), {}, "Again sends messages"),
+}
+
+
+@pytest.mark.parametrize("name", HAZARDS)
+def test_hazards(name: str) -> None:
+    """Each with the value that it is about; and none of it where everything is as it should be."""
+    make, options, told = HAZARDS[name]
+    [text] = [hazard.text for hazard in plan_of(make(), **options).hazards if hazard.name == name]
+    assert told in text
+    quiet = broker_with(Results(backend=StubBackend(), store_results=True))
+    calm = {"max_retries": 0, "time_limit": float("inf")}
+    assert plan_of(quiet, **calm).hazards == ()
+
+
+def test_pickled_messages() -> None:
+    """The encoder is the process's."""
+    encoder = dramatiq.get_encoder()
+    dramatiq.set_encoder(dramatiq.PickleEncoder())
+    try:
+        assert "pickle" in [hazard.name for hazard in plan_of().hazards]
+    finally:
+        dramatiq.set_encoder(encoder)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: RedisBroker(url="redis://127.0.0.1:1", dead_message_ttl=3_600_000), "keeps it for 1 h"),
+        (on_rabbitmq, "keeps it for 7 d"),
+        (StubBroker, "it goes to the dead queue slow.XQ, in this process's memory"),
+        (Foreign, "Foreign is told that it has failed"),
+    ],
+)
+def test_what_happens_in_the_end(make: Callable[[], Broker], told: str) -> None:
+    """The broker's dead queue, for as long as it keeps anything, and the actor that is told."""
+    found = plan_of(make(), queue_name="slow", on_retry_exhausted="clean_up")
+    assert found.native is not None
+    assert told in found.native.at_the_end
+    assert found.native.at_the_end.endswith("; then the actor clean_up is sent it")
+
+
+def test_an_actor_that_speaks_of_policies_already() -> None:
+    """What the bridge does with it is what it is; its own fields are its policy."""
+    broker = bridged()
+    found = plan_of(broker, ojs_retry={"max_attempts": 4, "jitter": False})
+    assert found.native is not None
+    assert ([w.mean for w in found.native.waits], found.differences) == ([1, 2, 4], ())
+    assert found.policy == {"max_attempts": 4, "jitter": False}
+    assert [hazard.name for hazard in found.hazards] == ["already-moved"]
+    other = plan_of(bridged(), ojs_retry=RetryPolicy(max_attempts=2, jitter=Jitter(1, 2)))
+    assert (other.policy, len(other.differences)) == ({"max_attempts": 2}, 1)
+
+
+def test_names_are_patterns() -> None:
+    """One that matches nothing is refused."""
+    broker = StubBroker()
+    for name in ("b.two", "a.one", "a.three"):
+        dramatiq.actor(never, broker=broker, actor_name=name)
+    assert [found.name for found in of_dramatiq(broker)] == ["a.one", "a.three", "b.two"]
+    assert [found.name for found in of_dramatiq(broker, ["a.*"])] == ["a.one", "a.three"]
+    with pytest.raises(ConfigurationError, match="names: 'c' names no actor"):
+        of_dramatiq(broker, ["a.*", "c"])
