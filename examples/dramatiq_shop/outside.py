@@ -1,6 +1,10 @@
 """The world outside the shop, so that it runs by itself: a bank, a warehouse, a mail server and a CRM."""
 
+from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
+
+CARDS = ("good", "busy", "good", "declined", "good", "good", "stolen", "good", "busy", "good")
 
 
 class CardStolen(Exception):
@@ -15,6 +19,17 @@ class Busy(Exception):
     """The bank wants to be asked again later."""
 
     retry_after = "PT1S"
+
+
+class NotPacked(Exception):
+    """The warehouse needs a moment."""
+
+
+def new_orders(number: int) -> Iterator[tuple[int, str]]:
+    """Yield so many customers' orders, each with a number of its own and a card."""
+    free = (order for order in count(1) if _first_time(f"order-{order}-placed"))
+    for order in islice(free, number):
+        yield order, CARDS[order % len(CARDS)]
 
 
 def charge(order: int, card: str) -> None:
@@ -44,6 +59,13 @@ def tell_crm(order: int) -> None:
     if Path("crm-is-down").exists():
         raise ConnectionError("the CRM is down")
     print(f"the CRM knows order {order}")
+
+
+def book(order: int) -> None:
+    """Enter an order in the books and print the page; the printer jams at every tenth."""
+    print(f"booked order {order}")
+    if order % 10 == 0:
+        raise OSError("the printer is jammed")
 
 
 def _first_time(name: str) -> bool:

@@ -1,0 +1,289 @@
+"""docs/migrating.md, word by word on both example shops: real workers on Valkey, and orders all the time."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import redis
+from packaging.requirements import Requirement
+
+from ojs_bridge import open_store
+from ojs_bridge.migration.shadowing.reporting import reports
+from ojs_bridge.store import LetterFilter, Store
+from tests.servers import Valkey, eventually
+
+ROOT = Path(__file__).parent.parent
+GUIDE = (ROOT / "docs" / "migrating.md").read_text()
+SHOPS = {"Celery": ROOT / "examples" / "celery_shop", "Dramatiq": ROOT / "examples" / "dramatiq_shop"}
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FOR_ONE = re.compile(r"# (Celery|Dramatiq)$")
+FILE = re.compile(r"# (?P<name>\w+\.\w+), (?P<framework>Celery|Dramatiq)(?P<at_the_end>, at the end)?\n")
+#: What the guide's programs are called with here; what is not among them is called as it is.
+PROGRAMS = {
+    "celery": [sys.executable, "-m", "celery"],
+    "dramatiq": [sys.executable, "-m", "dramatiq"],
+    "ojs-bridge": [sys.executable, "-m", "ojs_bridge.cli"],
+    "python": [sys.executable],
+}
+PLAIN = {"rm", "sed", "touch"}
+WORKER = re.compile(r"celery -A \w+ worker|dramatiq \w+")
+READY = {"Celery": " ready.", "Dramatiq": "Worker process is ready for action."}
+#: Where the brokers keep messages that wait, are delayed, or are being worked on; gone when they are empty.
+QUEUES = {"Celery": ("celery", "unacked"), "Dramatiq": ("dramatiq:default.msgs", "dramatiq:default.DQ.msgs")}
+#: What may be asked again until it is as the guide has it: tallies and parked retries come in their time.
+ASKED = ("ojs-bridge shadow report", "ojs-bridge retries list", "ojs-bridge dead-letters list")
+#: Orders that come in while workers are replaced.
+MEANWHILE = 2
+EFFECTS = ("charged order", "sent the receipt of order", "the CRM knows order", "booked order")
+DONE = re.compile(rf"({'|'.join(EFFECTS)}) (\d+)")
+#: What dies under the bridge, and at which attempt: nobody asks again whether a card is stolen.
+DEAD = {("outside.CardStolen", 1), ("outside.Declined", 1), ("builtins.OSError", 1)}
+CARDS = runpy.run_path(str(SHOPS["Celery"] / "outside.py"))["CARDS"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of the guide with what it shows, or a file to write; for one framework or for both."""
+
+    text: str
+    shown: str = ""
+    frameworks: tuple[str, ...] = tuple(SHOPS)
+    file: str = ""
+    at_the_end: bool = False
+
+
+def steps() -> Iterator[Step]:
+    """Yield what the guide says, in its order; fails for a block that nobody would run."""
+    for language, text in BLOCK.findall(GUIDE):
+        if language == "console":
+            yield from _commands(text)
+            continue
+        found = FILE.match(text)
+        assert found, f"a {language} block does not say which file it is: {text}"
+        frameworks = (found["framework"],)
+        yield Step(text[found.end() :], "", frameworks, found["name"], bool(found["at_the_end"]))
+
+
+def _commands(text: str) -> Iterator[Step]:
+    assert text.startswith("$ ")
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        line, _, shown = part.partition("\n")
+        one = FOR_ONE.search(line)
+        words = line[: one.start()] if one else line
+        yield Step(words.strip(), shown, (one[1],) if one else tuple(SHOPS))
+
+
+def pattern_of(shown: str) -> re.Pattern[str]:
+    """Return a pattern for what is shown: a line `…` stands for any lines, in a line it stands for anything.
+
+    A figure stands for any, but for a whole match rate, and blanks for as many as there are.
+    """
+    lines = [r"(.*\n)*?" if line == "…" else _pattern_of_line(line) + r"\n" for line in shown.splitlines()]
+    return re.compile("".join(lines))
+
+
+def _pattern_of_line(line: str) -> str:
+    tokens = re.split(r"(1\.0000|…|\d+|─+| +)", line)
+    return "".join(
+        _ANY.get(token[:1], re.escape(token)) if token != "1.0000" else r"1\.0000" for token in tokens
+    )
+
+
+_ANY = {"…": ".*", "─": "─+", " ": " +", **dict.fromkeys("0123456789", r"\d+")}
+
+
+def test_nothing_in_the_guide_is_skipped() -> None:
+    """Every fence and every prompt is a step."""
+    found = [*steps()]
+    files = [step for step in found if step.file]
+    assert len(files) == len(BLOCK.findall(GUIDE)) - GUIDE.count("```console")
+    assert len(found) - len(files) == len(re.findall(r"^\$ ", GUIDE, re.MULTILINE))
+    assert GUIDE.count("```") == 2 * len(BLOCK.findall(GUIDE))
+
+
+@dataclass
+class Workers:
+    """The workers of one deployment."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def is_ready(self, framework: str) -> bool:
+        """Whether they take jobs; fails when they have ended."""
+        text = self.log.read_text(errors="replace")
+        assert self.process.poll() is None, text
+        return READY[framework] in text
+
+    def end(self) -> None:
+        """End them as a deployment does, and return when they have ended."""
+        self.process.terminate()
+        self.process.wait(50)
+
+    def kill(self) -> None:
+        """Leave none of their processes behind."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+@dataclass
+class Walk:
+    """One framework's way through the guide."""
+
+    framework: str
+    folder: Path
+    server: str
+    environment: dict[str, str]
+    deployed: list[Workers] = field(default_factory=list)
+    #: The orders that only came to be charged.
+    charged_only: set[int] = field(default_factory=set)
+
+    def take(self, step: Step) -> None:
+        """Do what the guide says, and check that it shows what there is to see."""
+        began = time.monotonic()
+        if step.file:
+            self._write(step)
+        else:
+            self._command(step)
+        print(f"{time.monotonic() - began:5.1f} s  {step.file or step.text}")
+
+    def _write(self, step: Step) -> None:
+        with (self.folder / step.file).open("a" if step.at_the_end else "w") as file:
+            file.write("\n" * step.at_the_end + step.text)
+
+    def _command(self, step: Step) -> None:
+        words = shlex.split(step.text.replace("redis://localhost:6379", self.server), comments=True)
+        given = {}
+        while "=" in words[0] and words[0].partition("=")[0].isupper():
+            name, _, given[name] = words.pop(0).partition("=")
+        match words:
+            case ["export", *settings]:
+                self.environment.update(setting.split("=", 1) for setting in settings)
+            case ["pip", "install", *packages]:
+                assert all(_is_installed(Requirement(package)) for package in packages)
+            case _ if WORKER.match(" ".join(words)):
+                self._deploy(words, given)
+            case _:
+                self._run(words, step)
+        if words == ["python", "sell_one.py"]:
+            self.charged_only.add(self.orders())
+
+    def _run(self, words: list[str], step: Step) -> None:
+        """Run a command until it shows what the guide shows, once where that would change something."""
+        pattern, said = pattern_of(step.shown), []
+
+        def is_shown() -> bool:
+            said[:] = [self._said(words).strip("\n") + "\n"]
+            return not step.shown or bool(pattern.fullmatch(said[0]))
+
+        try:
+            eventually(is_shown, seconds=45 if step.text.startswith(ASKED) else 0, what=step.text)
+        except TimeoutError:
+            pytest.fail(f"$ {step.text}\n{said[0]}\nis not what the guide shows:\n{step.shown}")
+
+    def _said(self, words: list[str]) -> str:
+        program, *arguments = words
+        assert program in PROGRAMS or program in PLAIN
+        done = subprocess.run(
+            [*PROGRAMS.get(program, [program]), *arguments],
+            cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{words}: {done.stdout}"
+        return done.stdout
+
+    def _deploy(self, words: list[str], given: dict[str, str]) -> None:
+        """Start new workers and end the old ones, while orders come in."""
+        old, log = self.deployed[-1:], self.folder / f"workers-{len(self.deployed)}.log"
+        with log.open("wb") as output:
+            new = subprocess.Popen(
+                [*PROGRAMS[words[0]], *words[1:]],
+                cwd=self.folder, env={**self.environment, **given}, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+        self.deployed.append(Workers(new, log))
+        if old:
+            self._said(["python", "sell.py", str(MEANWHILE)])
+        eventually(lambda: self.deployed[-1].is_ready(self.framework), seconds=50, what="new workers")
+        for workers in old:
+            workers.end()
+
+    def served(self) -> Counter[tuple[str, int]]:
+        """What the workers say they have done for each order."""
+        logs = (workers.log.read_text(errors="replace") for workers in self.deployed)
+        return Counter((what, int(order)) for log in logs for what, order in DONE.findall(log))
+
+    def ordered(self) -> Counter[tuple[str, int]]:
+        """What is to be done for the orders, once each: not every card can be charged."""
+        everything = {*range(1, self.orders() + 1)}
+        payable = {order for order in everything if CARDS[order % len(CARDS)] in ("good", "busy")}
+        rest = everything - self.charged_only
+        return Counter((what, n) for what in EFFECTS for n in (payable if what == EFFECTS[0] else rest))
+
+    @property
+    def store(self) -> Store:
+        """Where the bridge keeps things."""
+        return open_store(self.environment["OJS_BRIDGE_STORE"])
+
+    def left(self) -> int:
+        """How many queues of the broker hold a message, and how many retries are parked."""
+        with redis.Redis.from_url(self.environment["BROKER_URL"]) as client:
+            return client.exists(*QUEUES[self.framework]) + self.store.count_parked()
+
+    def orders(self) -> int:
+        """How many orders were placed."""
+        return len([*self.folder.glob("order-*-placed")])
+
+
+def _is_installed(package: Requirement) -> bool:
+    """Return whether a package is here, and has the extras that are asked for."""
+    return package.extras <= set(metadata.metadata(package.name).get_all("Provides-Extra") or ())
+
+
+@pytest.fixture(params=SHOPS)
+def walk(request: pytest.FixtureRequest, tmp_path: Path, valkey: Valkey, valkey_url: str) -> Iterator[Walk]:
+    """A copy of a shop, before anything is moved."""
+    folder = tmp_path / "shop"
+    ignored = shutil.ignore_patterns("__pycache__", "*.db", "order-*")
+    shutil.copytree(SHOPS[request.param], folder, ignore=ignored)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("OJS_BRIDGE_") and k != "COLUMNS"}
+    environment |= {"PYTHONUNBUFFERED": "1"}
+    walk = Walk(request.param, folder, valkey_url.rpartition("/")[0], environment)
+    yield walk
+    for workers in walk.deployed:
+        workers.kill()
+        print(workers.log.read_text(errors="replace")[-5_000:])
+
+
+@pytest.mark.timeout(400)
+def test_the_guide(walk: Walk) -> None:
+    """All commands, from the plan to the way back; every order is served once, whoever was at work."""
+    for step in steps():
+        if walk.framework in step.frameworks:
+            walk.take(step)
+    assert walk.orders() >= 60
+    eventually(lambda: walk.served() >= walk.ordered(), seconds=55, what="all orders")
+    eventually(lambda: not walk.left(), what="an empty broker and no parked retries")
+    assert walk.served() == walk.ordered()
+    letters = walk.store.list(LetterFilter(), limit=100, cursor=None).letters
+    rates = [one.shadow_match_rate for one in reports(walk.store.shadows()) if one.task.endswith("charge")]
+    assert rates == [1.0]
+    dead = {(letter.error_type, letter.attempt) for letter in letters}
+    assert dead
+    assert dead <= DEAD
+    assert sum("canary: under the bridge are" in workers.log.read_text() for workers in walk.deployed) == 2
