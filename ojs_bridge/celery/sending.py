@@ -55,7 +55,7 @@ def publish(
     if due is not None:
         headers["eta"] = min(due, datetime.now(timezone.utc) + _hop(app)).isoformat()
     message = task_message({**headers, **changes}, properties, wire.body, None)
-    with told_of_outages(), confirmed.producer(app) as producer:
+    with confirmed.producer(app) as producer, told_of_outages(producer):
         app.amqp.send_task_message(
             producer,
             headers["task"],
@@ -76,13 +76,14 @@ def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def told_of_outages() -> Iterator[None]:
-    """Raise OperationalError where kombu trips over a channel that an outage has closed meanwhile."""
+def told_of_outages(producer: Any) -> Iterator[None]:
+    """Raise OperationalError where kombu trips over a channel that an outage has closed, and drop that."""
     try:
         yield
     except AttributeError as error:
         if error.obj is not None or error.name != "client":
             raise
+        producer.__connection__._close()
         raise OperationalError("the channel to the broker was closed") from error
 
 
@@ -165,7 +166,7 @@ def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
     """Publish a message, with its final state, to its queue's own dead queue, `<queue>.dead`."""
     name = dead_name(wire.queue)
     headers, compression = _own_headers(wire)
-    with told_of_outages(), confirmed.producer(app) as producer:
+    with confirmed.producer(app) as producer, told_of_outages(producer):
         producer.publish(
             wire.body,
             exchange="",
