@@ -1,7 +1,8 @@
-"""The Celery app of every side: native, bridged, with reservations, and in shadow mode."""
+"""The Celery app of every side: native, bridged, with reservations, and in shadow mode; a queue for each."""
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -15,37 +16,34 @@ from ojs_bridge import Bridge
 from ojs_bridge.celery import install
 from ojs_bridge.migration import shadow
 
-SIDE, KIND, URL = os.environ["BENCH_SIDE"], os.environ["BENCH_KIND"], os.environ["BENCH_URL"]
-JOBS, STORE = int(os.environ["BENCH_JOBS"]), os.environ.get("BENCH_STORE")
+SIDE, URL, STORE = os.environ["BENCH_SIDE"], os.environ["BENCH_URL"], os.environ.get("BENCH_STORE")
 
 app = Celery("bench", broker=URL)
 app.conf.update(
     task_acks_late=True,
+    task_default_queue=SIDE,
     task_ignore_result=True,
     worker_prefetch_multiplier=64,
     broker_connection_retry_on_startup=True,
     worker_hijack_root_logger=False,
 )
-counters = redis.Redis.from_url(URL)
+notes = redis.Redis.from_url(URL)
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds that this child and its worker's main process have used."""
-    ticks = 0
-    for pid in (os.getpid(), os.getppid()):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """Return the CPU seconds that this child and its worker's main process have used, in all threads."""
+    threads = (path for pid in (os.getpid(), os.getppid()) for path in Path(f"/proc/{pid}/task").iterdir())
+    return sum(int((path / "schedstat").read_text().split()[0]) for path in threads) / 1e9
 
 
 def note(name: str) -> None:
     """Note the time and the CPU time under a name."""
-    counters.hset("bench", mapping={f"{name}_wall": time.time(), f"{name}_cpu": cpu_seconds()})
+    notes.rpush(f"{SIDE}.{name}", json.dumps([time.time(), cpu_seconds()]))
 
 
 @app.task(name="mark")
 def mark(name: str) -> None:
-    """Note where the measurement begins or ends."""
+    """Note where a slice begins or ends."""
     note(name)
 
 
@@ -60,8 +58,8 @@ class Ends(app.Task):  # type: ignore[misc, name-defined]
     abstract = True
 
     def on_failure(self, *args: Any, **kwargs: Any) -> None:
-        """Note the end with the last job."""
-        if counters.incr("failed") == JOBS:
+        """Note the end with a slice's last job."""
+        if notes.decr(f"{SIDE}.left") == 0:
             note("end")
 
 

@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
@@ -57,31 +56,30 @@ def _row(
 
 def _a_job(count: Count, options: dict[str, str]) -> int:
     few, more = JOBS[options["BENCH_KIND"]]
-    least, most = (count({**options, "BENCH_THREADS": "1", "BENCH_JOBS": str(jobs)}) for jobs in (few, more))
+    alone = {**options, "BENCH_SIDES": options["BENCH_SIDE"], "BENCH_THREADS": "1", "BENCH_ROUNDS": "1"}
+    least, most = (count({**alone, "BENCH_JOBS": str(jobs)}) for jobs in (few, more))
     return (most - least) // (more - few)
 
 
 def _of_dramatiq(options: dict[str, str]) -> int:
-    if "BENCH_URL" in options:
-        with redis.Redis.from_url(options["BENCH_URL"]) as client:
-            client.flushdb()
-    with _Counted(["-m", "benchmarks.dramatiq_side"], options) as counted:
+    with _Counted(["-m", "benchmarks.dramatiq_sides"], options) as counted:
         counted.process.wait(600)
     return counted.instructions
 
 
 def _of_celery(options: dict[str, str]) -> int:
     """Count a worker and its child; the jobs are enqueued before by somebody else."""
-    subprocess.run(
-        [sys.executable, "-m", "benchmarks.celery_feed"], env={**os.environ, **options}, check=True
-    )
-    worker = ["-m", "celery", "-A", "benchmarks.celery_app", "worker", "-c", "1", "-l", "CRITICAL"]
-    with _Counted(worker, options) as counted, redis.Redis.from_url(options["BENCH_URL"]) as client:
-        deadline = time.monotonic() + 600
-        while not client.hexists("bench", "end_cpu") and time.monotonic() < deadline:
-            time.sleep(0.5)
-        counted.process.terminate()
-        counted.process.wait(60)
+    os.environ.update(options)
+    from benchmarks.celery_sides import WORKER, Side
+
+    with redis.Redis.from_url(options["BENCH_URL"]) as notes:
+        notes.flushall()
+        side = Side(options["BENCH_SIDE"], notes)
+        side.fill(int(options["BENCH_JOBS"]))
+        with _Counted(WORKER, options) as counted:
+            side.wait()
+            counted.process.terminate()
+            counted.process.wait(60)
     return counted.instructions
 
 

@@ -6,6 +6,7 @@ A ratio is the median of pairs that ran one right after the other: what a machin
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -24,11 +25,21 @@ class Result:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of times a job: the median of all pairs, and their range."""
+    """A ratio of times a job: the median of all pairs, and its confidence interval."""
 
     median: float
     lowest: float
     highest: float
+
+    @classmethod
+    def of(cls, first: list[float], second: list[float]) -> Ratio:
+        """Return the ratio of pairs."""
+        pairs = sorted(b / a for a, b in zip(first, second, strict=True))
+        away = round(0.98 * math.sqrt(len(pairs)))
+        middle = len(pairs) // 2
+        return cls(
+            statistics.median(pairs), pairs[max(middle - away, 0)], pairs[min(middle + away, len(pairs) - 1)]
+        )
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,8 @@ BRIDGE = ("native", "bridged")
 STORE = ("bridged", "reserved")
 SHADOW = ("native", "shadowed")
 
+_PROCESSES, _WARM = 3, 2
+
 
 def compare(
     name: str,
@@ -58,29 +71,26 @@ def compare(
     goal: float | None,
     sides: tuple[str, str] = BRIDGE,
 ) -> Comparison:
-    """Run both sides in turn; the first pair warms up and does not count."""
-    pairs = [tuple(_run(module, {**options, "side": side}) for side in sides) for _ in range(rounds + 1)]
-    first, second = zip(*pairs[1:], strict=True)
+    """Run both sides in turn; a process's first pairs warm up and do not count."""
+    options = {**options, "sides": ",".join(sides), "rounds": str(rounds + _WARM)}
+    ran = [run(module, options) for _ in range(_PROCESSES)]
+    first, second = ([result for process in ran for result in process[k][_WARM:]] for k in (0, 1))
     return Comparison(
         name,
         statistics.median(side.jobs / side.wall for side in first),
         statistics.median(side.jobs / side.wall for side in second),
-        _ratio([side.wall for side in first], [side.wall for side in second]),
-        _ratio([side.cpu for side in first], [side.cpu for side in second]),
+        Ratio.of([side.wall for side in first], [side.wall for side in second]),
+        Ratio.of([side.cpu for side in first], [side.cpu for side in second]),
         goal,
     )
 
 
-def _ratio(first: list[float], second: list[float]) -> Ratio:
-    pairs = [b / a for a, b in zip(first, second, strict=True)]
-    return Ratio(statistics.median(pairs), min(pairs), max(pairs))
-
-
-def _run(module: str, options: dict[str, str]) -> Result:
+def run(module: str, options: dict[str, str]) -> list[list[Result]]:
+    """Return what a module measured, for each of its sides."""
     environment = {**os.environ, **{f"BENCH_{name.upper()}": value for name, value in options.items()}}
     done = subprocess.run(
         [sys.executable, "-m", module], env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{module} {options} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-    return Result(**json.loads(done.stdout.splitlines()[-1]))
+    return [[Result(**noted) for noted in side] for side in json.loads(done.stdout.splitlines()[-1])]

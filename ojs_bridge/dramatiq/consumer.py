@@ -88,7 +88,10 @@ class SettlingConsumer(Consumer):
 
     def ack(self, message: MessageProxy) -> None:
         """Acknowledge, or settle as marked."""
-        self._settle(message, self._inner.ack)
+        if not self._watches and getattr(message, MARK, NATIVE) is NATIVE:
+            self._inner.ack(message)
+        else:
+            self._settle(message, self._inner.ack)
 
     def nack(self, message: MessageProxy) -> None:
         """Move to the dead queue, or settle as marked."""

@@ -14,7 +14,7 @@ from dramatiq.worker import _ConsumerThread as ConsumerThread
 from ..bridge import Bridge
 from ..canary import Percentages
 from ..policy_files import PoliciesOrFile
-from ..runs import Drop, Lost, Postpone, Refuse, Run
+from ..runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import ERRORS_OPTION, Actors, BootError
@@ -120,15 +120,26 @@ class OJSRetries(Retries):
         else:
             add_headers(message, self._actors.header_of)
 
-    def before_process_message(self, broker: Broker, message: MessageProxy) -> None:
+    def before_process_message(self, broker: Broker, message: Any) -> None:
         """Begin the job: it runs, waits for its time, or is refused."""
-        envelope, state = message._message, message.__dict__
+        # Attributes, not items of its __dict__: every job comes by here, and building that costs more.
+        message._ojs_run = _UNBEGUN
+        envelope = message._message
         task = self._actors.tasks.get(envelope.actor_name)
-        if task is None or message.failed:
+        if task is None:
             return
+        # Nothing to read and nobody to tell: such a job is begun when it turns out to have failed.
+        is_light = self._is_silent and READ.isdisjoint(envelope.options)
+        if is_light and not self._stopping and self._canary is None:
+            message._ojs_settlement = HOLD
+        elif not message.failed:
+            self._begin(broker, message, task, is_light=is_light)
+
+    def _begin(self, broker: Broker, message: MessageProxy, task: TaskPolicy, *, is_light: bool) -> None:
         if self._canary is not None and self._actors.task_of(message) is None:
             self._let_wait(broker, message)
             return
+        state = message.__dict__
         if self._stopping and any(threading.current_thread() in w.workers for w in self._stopping):
             state[_RUN] = None
             mark(message, Settlement.GIVE_BACK)
@@ -136,8 +147,7 @@ class OJSRetries(Retries):
             raise SkipMessage("this worker shuts down")
         # Whatever ends this delivery before something durable follows it gives the job back.
         state[MARK] = HOLD
-        if self._is_silent and READ.isdisjoint(envelope.options):
-            # Nothing to read and nobody to tell: the job is begun when it turns out to have failed.
+        if is_light:
             return
         execution = Execution(self.bridge, broker, message)
         state[_RUN] = None
@@ -175,19 +185,18 @@ class OJSRetries(Retries):
     def after_process_message(
         self,
         broker: Broker,
-        message: MessageProxy,
+        message: Any,
         *,
         result: Any = None,
         exception: BaseException | None = None,
     ) -> None:
         """Have the outcome judged and the decision carried out; whatever happens, the job is somewhere."""
-        state = message.__dict__
-        begun = state.get(_RUN, _UNBEGUN)
+        begun = getattr(message, _RUN, _UNBEGUN)
         # Dramatiq emits this a second time when an interrupt breaks into the first.
-        state[_RUN] = None
+        message._ojs_run = None
         if begun is _UNBEGUN and exception is None:
             # Also for an actor that stays with the native retries: they do nothing about a success.
-            state[MARK] = NATIVE
+            message._ojs_settlement = NATIVE
             return
         tasks = self._actors.tasks
         task = tasks.get(message._message.actor_name) if not self._canary else self._actors.task_of(message)
