@@ -58,7 +58,7 @@ class Side:
 
 def main() -> None:
     """Run the slices of all sides in turn, and print what each took."""
-    notes = redis.Redis.from_url(URL)
+    notes = redis.Redis.from_url(URL, socket_timeout=None)
     notes.flushall()
     sides = [Side(name, notes) for name in os.environ["BENCH_SIDES"].split(",")]
     workers = [

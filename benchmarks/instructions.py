@@ -72,7 +72,7 @@ def _of_celery(options: dict[str, str]) -> int:
     os.environ.update(options)
     from benchmarks.celery_sides import WORKER, Side
 
-    with redis.Redis.from_url(options["BENCH_URL"]) as notes:
+    with redis.Redis.from_url(options["BENCH_URL"], socket_timeout=None) as notes:
         notes.flushall()
         side = Side(options["BENCH_SIDE"], notes)
         side.fill(int(options["BENCH_JOBS"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,6 +17,10 @@ from .server import Script, Word
 OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
 #: What Lua can count up to.
 LARGEST_FENCE = 2**53
+
+#: What a record is packed of, in MessagePack.
+_INT64, _STR32 = 0xD3, 0xDB
+_NUMBERS, _TEXT, _INT8 = struct.Struct(">BqBq"), struct.Struct(">BI"), struct.Struct(">b")
 
 _TAKEN, _LOST, _SETTLED, _RESENT = -1, -2, -3, -4
 _WITHOUT_TIME = {
@@ -124,17 +129,14 @@ class RedisReservations:
         self, turn: Turn, *, publication: str, holder: str, mark: str, now: datetime, until: datetime
     ) -> Reservation:
         """Take a turn until a time, atomically."""
-        end = to_ms(until)
-        words: tuple[Word, ...] = (
-            _fence(turn),
-            publication,
-            holder,
-            to_ms(now),
-            end,
-            end + OUTLIVE_MS,
-            mark,
-        )
-        told: int | list[Any] = self._redis.run(_RESERVE, (self._redis.turn(turn),), words)
+        key, fence, end = self._redis.turn(turn), _fence(turn), to_ms(until)
+        if fence == 0:
+            # Mostly nothing is known of a first turn, and this takes the server a fifth of a script's time.
+            record = _record(fence, end, holder, publication, mark)
+            if self._redis.ask("SET", key, record, "NX", "PXAT", end + OUTLIVE_MS):
+                return _WITHOUT_TIME[_TAKEN]
+        words: tuple[Word, ...] = (fence, publication, holder, to_ms(now), end, end + OUTLIVE_MS, mark)
+        told: int | list[Any] = self._redis.run(_RESERVE, (key,), words)
         if isinstance(told, int):
             return _WITHOUT_TIME[told]
         return Reservation(Grant.HELD, from_ms(told[0]), told[1].decode("utf-8", "surrogatepass"))
@@ -169,6 +171,13 @@ class RedisReservations:
 def settle_words(settle: Settle) -> tuple[Word, ...]:
     """Return the fence, the holder and the end of the record, as the scripts take them."""
     return _fence(settle.turn), settle.holder or "", to_ms(settle.keep_until)
+
+
+def _record(fence: int, until: int, holder: str, publication: str, mark: str) -> bytes:
+    """Return the record of a turn that was taken, as the scripts pack it."""
+    texts = [text.encode("utf-8", "surrogatepass") for text in (holder, publication, mark)]
+    packed = [_TEXT.pack(_STR32, len(text)) + text for text in texts]
+    return b"".join((_NUMBERS.pack(_INT64, fence, _INT64, until), *packed, _INT8.pack(_TAKEN)))
 
 
 def _fence(turn: Turn) -> int:
