@@ -44,7 +44,7 @@ from .settings import settings_of
 from .states import counts_of
 from .storage_retry import INSISTING, POLLING, Insistence, StorageRetry
 from .store import Parked, Settle, Store, StoreError, Turn
-from .trial import try_store
+from .store_at_start import try_store
 from .turns import Turns
 
 T = TypeVar("T")

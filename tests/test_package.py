@@ -29,7 +29,7 @@ ROWS = [
     {"policy", "job"},
     {"canary", "decision", "patterns", "policy_files", "storage_retry"},
     {"store", "events"},
-    {"chores", "harmless", "history", "letters", "publishing", "reservations", "runs", "trial"},
+    {"chores", "harmless", "history", "letters", "publishing", "reservations", "runs", "store_at_start"},
     {"retention"},
     {"configuration", "settings"},
     {"draining", "replaying", "scheduler", "turns"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -39,6 +40,18 @@ def swallows(self: Task) -> None:
         self.retry()
     except Exception:
         print("never mind")
+
+
+def suppresses(self: Task) -> None:
+    """A context manager gets it."""
+    with contextlib.suppress(Exception):
+        self.retry()
+
+
+def suppresses_others(self: Task) -> None:
+    """A context manager for something else lets it through."""
+    with contextlib.suppress(KeyError, LookupError):
+        self.retry()
 
 
 def hands_on(self: Task) -> None:
@@ -113,7 +126,8 @@ THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any], str]] = [
     ("pickle", fails, {}, {"accept_content": ["json", "pickle"]}, "accept_content takes pickle"),
     ("retry-in-body", asks, BOUND, {}, "the policy's own wait that of default_retry_delay"),
     ("retry-in-body", asks_in_time, BOUND, {}, f"self.retry in {IN_TIME} is a failure to the bridge"),
-    ("swallowed-retry", swallows, BOUND, {}, f"an except around self.retry in {SWALLOWED}"),
+    ("swallowed-retry", swallows, BOUND, {}, f"around self.retry in {SWALLOWED}"),
+    ("swallowed-retry", suppresses, BOUND, {}, "a suppress around self.retry"),
     ("throws", fails, {"throws": (KeyError,)}, {}, "throws=KeyError only lowers the log level"),
     ("unused-retry-delay", fails, {"default_retry_delay": 5}, {}, "nothing retries"),
     ("unused-retry-delay", fails, {**STEADY, "default_retry_delay": 5}, {}, "retry_backoff says the wait"),
@@ -158,6 +172,7 @@ NOT_THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("pickle", fails, {}, {}),
     ("retry-in-body", fails, BOUND | {"bind": False}, {}),
     ("swallowed-retry", hands_on, BOUND, {}),
+    ("swallowed-retry", suppresses_others, BOUND, {}),
     ("swallowed-retry", asks_afterwards, BOUND, {}),
     ("throws", fails, {"throws": ()}, {}),
     ("unused-retry-delay", fails, {**AUTO, "default_retry_delay": 5}, {}),
@@ -178,6 +193,12 @@ def test_autoretry_that_celery_does_not_read() -> None:
     found = only(app)
     assert found.policy == {"max_attempts": 1}
     assert "unused-autoretry" in {hazard.name for hazard in found.hazards}
+
+
+def test_annotated_options_are_those_that_celery_reads() -> None:
+    """It reads `retry_backoff` before annotations are there, which change no automatic retry."""
+    task = only(app_with(fails, {"task_annotations": {"job": {"retry_backoff": 1.9}}}, **STEADY))
+    assert "truncated-backoff" not in {hazard.name for hazard in task.hazards}
 
 
 def test_a_moved_task_has_the_hazards_of_its_own_options() -> None:

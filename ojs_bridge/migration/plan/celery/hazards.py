@@ -76,7 +76,8 @@ def _backoff(_app: Celery, reading: Reading) -> Iterator[Hazard]:
     factor = backoff_of(task) if autoretries(task) else 0
     if not factor:
         return
-    asked, cap = task.retry_backoff, int(automatic(task, "retry_backoff_max", default=600))
+    asked = automatic(task, "retry_backoff", default=False)
+    cap = int(automatic(task, "retry_backoff_max", default=600))
     if asked is not True and float(asked) != factor:
         yield Hazard(
             "truncated-backoff",
@@ -198,8 +199,8 @@ def _calls(_app: Celery, reading: Reading) -> Iterator[Hazard]:
         if call.swallowed:
             yield Hazard(
                 "swallowed-retry",
-                f"an except around self.retry in {call.where} swallows the Retry that it raises: the retry "
-                "is sent, and this run goes on as if it were not",
+                f"an except or a suppress around self.retry in {call.where} swallows the Retry that it raises: "
+                "the retry is sent, and this run goes on as if it were not",
             )
         if call.max_retries is not None and autoretries(reading.task):
             yield Hazard(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -39,7 +39,7 @@ class RetryCall:
     has_exc: bool
     #: Whether it raises.
     throws: bool
-    #: Whether an `except` around it swallows what it raises.
+    #: Whether an `except` or a `suppress` around it swallows what it raises.
     swallowed: bool
 
 
@@ -53,20 +53,30 @@ def _calls(node: ast.AST, *, swallowed: bool) -> Iterator[tuple[ast.Call, bool]]
     if isinstance(node, ast.Call):
         yield node, swallowed
     for name, value in ast.iter_fields(node):
-        inside = swallowed or (isinstance(node, ast.Try) and name == "body" and _swallows(node))
+        inside = swallowed or (name == "body" and _swallows(node))
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):
                 yield from _calls(child, swallowed=inside)
 
 
-def _swallows(node: ast.Try) -> bool:
-    """Return whether the first handler that catches `Retry` does not raise it again."""
-    for handler in node.handlers:
+def _swallows(node: ast.AST) -> bool:
+    """Return whether `Retry`, raised in a statement's body, ends there and is not raised again."""
+    if isinstance(node, (ast.With, ast.AsyncWith)):
+        return any(_suppresses(item.context_expr) for item in node.items)
+    for handler in node.handlers if isinstance(node, ast.Try) else ():
         caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-        names = {x.attr if isinstance(x, ast.Attribute) else getattr(x, "id", None) for x in caught if x}
-        if handler.type is None or names & _CATCHES_RETRY:
+        if handler.type is None or _names(caught) & _CATCHES_RETRY:
             return not any(_raises_again(x, handler.name) for x in ast.walk(handler))
     return False
+
+
+def _suppresses(node: ast.expr) -> bool:
+    is_suppress = isinstance(node, ast.Call) and "suppress" in _names([node.func])
+    return is_suppress and bool(_names(node.args) & _CATCHES_RETRY)  # type: ignore[attr-defined]
+
+
+def _names(nodes: Sequence[ast.expr | None]) -> set[str | None]:
+    return {x.attr if isinstance(x, ast.Attribute) else getattr(x, "id", None) for x in nodes if x}
 
 
 def _raises_again(node: ast.AST, name: str | None) -> bool:
