@@ -127,7 +127,7 @@ THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any], str]] = [
     ("retry-in-body", asks, BOUND, {}, "the policy's own wait that of default_retry_delay"),
     ("retry-in-body", asks_in_time, BOUND, {}, f"self.retry in {IN_TIME} is a failure to the bridge"),
     ("swallowed-retry", swallows, BOUND, {}, f"around self.retry in {SWALLOWED}"),
-    ("swallowed-retry", suppresses, BOUND, {}, "a suppress around self.retry"),
+    ("swallowed-retry", suppresses, BOUND, {}, "or suppress around self.retry"),
     ("throws", fails, {"throws": (KeyError,)}, {}, "throws=KeyError only lowers the log level"),
     ("unused-retry-delay", fails, {"default_retry_delay": 5}, {}, "nothing retries"),
     ("unused-retry-delay", fails, {**STEADY, "default_retry_delay": 5}, {}, "retry_backoff says the wait"),

@@ -199,7 +199,7 @@ def _calls(_app: Celery, reading: Reading) -> Iterator[Hazard]:
         if call.swallowed:
             yield Hazard(
                 "swallowed-retry",
-                f"an except or a suppress around self.retry in {call.where} swallows the Retry that it raises: "
+                f"an except or suppress around self.retry in {call.where} swallows the Retry that it raises: "
                 "the retry is sent, and this run goes on as if it were not",
             )
         if call.max_retries is not None and autoretries(reading.task):
