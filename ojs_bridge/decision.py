@@ -124,16 +124,15 @@ def _exhaust(policy: RetryPolicy, cause: Cause, failure: Failure, reason: str) -
 
 
 def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng) -> tuple[float, str]:
-    cap = policy.max_interval.total_seconds()
     if failure.retry_after is not None:
-        return min(failure.retry_after.total_seconds(), cap), ", as the handler asked"
+        return min(failure.retry_after, policy.max_interval).total_seconds(), ", as the handler asked"
     if isinstance(policy.jitter, Seeded):
         rng = policy.jitter.rng(job.id, job.attempt)
     try:
         return policy.delay(job.attempt, rng=rng, failure=failure), ""
     except Exception as error:  # noqa: BLE001 - a custom strategy is the user's code, and may not lose the job
         return (
-            cap,
+            policy.max_interval.total_seconds(),
             f", max_interval, because the custom backoff failed: {cut(safe_repr(error), 200)}",
         )
 

@@ -198,8 +198,9 @@ class RetryPolicy(BaseModel):
 
     def non_retryable_pattern(self, failure: Failure) -> str | None:
         """Return the first entry of `non_retryable_errors` that matches, or None (spec section 6.2)."""
+        names = failure.names
         for pattern in self.non_retryable_errors:
-            for name in failure.names:
+            for name in names:
                 if name == pattern or (pattern.endswith(".*") and name.startswith(pattern[:-1])):
                     return pattern
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: So many on average for each second of CPU time that the process uses, and so many at once.
-COMPARED_PER_SECOND = 100
+COMPARED_PER_SECOND = 50
 
 
 class Budget:
