@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: So many on average for each second of CPU time that the process uses, and so many at once.
-COMPARED_PER_SECOND = 50
+COMPARED_PER_SECOND, COMPARED_AT_ONCE = 25, 100
 
 
 class Budget:
@@ -13,15 +13,15 @@ class Budget:
     machine too, and for failed runs that take hardly any time themselves.
     """
 
-    def __init__(self, per_second: int = COMPARED_PER_SECOND) -> None:
-        self._per_second = per_second
-        self._left = float(per_second)
+    def __init__(self, per_second: int = COMPARED_PER_SECOND, at_once: int = COMPARED_AT_ONCE) -> None:
+        self._per_second, self._at_once = per_second, at_once
+        self._left = float(at_once)
         self._used = 0.0
         self._taken: dict[str, float] = {}
 
     def take(self, task: str, now: float, used: float) -> bool:
         """Return whether a failed run is compared, at a monotonic time and after so many CPU seconds."""
-        self._left = min(self._left + (used - self._used) * self._per_second, self._per_second)
+        self._left = min(self._left + (used - self._used) * self._per_second, self._at_once)
         self._used = used
         if self._left >= 1:
             self._left -= 1
