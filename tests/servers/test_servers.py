@@ -103,10 +103,12 @@ def test_a_signal_to_pytest_closes_the_servers(sent: signal.Signals, tmp_path: P
     os.mkfifo(told)
     test = tmp_path / "test_waits.py"
     test.write_text(
-        "import pathlib, sys\n"
+        "import pathlib, select, sys\n"
         "def test_waits(valkey):\n"
         f"    pathlib.Path({str(told)!r}).write_text(str(valkey.folder))\n"
-        "    sys.stdin.read()\n"  # until the signal, or until we are interrupted ourselves
+        # Until the signal, or until we are interrupted ourselves. In short waits: a signal that comes on the
+        # last step into a system call is seen only after it.
+        "    while not select.select([sys.stdin], [], [], 0.1)[0]: pass\n"
     )
     command = [sys.executable, "-m", "pytest", "-sq", "-p", "tests.conftest", "-c", os.devnull, str(test)]
     with subprocess.Popen(command, cwd=ROOT, stdin=-1, stdout=subprocess.DEVNULL) as owner:
