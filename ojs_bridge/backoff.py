@@ -68,6 +68,8 @@ class Jitter:
     def factor(self, rng: Rng) -> float:
         """Draw one factor; `high` itself is never drawn unless it equals `low`."""
         drawn = self.low + (self.high - self.low) * rng.random()
+        if self.low <= drawn < self.high:
+            return drawn
         return max(self.low, min(drawn, math.nextafter(self.high, self.low)))
 
     def __call__(self, _n: int, seconds: float, rng: Rng) -> float:

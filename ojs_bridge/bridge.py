@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
@@ -182,7 +181,7 @@ class Bridge:
         """
         try:
             wire = task.for_job(retry).to_ojs(only=retry)
-            return encode(replace(job, retry=wire, created_at=self.now()), budget=self._budget)
+            return encode(job._replace(retry=wire, created_at=self.now()), budget=self._budget)
         except (NotExpressible, InvalidState) as error:
             raise InvalidRetryPolicy([str(error)]) from None
 
@@ -256,7 +255,7 @@ class Bridge:
         found = self._turns.take_over(begun, publication, process)
         if isinstance(found, (Drop, Postpone)):
             return found
-        return replace(found, job=replace(found.job, next_retry_at=None), abandoned=True)
+        return found._replace(job=found.job._replace(next_retry_at=None), abandoned=True)
 
     def refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:
         """Return the refusal of a job whose state or policy cannot be read, or carried any further."""

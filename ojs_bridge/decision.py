@@ -84,7 +84,8 @@ def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rn
         return GiveBack()
     if isinstance(outcome, Snoozed):
         return _snooze(policy, job, outcome.after.total_seconds(), now)
-    failed = f"attempt {job.attempt} of {policy.runs} failed with {outcome.type}"
+    runs = policy.runs
+    failed = f"attempt {job.attempt} of {runs} failed with {outcome.type}"
     match outcome.code:
         case "DISCARD" | "FAIL":
             return Discard("handler", outcome, f"{failed}, and the handler said {outcome.code}")
@@ -95,7 +96,7 @@ def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rn
     # A stall says nothing of the job itself: patterns do not apply (spec section 9.2).
     if outcome.type != VISIBILITY_TIMEOUT and (pattern := policy.non_retryable_pattern(outcome)):
         return _exhaust(policy, "non_retryable", outcome, f"{failed}, which matches {pattern}")
-    if job.attempt >= policy.runs:
+    if job.attempt >= runs:
         return _exhaust(policy, "exhausted", outcome, f"{failed}, and no attempt is left")
     seconds, note = _delay(policy, job, outcome, rng)
     at = _later(now, seconds)
@@ -139,6 +140,6 @@ def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng) -> tuple[f
 
 def _later(now: datetime, seconds: float) -> datetime:
     try:
-        return ceil_to_millisecond(now + timedelta(seconds=seconds))
+        return ceil_to_millisecond(now + timedelta(0, seconds))
     except OverflowError:
         return datetime.max.replace(microsecond=0, tzinfo=timezone.utc)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pydantic_core import from_json, to_json
 
@@ -32,8 +32,8 @@ def key_of(job_id: str, chain: str) -> str:
     return f"{job_id}#{chain}" if chain else job_id
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+# No frozen dataclass, which takes five times as long to make: every job makes some.
+class Job(NamedTuple):
     """One job at one attempt, whatever framework carries it.
 
     `attempt` is 1-based and names the run that is due or under way. `retry` is the job's own partial policy.
@@ -96,16 +96,15 @@ class Job:
 
     def snoozed(self, at: datetime) -> Job:
         """Return the job as it is published to run the same attempt once more, due at a time."""
-        return replace(self, next_retry_at=at, fence=self.fence + 1)
+        return self._replace(next_retry_at=at, fence=self.fence + 1)
 
     def waiting(self, at: datetime) -> Job:
         """Return the job as this very delivery of it is put off until a time."""
-        return replace(self, next_retry_at=at)
+        return self._replace(next_retry_at=at)
 
     def replayed(self) -> Job:
         """Return the job as a replay starts it: no attempt used, history kept, one more replay."""
-        return replace(
-            self,
+        return self._replace(
             attempt=1,
             next_retry_at=None,
             expires=None,
@@ -151,7 +150,7 @@ def _newest(job: Job, history: int) -> Job:
     excess = len(job.errors) - history
     if excess <= 0:
         return job
-    return replace(job, errors=job.errors[excess:], errors_dropped=job.errors_dropped + excess)
+    return job._replace(errors=job.errors[excess:], errors_dropped=job.errors_dropped + excess)
 
 
 def _left_out(job: Job, carried: tuple[ErrorEntry, ...]) -> tuple[PlacedEntry, ...]:

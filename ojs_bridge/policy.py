@@ -181,17 +181,18 @@ class RetryPolicy(BaseModel):
         """
         cap = self.max_interval.total_seconds()
         effective = min(self._raw(n, failure), cap)
-        if self.jitter is False:
+        jitter = self.jitter
+        if jitter is False:
             return effective
-        if self.jitter is True:
+        if jitter is True:
             return min(effective * SPEC_JITTER.factor(rng), cap)
-        return min(_jittered(self.jitter, n, effective, rng), cap)
+        return min(_jittered(jitter, n, effective, rng), cap)
 
     def _raw(self, n: int, failure: Failure | None) -> float:
-        if isinstance(self.backoff_strategy, str):
-            initial = self.initial_interval.total_seconds()
-            return raw_delay(self.backoff_strategy, n, initial, self.backoff_coefficient)
-        seconds = float(self.backoff_strategy(n, failure))
+        strategy = self.backoff_strategy
+        if isinstance(strategy, str):
+            return raw_delay(strategy, n, self.initial_interval.total_seconds(), self.backoff_coefficient)
+        seconds = float(strategy(n, failure))
         if not seconds >= 0:
             raise ValueError(f"the custom backoff strategy returned {seconds} for retry {n}")
         return seconds
@@ -200,9 +201,12 @@ class RetryPolicy(BaseModel):
         """Return the first entry of `non_retryable_errors` that matches, or None (spec section 6.2)."""
         names = failure.names
         for pattern in self.non_retryable_errors:
-            for name in names:
-                if name == pattern or (pattern.endswith(".*") and name.startswith(pattern[:-1])):
-                    return pattern
+            if pattern in names:
+                return pattern
+            if pattern.endswith(".*"):
+                for name in names:
+                    if name.startswith(pattern[:-1]):
+                        return pattern
         return None
 
     def to_ojs(self, *, only: PartialPolicy | None = None) -> dict[str, Any]:

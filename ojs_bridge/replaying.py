@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -96,7 +96,7 @@ class Sender:
         retry = {**(job.retry or {}), **override.retry} or None
         if override.retry:
             RetryPolicy.merge(retry)
-        header = self._encode(replace(job.replayed(), retry=retry, queue=override.queue or job.queue))
+        header = self._encode(job.replayed()._replace(retry=retry, queue=override.queue or job.queue))
         if header.left_out and self._store is not None:
             self._store.forget_errors(letter.id)
             self._store.keep_errors(letter.id, header.left_out)

@@ -11,7 +11,6 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .forks import starting
@@ -88,7 +87,7 @@ class Reservations:
         turn = turn_of(job)
         found = self._reserve(turn, publication)
         if found.grant is RESENT:
-            job = replace(job, chain=publication)
+            job = job._replace(chain=publication)
             turn = turn_of(job)
             found = self._reserve(turn, publication)
         if found.grant is TAKEN or found.grant is LOST:

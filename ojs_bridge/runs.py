@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .decision import DeadLetter
 from .failures import ErrorMap, Failure
@@ -26,8 +26,7 @@ class TaskPolicy:
         return RetryPolicy.merge(*self.partials, retry) if retry else self.policy
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """The handler is to run now, under this policy; `since` is the monotonic time it began.
 
     `turn` is what was reserved for it. The worker of an `abandoned` run is dead, and another process ends it.

@@ -82,12 +82,16 @@ class StorageRetry:
         return operation()
 
 
+class _Hurry(threading.local):
+    on = False
+
+
 class Insistence:
     """A bridge's StorageRetry, which a thread that must not wait can put aside."""
 
     def __init__(self, retry: StorageRetry) -> None:
         self._retry = retry
-        self._hurry = threading.local()
+        self._hurry = _Hurry()
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -100,7 +104,7 @@ class Insistence:
 
     def run(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...]) -> T:
         """Return what the operation returns; raises its last error of `retry_on`, and any other."""
-        if getattr(self._hurry, "on", False):
+        if self._hurry.on:
             return operation()
         return self._retry.run(operation, retry_on)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from .decision import Complete, Decision, GiveBack
@@ -54,7 +53,7 @@ class Turns:
         if found.grant is TAKEN:
             return taken
         if found.grant is Grant.HELD and self._reservations.is_orphaned(found.holder):
-            return Lost(replace(taken, abandoned=True), Failure(WORKER_DEATH, WORKER_DIED))
+            return Lost(taken._replace(abandoned=True), Failure(WORKER_DEATH, WORKER_DIED))
         return self._refused(taken, found)
 
     def take_over(self, run: Run, publication: str, process: int | None) -> Run | Postpone | Drop:
@@ -63,7 +62,7 @@ class Turns:
         if isinstance(found, Lost):
             return found.run
         if isinstance(found, Postpone) and was_held_by(process, found.holder):
-            return replace(run, job=found.job, turn=found.turn)
+            return run._replace(job=found.job, turn=found.turn)
         return found
 
     def _refused(self, run: Run, found: Reservation) -> Run | Lost | Postpone | Drop:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -195,18 +194,18 @@ def test_an_early_delivery_is_postponed() -> None:
     """To the time it was due; one that is due runs."""
     bridge = Bridge()
     due = bridge.now() + timedelta(seconds=60)
-    assert bridge.begin(replace(JOB, next_retry_at=due), JOB, bridge.task()) == Postpone(
-        replace(JOB, next_retry_at=due), due
+    assert bridge.begin(JOB._replace(next_retry_at=due), JOB, bridge.task()) == Postpone(
+        JOB._replace(next_retry_at=due), due
     )
     due = bridge.now()
-    assert isinstance(bridge.begin(replace(JOB, next_retry_at=due), JOB, bridge.task()), Run)
+    assert isinstance(bridge.begin(JOB._replace(next_retry_at=due), JOB, bridge.task()), Run)
 
 
 @pytest.mark.parametrize(
     ("job", "type_"),
     [
         (InvalidState("damaged"), "validation.state_invalid"),
-        (replace(JOB, retry={"max_attempts": -1}), "validation.retry_policy_invalid"),
+        (JOB._replace(retry={"max_attempts": -1}), "validation.retry_policy_invalid"),
     ],
 )
 def test_what_nobody_can_read_is_kept(job: Any, type_: str) -> None:
@@ -236,7 +235,7 @@ def state_after(bridge: Bridge, failures: int, message: str) -> tuple[Job, str]:
     for n in range(1, failures + 1):
         job, _, _ = attempt(bridge, job, ConnectionError(f"{message} {n}"))
         text = bridge.header(job).text
-        job = decode(text, replace(JOB, attempt=job.attempt))
+        job = decode(text, JOB._replace(attempt=job.attempt))
     return job, text
 
 
@@ -307,7 +306,7 @@ def test_a_job_that_is_buried_twice_keeps_its_history(url: str, message: str) ->
     bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 15})
     last = live_and_die(bridge, "j-1", message)
     before = bridge.dead_letters.get("j-1").errors
-    job, run, decision = attempt(bridge, decode(last, replace(JOB, attempt=15)), OSError("again"))
+    job, run, decision = attempt(bridge, decode(last, JOB._replace(attempt=15)), OSError("again"))
     assert isinstance(decision, DeadLetter)
     bridge.bury(run, job, decision, FRAMEWORK, {})
     after = bridge.dead_letters.get("j-1").errors
@@ -323,7 +322,7 @@ def test_a_job_that_starts_afresh_keeps_its_history(url: str) -> None:
     job = decode(text, JOB)
     for n in range(1, 13):
         job, run, _ = attempt(bridge, job, OSError(f"second {n}"))
-        job = decode(bridge.header(job).text, replace(JOB, attempt=job.attempt))
+        job = decode(bridge.header(job).text, JOB._replace(attempt=job.attempt))
     last = DeadLetter("handler", Failure("a.b"), "why")
     bridge.bury(run, bridge.after(job, last), last, FRAMEWORK, {})
     messages = [entry["message"] for entry in bridge.dead_letters.get("j-1").errors]
@@ -379,7 +378,7 @@ def test_a_hostile_history_stops_nothing(url: str, state: dict[str, Any]) -> Non
     bridge, _ = bridge_with_outbox(url)
     job = decode({"v": 1, "attempt": 1, **state}, JOB)
     job, run, _ = attempt(bridge, job, OSError("down"))
-    job = decode(bridge.header(job).text, replace(JOB, attempt=2))
+    job = decode(bridge.header(job).text, JOB._replace(attempt=2))
     job, run, _ = attempt(bridge, job, OSError("down"))
     decision = DeadLetter("handler", Failure("a.b"), "why")
     bridge.bury(run, job, decision, FRAMEWORK, {})

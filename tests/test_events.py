@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -468,7 +467,7 @@ def test_every_failed_attempt_says_how_long_it_ran_and_why_it_failed(tmp_path: P
         job = Job("j-1", "t", "q", attempt, fence=attempt - 1)
         run = bridge.begin(job, job, bridge.task())
         assert isinstance(run, Run)
-        ran = replace(run, since=run.since - 10 * attempt)
+        ran = run._replace(since=run.since - 10 * attempt)
         bridge.settled(ran, bridge.judge(ran, OSError(f"down for the {attempt}. time")))
     assert bridge.flush(30)
     told = [(event.type, event.data) for event in heard if event.type != "job.started"]

@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -81,7 +80,7 @@ def fail(bridge: Bridge, begun: Run) -> Job:
     job = bridge.after(begun.job, decision)
     bridge.settled(begun, decision)
     bare = Job(job.id, job.type, job.queue, job.attempt, fence=job.attempt - 1)
-    return replace(decode(bridge.header(job).state, bare), next_retry_at=None)
+    return decode(bridge.header(job).state, bare)._replace(next_retry_at=None)
 
 
 def abandon(url: str, job: Job = JOB, reservation: timedelta = SHORT) -> None:
@@ -129,7 +128,7 @@ def test_a_lost_attempt_is_a_failed_one(url: str, clock: list[timedelta], bridge
 def test_the_last_lost_attempt_is_the_end(url: str, bridges: list[Bridge]) -> None:
     """As any other failure at max_attempts."""
     bridge = bridges[0]
-    last = replace(JOB, attempt=3, fence=2)
+    last = JOB._replace(attempt=3, fence=2)
     abandon(url, last)
     found: list[Begun] = []
 
@@ -198,7 +197,7 @@ def test_a_retry_may_begin_before_its_predecessor_is_settled(bridges: list[Bridg
     first, second = bridges
     begun = run(first, JOB)
     decision = first.judge(begun, ConnectionError("down"))
-    retry = replace(first.after(begun.job, decision), next_retry_at=None)
+    retry = first.after(begun.job, decision)._replace(next_retry_at=None)
     run(second, retry)
     first.settled(begun, decision)
     assert isinstance(begin(first, retry), Postpone)
@@ -221,7 +220,7 @@ def test_a_snooze_runs_the_same_attempt_again(bridges: list[Bridge]) -> None:
     first, second = bridges
     begun = run(first, JOB)
     first.settled(begun, Complete())
-    snoozed = replace(begun.job.snoozed(first.now()), next_retry_at=None)
+    snoozed = begun.job.snoozed(first.now())._replace(next_retry_at=None)
     assert run(second, snoozed).job.attempt == 1
 
 
@@ -324,9 +323,9 @@ def test_a_process_that_died_with_a_copy_in_its_hands_costs_the_live_run_nothing
     assert isinstance(found, Postpone)
     first.settled(begun, Complete())
     assert isinstance(second.resume(JOB, JOB, second.task(), process=os.getpid() + 1), Drop)
-    other = run(first, replace(JOB, id="j-other"))
+    other = run(first, JOB._replace(id="j-other"))
     assert isinstance(second.resume(other.job, other.job, second.task(), process=None), Postpone)
-    early = replace(JOB, id="j-early", next_retry_at=first.now() + timedelta(minutes=1))
+    early = JOB._replace(id="j-early", next_retry_at=first.now() + timedelta(minutes=1))
     found = second.resume(early, early, second.task(), process=os.getpid())
     assert isinstance(found, Postpone)
     assert found.at == early.next_retry_at
@@ -377,7 +376,7 @@ def test_what_was_acknowledged_is_forgotten_after_a_while(
     """Or a store would hold a day's jobs; what has begun its retries is remembered, because of copies."""
     monkeypatch.setattr(reservations, "_FORGET_AFTER", 0.0)
     first, second = hasty
-    retry = fail(first, run(first, replace(JOB, id="j-2")))
+    retry = fail(first, run(first, JOB._replace(id="j-2")))
     first.settled(run(first, retry), Complete())
     first.settled(run(first, JOB), Complete())
     for job in (JOB, retry):
@@ -391,7 +390,7 @@ def test_many_threads_begin_the_first_jobs_of_a_process(url: str) -> None:
     for _ in range(10):
         bridge = Bridge(url, POLICY, reservation=SHORT)
         gate = threading.Barrier(8)
-        jobs = [replace(JOB, id=str(uuid.uuid4())) for _ in range(8)]
+        jobs = [JOB._replace(id=str(uuid.uuid4())) for _ in range(8)]
 
         def start(job: Job, bridge: Bridge = bridge, gate: threading.Barrier = gate) -> Run:
             gate.wait()
@@ -423,7 +422,7 @@ def test_a_reservation_whose_answer_was_lost_is_ours() -> None:
     with Valkey() as server:
         patient = StorageRetry(max_attempts=12, initial_interval="PT0.5S")
         bridge = Bridge(f"{server.url}?socket_timeout=0.3", POLICY, storage_retry=patient)
-        first = replace(JOB, id="j-0")
+        first = JOB._replace(id="j-0")
         bridge.settled(run(bridge, first), Complete())
         os.kill(server.pid, signal.SIGSTOP)
         threading.Timer(0.8, os.kill, (server.pid, signal.SIGCONT)).start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -130,7 +129,7 @@ class Conclusion:
         signal.__context__ = shown
         if self._request.is_eager:
             # Eager retries run at once: a due time would only postpone them.
-            header = self._bridge.header(replace(job, next_retry_at=None)).text
+            header = self._bridge.header(job._replace(next_retry_at=None)).text
             signal.sig = self._eager_signature(job, {**(self._request.headers or {}), HEADER: header})
         else:
             changes = {"retries": job.attempt - 1, HEADER: self._bridge.header(job).text}

@@ -76,15 +76,16 @@ class RedisAcknowledging(Acknowledging):
 
     def in_one_step(self, run: Run, message: MessageProxy) -> bool:
         """Settle and acknowledge where one server does both."""
-        joint, keys, words = self._joint, self._keys_of(message.queue_name), self._words_of(message)
+        joint = self._joint
         if joint is None:
             return False
+        keys, words = self._keys_of(message._message.queue_name), self._words_of(message)
         self._bridge.succeeded(run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words)))
         return True
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
         """Acknowledge, and have the store forget what cannot come again."""
-        if self._script(keys=self._keys_of(message.queue_name), args=self._words_of(message)):
+        if self._script(keys=self._keys_of(message._message.queue_name), args=self._words_of(message)):
             self._bridge.acknowledged(run.turn)
 
     def _take_note(self, run: Run, settled: bool, acknowledged: bool) -> bool:
@@ -118,7 +119,7 @@ class RedisAcknowledging(Acknowledging):
         return keys
 
     def _words_of(self, message: MessageProxy) -> list[Any]:
-        return [current_millis(), self._broker.broker_id, message.options["redis_message_id"]]
+        return [current_millis(), self._broker.broker_id, message._message.options["redis_message_id"]]
 
 
 @dataclass(slots=True)

@@ -69,9 +69,9 @@ def mark(message: MessageProxy, settlement: Settlement) -> None:
 
 def publication(message: MessageProxy) -> str:
     """Return what tells one message of a job's first run from another; "" where RabbitMQ cannot tell."""
-    if getattr(message, "redelivered", False):
-        return ""
-    return str(message.options.get("redis_message_id") or uuid.uuid4())
+    if redis_id := message._message.options.get("redis_message_id"):
+        return str(redis_id)
+    return "" if getattr(message, "redelivered", False) else str(uuid.uuid4())
 
 
 class SettlingConsumer(Consumer):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -86,10 +85,10 @@ def _ended(message: dramatiq.Message[Any]) -> Job:
     bare = bare_job(message)
     state = message.options.get(HEADER)
     if not isinstance(state, Mapping):
-        return replace(bare, errors=_native_errors(message, bare))
+        return bare._replace(errors=_native_errors(message, bare))
     # The native counter has counted the last run of a final state, and not of any other.
     said = state.get("attempt")
-    return replace(bare, attempt=max(bare.attempt - 1, said if isinstance(said, int) else 1, 1))
+    return bare._replace(attempt=max(bare.attempt - 1, said if isinstance(said, int) else 1, 1))
 
 
 def _native_errors(message: dramatiq.Message[Any], bare: Job) -> tuple[ErrorEntry, ...]:
@@ -99,7 +98,7 @@ def _native_errors(message: dramatiq.Message[Any], bare: Job) -> tuple[ErrorEntr
     if not (isinstance(text, str) and text.strip() and at):
         return ()
     type_, _, said = text.strip().splitlines()[-1].partition(": ")
-    failed = replace(bare, attempt=max(bare.attempt - 1, 1))
+    failed = bare._replace(attempt=max(bare.attempt - 1, 1))
     return failed.failed(Failure(type_, said), at=at).errors
 
 

@@ -55,9 +55,12 @@ class OJSRetries(Retries):
         super().__init__()
         self.bridge = bridge or Bridge()
         self._actors = Actors(self.bridge, policies, canary)
+        self._tasks = self._actors.tasks
         self._canary = self._actors.canary
         self._interrupts: Interrupts | None = None
+        #: Whether a job with nothing to read is begun when it turns out to have failed: nobody is to be told.
         self._is_silent = self.bridge.store is None and not self.bridge.listened_to
+        self._is_light = self._is_silent and self._canary is None
         self._swapped = False
         self._stopping: list[Any] = []
         self._acknowledging: Acknowledging | None = None
@@ -101,6 +104,7 @@ class OJSRetries(Retries):
     def before_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Begin no more jobs: what the worker gives back now would come straight back to it."""
         self._stopping.append(worker)
+        self._is_light = False
         for thread in worker.consumers.values():
             if isinstance(thread.consumer, SettlingConsumer):
                 thread.consumer.stop_fetching()
@@ -108,6 +112,7 @@ class OJSRetries(Retries):
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """End the bridge's threads, and let the listeners hear the last events."""
         self._stopping.remove(worker)
+        self._is_light = self._is_silent and self._canary is None and not self._stopping
         self.bridge.stop()
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
@@ -125,32 +130,29 @@ class OJSRetries(Retries):
         # Attributes, not items of its __dict__: every job comes by here, and building that costs more.
         message._ojs_run = _UNBEGUN
         envelope = message._message
-        task = self._actors.tasks.get(envelope.actor_name)
+        task = self._tasks.get(envelope.actor_name)
         if task is None:
             return
-        # Nothing to read and nobody to tell: such a job is begun when it turns out to have failed.
-        is_light = self._is_silent and READ.isdisjoint(envelope.options)
-        if is_light and not self._stopping and self._canary is None:
+        if self._is_light and READ.isdisjoint(envelope.options):
             message._ojs_settlement = HOLD
         elif not message.failed:
-            self._begin(broker, message, task, is_light=is_light)
+            self._begin(broker, message, task)
 
-    def _begin(self, broker: Broker, message: MessageProxy, task: TaskPolicy, *, is_light: bool) -> None:
+    def _begin(self, broker: Broker, message: Any, task: TaskPolicy) -> None:
         if self._canary is not None and self._actors.task_of(message) is None:
             self._let_wait(broker, message)
             return
-        state = message.__dict__
         if self._stopping and any(threading.current_thread() in w.workers for w in self._stopping):
-            state[_RUN] = None
+            message._ojs_run = None
             mark(message, Settlement.GIVE_BACK)
             message.options["store_results"] = False
             raise SkipMessage("this worker shuts down")
         # Whatever ends this delivery before something durable follows it gives the job back.
-        state[MARK] = HOLD
-        if is_light:
+        message._ojs_settlement = HOLD
+        if self._is_silent and READ.isdisjoint(message._message.options):
             return
         execution = Execution(self.bridge, broker, message)
-        state[_RUN] = None
+        message._ojs_run = None
         try:
             begun = execution.begin(task)
         except StoreError as error:
@@ -158,7 +160,7 @@ class OJSRetries(Retries):
             raise SkipMessage(f"waits for the store: {error}") from None
         if isinstance(begun, (Postpone, Drop)):
             raise SkipMessage(execution.put_aside(begun))
-        state[_RUN] = begun
+        message._ojs_run = begun
         if isinstance(begun, Refuse):
             raise Refused(begun.decision.reason)
         if isinstance(begun, Lost):
@@ -198,8 +200,8 @@ class OJSRetries(Retries):
             # Also for an actor that stays with the native retries: they do nothing about a success.
             message._ojs_settlement = NATIVE
             return
-        tasks = self._actors.tasks
-        task = tasks.get(message._message.actor_name) if not self._canary else self._actors.task_of(message)
+        name = message._message.actor_name
+        task = self._actors.task_of(message) if self._canary else self._tasks.get(name)
         if task is None:
             super().after_process_message(broker, message, result=result, exception=exception)
             return

@@ -20,7 +20,6 @@ LARGEST_FENCE = 2**53
 
 #: What a record is packed of, in MessagePack.
 _INT64, _STR32 = 0xD3, 0xDB
-_NUMBERS, _TEXT, _INT8 = struct.Struct(">BqBq"), struct.Struct(">BI"), struct.Struct(">b")
 
 _TAKEN, _LOST, _SETTLED, _RESENT = -1, -2, -3, -4
 _WITHOUT_TIME = {
@@ -175,9 +174,10 @@ def settle_words(settle: Settle) -> tuple[Word, ...]:
 
 def _record(fence: int, until: int, holder: str, publication: str, mark: str) -> bytes:
     """Return the record of a turn that was taken, as the scripts pack it."""
-    texts = [text.encode("utf-8", "surrogatepass") for text in (holder, publication, mark)]
-    packed = [_TEXT.pack(_STR32, len(text)) + text for text in texts]
-    return b"".join((_NUMBERS.pack(_INT64, fence, _INT64, until), *packed, _INT8.pack(_TAKEN)))
+    by, of, under = (text.encode("utf-8", "surrogatepass") for text in (holder, publication, mark))
+    form = f">BqBqBI{len(by)}sBI{len(of)}sBI{len(under)}sb"
+    texts = (_STR32, len(by), by, _STR32, len(of), of, _STR32, len(under), under)
+    return struct.pack(form, _INT64, fence, _INT64, until, *texts, _TAKEN)
 
 
 def _fence(turn: Turn) -> int:

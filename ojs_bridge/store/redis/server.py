@@ -172,5 +172,8 @@ def _address(url: str) -> dict[str, Any]:
 
 
 def _pack(words: Sequence[Word]) -> bytes:
-    encoded = [w if type(w) is bytes else str(w).encode("utf-8", "surrogatepass") for w in words]
-    return b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded])
+    parts: list[int | bytes] = []
+    for word in words:
+        data = word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass")
+        parts += (len(data), data)
+    return b"$%d\r\n%b\r\n" * len(words) % tuple(parts)
