@@ -358,12 +358,13 @@ class Bridge:
 
     def _conclude(self, run: Run | Refuse, decision: Decision) -> None:
         job = run.job
-        with Harmless(job):
-            events.log(job, decision)
+        if not isinstance(decision, Complete):
+            with Harmless(job):
+                events.log(job, decision)
         if self._events:
             with Harmless(job):
                 self._tell(run, decision)
-        if isinstance(decision, (Complete, Discard)):
+        if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discard)):
             with Harmless(job):
                 self._history.forget(job)
 

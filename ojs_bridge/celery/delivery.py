@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Task
@@ -47,20 +48,27 @@ class Delivery:
 
     def bare_job(self) -> Job:
         """Return the job as Celery alone describes it."""
-        retries = self._request.retries or 0
+        app, request = self._task.app, self._request
+        if self._parts is None:
+            headers: Mapping[str, Any] = self.wire.headers
+            queue = self.wire.queue
+        else:
+            # Not the whole message, which only a job that goes on needs.
+            headers, queue = self._headers, wires.queue_of(app, request.delivery_info or {})
+        retries = request.retries or 0
         return Job(
-            id=self._request.id,
+            id=request.id,
             type=self._task.name,
-            queue=self.wire.queue,
+            queue=queue,
             attempt=1 + retries,
             fence=retries,
-            expires=wires.expiry(self._task.app, self.wire.headers),
-            chain=wires.chain_of(self.wire.headers),
+            expires=wires.expiry(app, headers),
+            chain=wires.chain_of(headers),
         )
 
     def job(self, bare: Job) -> Job | InvalidState:
         """Return the job with the state that its message carries, or why that cannot be read."""
-        return decoded(self.wire.headers.get(HEADER), bare)
+        return decoded(self._headers.get(HEADER), bare)
 
 
 def _take_parts(request: Any) -> Carried | None:

@@ -65,16 +65,15 @@ def carried(message: Any, body: Any, headers: Mapping[str, Any] | None, app: Cel
 def delivered(app: Celery, parts: Carried, properties: Mapping[str, Any], info: Mapping[str, Any]) -> Wire:
     """Return the wire form of a message that a worker received."""
     body, content_type, encoding, headers, _ = parts
-    exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
     return Wire(
         body=body,
         content_type=content_type,
         content_encoding=encoding,
         headers=dict(headers),
         properties={name: properties[name] for name in _PROPERTIES if name in properties},
-        exchange=exchange,
-        routing_key=routing_key,
-        queue=_queue_of(app, exchange, routing_key),
+        exchange=info.get("exchange") or "",
+        routing_key=info.get("routing_key") or "",
+        queue=queue_of(app, info),
     )
 
 
@@ -85,8 +84,9 @@ def _publication(message: Any) -> str:
     return "" if (message.delivery_info or {}).get("redelivered") else uuid.uuid4().hex
 
 
-def _queue_of(app: Celery, exchange: str, routing_key: str) -> str:
+def queue_of(app: Celery, info: Mapping[str, Any]) -> str:
     """Return the queue a delivery came from, which names only its exchange and routing key itself."""
+    exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
     key = DELAY_PREFIX.sub("", routing_key)
     if not exchange:
         return key

@@ -20,6 +20,7 @@ LARGEST_FENCE = 2**53
 
 #: What a record is packed of, in MessagePack.
 _INT64, _STR32 = 0xD3, 0xDB
+_ANY_TEXT = ("utf-8", "surrogatepass")
 
 _TAKEN, _LOST, _SETTLED, _RESENT = -1, -2, -3, -4
 _WITHOUT_TIME = {
@@ -174,7 +175,7 @@ def settle_words(settle: Settle) -> tuple[Word, ...]:
 
 def _record(fence: int, until: int, holder: str, publication: str, mark: str) -> bytes:
     """Return the record of a turn that was taken, as the scripts pack it."""
-    by, of, under = (text.encode("utf-8", "surrogatepass") for text in (holder, publication, mark))
+    by, of, under = holder.encode(*_ANY_TEXT), publication.encode(*_ANY_TEXT), mark.encode(*_ANY_TEXT)
     form = f">BqBqBI{len(by)}sBI{len(of)}sBI{len(under)}sb"
     texts = (_STR32, len(by), by, _STR32, len(of), of, _STR32, len(under), under)
     return struct.pack(form, _INT64, fence, _INT64, until, *texts, _TAKEN)
