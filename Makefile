@@ -6,6 +6,8 @@ TEST_WORKERS ?= 4
 FLOOR_WORKERS ?= 2
 PARALLEL = --dist=loadfile --no-loadscope-reorder
 MAKEFLAGS += --no-print-directory
+# The tests start hundreds of processes, each of which would compile all of it anew.
+unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types bench chaos main floor servers clean
 
