@@ -26,6 +26,24 @@ def test_source_that_is_not_there() -> None:
     assert "source of job itself cannot be read" in only(app).differences[0]
 
 
+def limits_itself(self: Task) -> None:
+    task = self
+    task.max_retries = 1
+    self.request.retries += 1
+    self.other = self.max_retries
+    raise self.retry(countdown=9)
+
+
+def test_a_task_that_sets_its_own_limit() -> None:
+    """The numbers are those of its options; that they may not count is said."""
+    first = limits_itself.__code__.co_firstlineno
+    assert planned_body(limits_itself).differences[:2] == tuple(
+        f"its code sets {name} in line {first + line}: what it retries by from then on is not known; "
+        "the policy says it once"
+        for name, line in (("self.max_retries", 2), ("self.request.retries", 3))
+    )
+
+
 class Lazy:
     """Somebody's object that does its work when it is first asked for anything."""
 

@@ -23,6 +23,8 @@ class Reading:
     native: Native
     #: What may call `self.retry`, too, and could not be read, in words.
     unread: tuple[str, ...]
+    #: What of its retries the task's code sets itself, and where.
+    sets: tuple[str, ...]
 
 
 def read(task: Task) -> Reading:
@@ -38,7 +40,8 @@ def read(task: Task) -> Reading:
         final="every error" if runs == 1 else _final(task),
         at_the_end=listed(_end(task, calls)),
     )
-    return Reading(task, calls, tuple(ways), native, tuple(dict.fromkeys(found.unread)))
+    unread, sets = (tuple(dict.fromkeys(texts)) for texts in (found.unread, found.sets))
+    return Reading(task, calls, tuple(ways), native, unread, sets)
 
 
 def _retried(task: Task, calls: Iterable[RetryCall]) -> Iterator[str]:

@@ -59,6 +59,8 @@ def differences_of(reading: Reading, policy: RetryPolicy) -> Iterator[str]:
     """Yield how the bridge, under a policy, differs from what Celery does; nothing, if it does not."""
     for text in reading.unread:
         yield f"{text}: whether self.retry is called there is not known"
+    for text in reading.sets:
+        yield f"its code sets {text}: what it retries by from then on is not known; the policy says it once"
     yield from _runs(reading)
     yield from _waits(reading, policy)
     if reading.native.runs != 1:

@@ -20,6 +20,8 @@ _PARAMETERS = ("args", "kwargs", "exc", "throw", "eta", "countdown", "max_retrie
 _FOREVER = 1e11
 #: In how many parts a range that is drawn from is looked at.
 _DRAWS = 24
+#: What `Task.retry` reads of a task while it runs.
+_SETTINGS = {".max_retries", ".default_retry_delay", ".request.retries"}
 _CATCHES_RETRY = {"Retry", "TaskPredicate", "CeleryError", "Exception", "BaseException"}
 
 
@@ -83,6 +85,15 @@ def _raises_again(node: ast.AST, name: str | None) -> bool:
     if not isinstance(node, ast.Raise):
         return False
     return node.exc is None or (isinstance(node.exc, ast.Name) and node.exc.id == name)
+
+
+def settings_in(body: Body, function: FunctionNode) -> Iterator[str]:
+    """Yield what a function sets of the task's retries, and where."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            path = body.path(node) or ""
+            if path in _SETTINGS:
+                yield f"self{path} in {place_of(body, node)}"
 
 
 def retry_call(body: Body, call: ast.Call, *, swallowed: bool) -> RetryCall:
@@ -156,8 +167,8 @@ def _is_false(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
 
 
-def place_of(body: Body, call: ast.Call) -> str:
-    """Return where a call stands, as RetryCall says it."""
+def place_of(body: Body, call: ast.expr) -> str:
+    """Return where a call, or another expression, stands, as RetryCall says it."""
     file = body.function.__code__.co_filename
     own = sys.modules.get(type(body.task).__module__)
     here = file == getattr(own, "__file__", file)

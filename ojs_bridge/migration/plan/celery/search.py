@@ -1,4 +1,7 @@
-"""Where a task's code calls `self.retry(...)`: in its body, its wrappers, its classes and its helpers."""
+"""Where a task's code calls `self.retry(...)`: in its body, its wrappers, its classes and its helpers.
+
+And where it sets what Celery retries it by.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from celery import Task
 
 from .bodies import Body, NoSource
 from .callees import body_of, callee, entries, is_celerys_retry, is_hidden_retry, is_out_of_sight
-from .retry_calls import RetryCall, calls_in, place_of, retry_call
+from .retry_calls import RetryCall, calls_in, place_of, retry_call, settings_in
 
 
 @dataclass(slots=True)
@@ -20,6 +23,8 @@ class Search:
     task: Task
     calls: list[RetryCall] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+    #: What of the task it sets itself, and where, such as `self.max_retries in line 12`.
+    sets: list[str] = field(default_factory=list)
     _entries: list[FunctionType] = field(default_factory=list)
 
     def read_all(self) -> None:
@@ -39,6 +44,7 @@ class Search:
         except NoSource as error:
             self.unread.append(f"the source of {error} cannot be read")
             return
+        self.sets += settings_in(body, node)
         seen = (*through, body.function)
         for call, swallowed in calls_in(node):
             if is_celerys_retry(body, call):

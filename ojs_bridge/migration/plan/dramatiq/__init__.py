@@ -41,6 +41,8 @@ def _read(actor: Actor[..., Any], broker: Broker) -> Planned:
     if (option := settings.broken) is not None:
         value = f"{option}={getattr(settings, option)!r}"
         why = f"{value}: Dramatiq itself raises an error over it, and a job that fails is lost"
+        if option == "throws":
+            why += "; the bridge refuses an actor with it"
         return Planned(actor.actor_name, None, None, (), (), unreadable=why)
     native = _native(settings, broker)
     policy = _policy(settings)
