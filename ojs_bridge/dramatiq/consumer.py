@@ -6,7 +6,7 @@ import enum
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import dramatiq
@@ -15,7 +15,7 @@ from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import ConnectionClosed
 
 from ..store import StoreError
-from .acknowledging import Ending
+from .acknowledging import Ack, Ending
 from .encoding import encodable
 from .on_redis import Hands, enrich, is_broker, is_redis, is_replaced, replace_on
 from .outages import redis_outages
@@ -44,6 +44,8 @@ class Settlement(enum.Enum):
     """Keep it, with its final state, in the broker's own dead queue."""
     HOLD = enum.auto()
     """Give it back to its queue after a while: what was decided could not be carried out."""
+    UNBEGUN = enum.auto()
+    """As HOLD: it runs, and the bridge begins it only if it fails."""
     GIVE_BACK = enum.auto()
     """Give it back to its queue: this worker shuts down."""
     ENDING = enum.auto()
@@ -53,7 +55,7 @@ class Settlement(enum.Enum):
 
 
 #: Looked up once, because enumerations are slow and every job comes by here.
-NATIVE, HOLD = Settlement.NATIVE, Settlement.HOLD
+NATIVE, HOLD, UNBEGUN = Settlement.NATIVE, Settlement.HOLD, Settlement.UNBEGUN
 
 
 def leave_by(message: MessageProxy, ending: Ending) -> None:
@@ -84,20 +86,36 @@ class SettlingConsumer(Consumer):
         queue_name = getattr(inner, "queue_name", "")
         # Not what is delayed, which Dramatiq may forget.
         self._takes = is_redis(broker) and queue_name != dq_name(queue_name)
-        self._watches = self._takes or is_broker(broker, "rabbitmq", "RabbitmqBroker")
+        self._is_tagged = is_broker(broker, "rabbitmq", "RabbitmqBroker")
+        if not self._is_tagged:
+            self.__dict__["ack"] = self._straight(inner.ack)
 
     def ack(self, message: MessageProxy) -> None:
         """Acknowledge, or settle as marked."""
-        if not self._watches and getattr(message, MARK, NATIVE) is NATIVE:
-            self._inner.ack(message)
-        else:
-            self._settle(message, self._inner.ack)
+        self._settle(message, self._inner.ack)
+
+    def _straight(self, acknowledge: Ack) -> Ack:
+        """Return an `ack` that asks a message nothing but its mark: every job comes by here."""
+        settle, takes, put = self._settle, self._takes, self._hands.put
+
+        def ack(message: MessageProxy) -> None:
+            if getattr(message, MARK, NATIVE) is not NATIVE:
+                settle(message, acknowledge)
+                return
+            try:
+                acknowledge(message)
+            except redis_outages() as error:
+                raise ConnectionClosed(error) from None
+            if takes:
+                put(message)
+
+        return ack
 
     def nack(self, message: MessageProxy) -> None:
         """Move to the dead queue, or settle as marked."""
         self._settle(message, self._inner.nack)
 
-    def _settle(self, message: MessageProxy, otherwise: Callable[[MessageProxy], None]) -> None:
+    def _settle(self, message: MessageProxy, otherwise: Ack) -> None:
         state = message.__dict__
         if _FROM in state and state[_FROM] is not self._inner:
             # RabbitMQ counts delivery tags per channel: this one now names somebody else's message.
@@ -117,9 +135,7 @@ class SettlingConsumer(Consumer):
         if self._takes and _GIVEN not in state:
             self._hands.put(message)
 
-    def _carry_out(
-        self, settlement: Settlement, message: MessageProxy, otherwise: Callable[[MessageProxy], None]
-    ) -> None:
+    def _carry_out(self, settlement: Settlement, message: MessageProxy, otherwise: Ack) -> None:
         match settlement:
             case Settlement.ENDING:
                 self._end(message, message.__dict__[_ENDING], otherwise)
@@ -127,7 +143,7 @@ class SettlingConsumer(Consumer):
                 self._drop(message)
             case Settlement.DEAD:
                 _bury(self._broker, self._inner, message)
-            case Settlement.HOLD:
+            case Settlement.HOLD | Settlement.UNBEGUN:
                 time.sleep(HOLD_SECONDS)
                 self._give_back(message)
             case Settlement.GIVE_BACK:
@@ -152,7 +168,7 @@ class SettlingConsumer(Consumer):
         self._hands.put(message)
         _give_back(self._inner, message)
 
-    def _end(self, message: MessageProxy, ending: Ending, otherwise: Callable[[MessageProxy], None]) -> None:
+    def _end(self, message: MessageProxy, ending: Ending, otherwise: Ack) -> None:
         if otherwise == self._inner.ack:
             ending.acknowledge(message, self._inner.ack)
             self._forget(message)
@@ -169,14 +185,14 @@ class SettlingConsumer(Consumer):
 
     def __iter__(self) -> Any:
         # A broker in memory loses no connection, and nothing is to be seen of what it delivers.
-        return self if self._watches else iter(self._inner)
+        return self if self._takes or self._is_tagged else iter(self._inner)
 
     def __next__(self) -> MessageProxy | None:
         message = next(self._inner)
         if message is not None:
-            if "_tag" in message.__dict__:
+            if self._is_tagged:
                 message.__dict__[_FROM] = self._inner
-            elif self._takes and not self._hands.take(message):
+            elif not self._hands.take(message):
                 return None
         return message
 

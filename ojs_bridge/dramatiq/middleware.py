@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from dramatiq import Actor, Message
@@ -19,7 +20,7 @@ from ..store import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import ERRORS_OPTION, Actors, BootError
 from .caveats import say_caveats
-from .consumer import HOLD, MARK, NATIVE, Settlement, SettlingConsumer, mark, wrap
+from .consumer import HOLD, MARK, NATIVE, UNBEGUN, Settlement, SettlingConsumer, mark, wrap
 from .dead_queues import DramatiqDeadQueues
 from .execution import Execution, NotSent
 from .interrupts import Interrupts
@@ -30,7 +31,6 @@ from .translate import HEADER, RETRY_OPTION, LostAttempt, Refused
 logger = logging.getLogger("ojs_bridge")
 
 _RUN = "_ojs_run"
-_UNBEGUN: Any = object()
 _NATIVE_SETTINGS = ("max_retries", "min_backoff", "max_backoff", "retry_when")
 
 
@@ -60,9 +60,9 @@ class OJSRetries(Retries):
         self._interrupts: Interrupts | None = None
         #: Whether a job with nothing to read is begun when it turns out to have failed: nobody is to be told.
         self._is_silent = self.bridge.store is None and not self.bridge.listened_to
-        self._is_light = self._is_silent and self._canary is None
         self._swapped = False
         self._stopping: list[Any] = []
+        self._lighten()
         self._acknowledging: Acknowledging | None = None
 
     @property
@@ -104,7 +104,7 @@ class OJSRetries(Retries):
     def before_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Begin no more jobs: what the worker gives back now would come straight back to it."""
         self._stopping.append(worker)
-        self._is_light = False
+        self._lighten()
         for thread in worker.consumers.values():
             if isinstance(thread.consumer, SettlingConsumer):
                 thread.consumer.stop_fetching()
@@ -112,7 +112,7 @@ class OJSRetries(Retries):
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """End the bridge's threads, and let the listeners hear the last events."""
         self._stopping.remove(worker)
-        self._is_light = self._is_silent and self._canary is None and not self._stopping
+        self._lighten()
         self.bridge.stop()
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
@@ -128,14 +128,18 @@ class OJSRetries(Retries):
     def before_process_message(self, broker: Broker, message: Any) -> None:
         """Begin the job: it runs, waits for its time, or is refused."""
         # Attributes, not items of its __dict__: every job comes by here, and building that costs more.
-        message._ojs_run = _UNBEGUN
         envelope = message._message
-        task = self._tasks.get(envelope.actor_name)
-        if task is None:
+        name, options = envelope.actor_name, envelope.options
+        if self._light.get(name) is not None and (not options or READ.isdisjoint(options)):
+            message._ojs_settlement = UNBEGUN
             return
-        if self._is_light and READ.isdisjoint(envelope.options):
-            message._ojs_settlement = HOLD
-        elif not message.failed:
+        task = self._tasks.get(name)
+        if task is None:
+            message._ojs_settlement = NATIVE
+            return
+        # Whatever ends this delivery before something durable follows it gives the job back.
+        message._ojs_settlement = UNBEGUN
+        if not message.failed:
             self._begin(broker, message, task)
 
     def _begin(self, broker: Broker, message: Any, task: TaskPolicy) -> None:
@@ -147,11 +151,10 @@ class OJSRetries(Retries):
             mark(message, Settlement.GIVE_BACK)
             message.options["store_results"] = False
             raise SkipMessage("this worker shuts down")
-        # Whatever ends this delivery before something durable follows it gives the job back.
-        message._ojs_settlement = HOLD
         if self._is_silent and READ.isdisjoint(message._message.options):
             return
         execution = Execution(self.bridge, broker, message)
+        message._ojs_settlement = HOLD
         message._ojs_run = None
         try:
             begun = execution.begin(task)
@@ -166,8 +169,9 @@ class OJSRetries(Retries):
         if isinstance(begun, Lost):
             raise LostAttempt(begun.failure.message)
 
-    def _let_wait(self, broker: Broker, message: MessageProxy) -> None:
+    def _let_wait(self, broker: Broker, message: Any) -> None:
         """Leave a delivery to the native retries, unless it comes before the time that the bridge gave it."""
+        message._ojs_settlement = NATIVE
         if HEADER not in message._message.options:
             return
         execution = Execution(self.bridge, broker, message)
@@ -178,7 +182,7 @@ class OJSRetries(Retries):
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Leave a message that another middleware skipped to Dramatiq."""
-        begun = message.__dict__.pop(_RUN, _UNBEGUN)
+        begun = message.__dict__.pop(_RUN, UNBEGUN)
         if isinstance(begun, Run):
             self.bridge.give_back(begun)
         if begun is not None:
@@ -193,11 +197,7 @@ class OJSRetries(Retries):
         exception: BaseException | None = None,
     ) -> None:
         """Have the outcome judged and the decision carried out; whatever happens, the job is somewhere."""
-        begun = getattr(message, _RUN, _UNBEGUN)
-        # Dramatiq emits this a second time when an interrupt breaks into the first.
-        message._ojs_run = None
-        if begun is _UNBEGUN and exception is None:
-            # Also for an actor that stays with the native retries: they do nothing about a success.
+        if exception is None and message._ojs_settlement is UNBEGUN:
             message._ojs_settlement = NATIVE
             return
         name = message._message.actor_name
@@ -205,13 +205,17 @@ class OJSRetries(Retries):
         if task is None:
             super().after_process_message(broker, message, result=result, exception=exception)
             return
+        # Dramatiq emits this a second time when an interrupt breaks into the first.
+        state = message.__dict__
+        begun = state.get(_RUN, None if state.get(MARK) is NATIVE else UNBEGUN)
+        message._ojs_run = None
         if begun is None:
             return
         try:
             if self._interrupts:
                 self._interrupts.disarm(exception)
             execution = Execution(self.bridge, broker, message, self._acknowledging)
-            if begun is _UNBEGUN:
+            if begun is UNBEGUN:
                 mark(message, HOLD)
                 begun = execution.begin(task)
                 if isinstance(begun, (Postpone, Drop)):
@@ -234,6 +238,11 @@ class OJSRetries(Retries):
         run = begun.run if isinstance(begun, Lost) else begun
         if isinstance(run, Run):
             self.bridge.let_run_out(run)
+
+    def _lighten(self) -> None:
+        """Work out which actors' jobs are begun without a question if there is nothing to read in them."""
+        light = self._is_silent and self._canary is None and not self._stopping
+        self._light: Mapping[str, TaskPolicy | None] = self._tasks if light else {}
 
     def _take_over(self, broker: Broker) -> None:
         """Take the stock `Retries`' place in the middleware, once; others say `before=Retries`."""

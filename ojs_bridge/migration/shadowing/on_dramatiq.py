@@ -13,7 +13,7 @@ from dramatiq.middleware import Middleware, Retries
 
 from ...bridge import Bridge
 from ...dramatiq.actors import Actors
-from ...dramatiq.consumer import MARK
+from ...dramatiq.consumer import MARK, NATIVE
 from ...dramatiq.replay import FRAMEWORK
 from ...dramatiq.translate import RETRY_WHEN_SAID_NO, bare_job, max_age, outcome
 from ...errors import ConfigurationError
@@ -110,7 +110,7 @@ class Watch:
         task = self._task(name)
         if task is None:
             return
-        if MARK in message.__dict__:
+        if message.__dict__.get(MARK, NATIVE) is not NATIVE:
             self.recorder.add_bridged(name)
         elif self.recorder.takes(name):
             options = self._broker.get_actor(name).options
