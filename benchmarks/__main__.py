@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import core
-from benchmarks.sides import SHADOW, STORE, Comparison, Ratio, compare
+from benchmarks.sides import PROCESSES, SHADOW, STORE, Comparison, Ratio, compare
 from tests.servers import Postgres, Valkey
 
 DRAMATIQ, CELERY = "benchmarks.dramatiq_sides", "benchmarks.celery_sides"
@@ -17,8 +17,8 @@ DRAMATIQ, CELERY = "benchmarks.dramatiq_sides", "benchmarks.celery_sides"
 
 def main() -> None:
     """Run the core's measurements, then the frameworks' against their own behaviour."""
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {3 * rounds} pairs of slices")
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {PROCESSES * rounds} pairs of slices")
     print("(of a success on Dramatiq eight times as many in memory, three times on Valkey)\n")
     print("| pure core | µs | goal |\n|---|---:|---:|")
     for name, micros, goal in core.rows():

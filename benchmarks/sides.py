@@ -59,7 +59,9 @@ BRIDGE = ("native", "bridged")
 STORE = ("bridged", "reserved")
 SHADOW = ("native", "shadowed")
 
-_PROCESSES, _WARM = 3, 2
+#: How many processes each side has, one after the other: they differ more than the slices of one.
+PROCESSES = 6
+_WARM = 2
 
 
 def compare(
@@ -73,7 +75,7 @@ def compare(
 ) -> Comparison:
     """Run both sides in turn; a process's first pairs warm up and do not count."""
     options = {**options, "sides": ",".join(sides), "rounds": str(rounds + _WARM)}
-    ran = [run(module, options) for _ in range(_PROCESSES)]
+    ran = [run(module, options) for _ in range(PROCESSES)]
     first, second = ([result for process in ran for result in process[k][_WARM:]] for k in (0, 1))
     return Comparison(
         name,

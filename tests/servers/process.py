@@ -54,10 +54,14 @@ class Server(ABC):
 
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     start_seconds: ClassVar[float] = 60
+    #: Where its folder is made; None for where temporary files are.
+    place: ClassVar[Path | None] = None
 
     def __init__(self) -> None:
         self.port = free_port()
-        self._temporary = tempfile.TemporaryDirectory(prefix="ojs-server-", ignore_cleanup_errors=True)
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="ojs-server-", dir=self.place, ignore_cleanup_errors=True
+        )
         self.folder = Path(self._temporary.name).resolve()
         self._children: list[subprocess.Popen[bytes]] = []
 
