@@ -94,7 +94,6 @@ def test_a_store_that_fails_leaves_the_dead_letter_in_the_dead_queue(separate) -
 
 
 @pytest.mark.requirement("RET-01")
-@pytest.mark.timeout(240)  # a minute more where a killed worker had claimed the retry
 @pytest.mark.parametrize("broker", [Valkey, RabbitMQ])
 def test_a_retry_that_cannot_be_published_is_parked(separate, broker: type[Valkey | RabbitMQ]) -> None:
     with broker() as server:
