@@ -31,8 +31,10 @@ notes = redis.Redis.from_url(URL)
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds that this child and its worker's main process have used, in all threads."""
-    threads = (path for pid in (os.getpid(), os.getppid()) for path in Path(f"/proc/{pid}/task").iterdir())
+    """Return the CPU seconds that the worker's main process and its children have used, in all threads."""
+    main = os.getppid()
+    children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+    threads = (path for pid in (main, *children) for path in Path(f"/proc/{pid}/task").iterdir())
     return sum(int((path / "schedstat").read_text().split()[0]) for path in threads) / 1e9
 
 

@@ -1,4 +1,4 @@
-"""The sides of a Celery comparison: real workers with one child each, which end a slice of jobs in turn."""
+"""The sides of a Celery comparison: real workers that end a slice of jobs in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from benchmarks.sides import Result
 
 KIND, URL = os.environ["BENCH_KIND"], os.environ["BENCH_URL"]
 JOBS, ROUNDS = int(os.environ["BENCH_JOBS"]), int(os.environ["BENCH_ROUNDS"])
-WORKER = ["-m", "celery", "-A", "benchmarks.celery_app", "worker", "-c", "1", "-l", "CRITICAL"]
+#: With one child, or as many as Celery has by itself: one for each core.
+CHILDREN = ["-c", os.environ["BENCH_CHILDREN"]] if "BENCH_CHILDREN" in os.environ else []
+WORKER = ["-m", "celery", "-A", "benchmarks.celery_app", "worker", *CHILDREN, "-l", "CRITICAL"]
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 #: Where jobs are enqueued: another database of the same server, from which they are moved all at once.

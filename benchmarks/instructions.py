@@ -57,7 +57,8 @@ def _row(
 
 def _a_job(count: Count, options: dict[str, str]) -> int:
     few, more = JOBS[options["BENCH_KIND"]]
-    alone = {**options, "BENCH_SIDES": options["BENCH_SIDE"], "BENCH_THREADS": "1", "BENCH_ROUNDS": "1"}
+    single = {"BENCH_THREADS": "1", "BENCH_CHILDREN": "1", "BENCH_ROUNDS": "1"}
+    alone = {**options, **single, "BENCH_SIDES": options["BENCH_SIDE"]}
     least, most = (count({**alone, "BENCH_JOBS": str(jobs)}) for jobs in (few, more))
     return (most - least) // (more - few)
 

@@ -110,8 +110,9 @@ class Taking:
             connection.send_command(*self._ojs_wait(queues))
         else:
             now = b"%.6f" % time.time()
-            last_word = b"$%d\r\n%s\r\n" % (len(now), now)
-            connection.send_packed_command((self._ojs_take(tuple(queues)), last_word))
+            # In one piece, for each piece is sent, and wakes the server, by itself.
+            command = b"%b$%d\r\n%b\r\n" % (self._ojs_take(tuple(queues)), len(now), now)
+            connection.send_packed_command((command,))
 
     def _ojs_take(self: Any, queues: tuple[str, ...]) -> bytes:
         """Return the command but for its last word, the time; packed once, for every message asks with it."""
