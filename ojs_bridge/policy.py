@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Annotated, Any, Literal, TypeAlias
@@ -173,9 +174,10 @@ class RetryPolicy(BaseModel):
         """The most times the handler may run: `max_attempts`, where 0 and 1 both mean once."""
         return max(self.max_attempts, 1)
 
-    def delay(self, n: int, *, rng: Rng, failure: Failure | None = None) -> float:
+    def delay(self, n: int, *, rng: Rng = random, failure: Failure | None = None) -> float:
         """Return the seconds before retry n, capped before and after jitter (spec sections 3, 5.1 and 5.3).
 
+        `rng` draws the jitter; Python's own generator by default.
         Never raises for a large n. Raises what a custom strategy or jitter raises, and ValueError for what it
         returns out of range.
         """

@@ -109,6 +109,14 @@ def test_the_upper_bound_is_never_drawn() -> None:
 
 
 @pytest.mark.requirement("RET-05")
+def test_a_delay_without_a_generator_of_ones_own() -> None:
+    """Python's own draws the jitter."""
+    drawn = {RetryPolicy(initial_interval="PT10S").delay(3) for _ in range(20)}
+    assert len(drawn) > 1
+    assert all(20 <= seconds < 60 for seconds in drawn)
+
+
+@pytest.mark.requirement("RET-05")
 def test_jitter_is_uniform_around_the_delay() -> None:
     """Section 5.2: the mean is the delay, and each quarter of the range gets its share."""
     policy = RetryPolicy.merge({"initial_interval": "PT10S"})
