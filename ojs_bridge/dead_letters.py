@@ -13,12 +13,11 @@ from typing_extensions import Unpack
 from .duration import format_duration
 from .events import Event, dead_letter, pruned
 from .job import Header, Job, format_time
-from .letters import MAX_PAGE, Kind, loaded, needed, page_size, says, shown, wanted
+from .letters import CLAIM_SECONDS, MAX_PAGE, Kind, loaded, needed, page_size, says, shown, wanted
 from .policy import PartialPolicy
 from .publishing import Publisher
 from .redaction import Redactor
 from .replaying import (
-    CLAIM_SECONDS,
     READ,
     Bulk,
     LetterNotFound,

@@ -6,7 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from .decision import DeadLetter
 from .errors import ConfigurationError, NotExpressible
@@ -17,6 +20,10 @@ from .store import Letter, LetterFilter, Store
 from .store.records import letter_from_json
 
 MAX_PAGE = 1000
+#: The seconds for which a replay, or the archive, may hold letters before another may claim them.
+CLAIM_SECONDS = 60.0
+#: Checks what an imported letter holds: a dataclass itself takes anything.
+_FIELDS = TypeAdapter(TypedDict("LetterFields", get_type_hints(Letter)))  # type: ignore[operator]
 
 
 class Kind(TypedDict, total=False):
@@ -122,6 +129,13 @@ def loaded(number: int, line: str) -> Letter:
     """Return the letter that a line of an export holds; raises ValueError that names the line."""
     try:
         letter = letter_from_json(line)
+        _FIELDS.validate_python({name: getattr(letter, name) for name in Letter.__slots__}, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"line {number}: it is no dead letter: {place}: {first['input']!r}: {first['msg']}"
+        ) from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"line {number}: it is no dead letter: {error!r}") from None
     if letter.message.get("redacted"):

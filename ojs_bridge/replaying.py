@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, InvalidRetryPolicy
 from .job import Header, Job
+from .letters import CLAIM_SECONDS
 from .policy import PartialPolicy, RetryPolicy, partial_to_ojs
 from .publishing import Override, Publisher, Unreachable
 from .reading import OWN_META
 from .storage_retry import pause
 from .store import Letter, LetterFilter, Store
 
-#: How long one replay may hold letters before another may take them over, and how many it takes at a time.
-CLAIM_SECONDS = 60.0
+#: How many letters one replay claims at a time.
 BATCH = 200
 #: How many letters are read at a time.
 READ = 500
@@ -68,7 +68,10 @@ def override_of(
             raise ValueError(f"{name}: {values!r} must be an object with names")
     if own := OWN_META & set(meta or ()):
         raise ValueError(f"meta: {min(own)!r} is the bridge's or the framework's own")
-    return Override(queue, args, kwargs, meta, partial_to_ojs(retry))
+    try:
+        return Override(queue, args, kwargs, meta, partial_to_ojs(retry))
+    except InvalidRetryPolicy as error:
+        raise error.under("retry") from None
 
 
 def overrides_of(told: Mapping[str, Any] | None) -> Override:
@@ -95,7 +98,7 @@ class Sender:
         job = job_of(letter)
         retry = {**(job.retry or {}), **override.retry} or None
         if override.retry:
-            RetryPolicy.merge(retry)
+            _check(retry)
         header = self._encode(job.replayed()._replace(retry=retry, queue=override.queue or job.queue))
         if header.left_out and self._store is not None:
             self._store.forget_errors(letter.id)
@@ -244,6 +247,14 @@ def _batches(pages: Iterable[Sequence[Letter]], size: int) -> Iterator[Sequence[
 
 def _why(error: BaseException) -> str:
     return str(error) or repr(error)
+
+
+def _check(retry: PartialPolicy | None) -> None:
+    """Raise InvalidRetryPolicy for an override that does not go with the job's own policy."""
+    try:
+        RetryPolicy.merge(retry)
+    except InvalidRetryPolicy as error:
+        raise error.under("retry") from None
 
 
 def pages_of(store: Store, where: LetterFilter) -> Iterator[Sequence[Letter]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from .chores import in_turn
 from .duration import read_duration
 from .errors import ConfigurationError
+from .letters import CLAIM_SECONDS
 from .store import Letter, LetterFilter, Store
 from .store.records import letter_to_json
 
@@ -102,17 +103,28 @@ class Pruner:
         while most > 0:
             page = self._store.list(where, limit=min(BATCH, most), cursor=cursor, oldest_first=True)
             if page.letters:
-                self._archive(page.letters)
-                pruned += self._store.prune(page.letters, now=self._clock())
+                pruned += self._prune(page.letters)
             most, cursor = most - len(page.letters), page.next_cursor
             if cursor is None:
                 break
         return pruned
 
-    def _archive(self, letters: Sequence[Letter]) -> None:
-        if self._retention.archive is None:
-            return
-        with Path(self._retention.archive).open("a", encoding="utf-8") as file:
+    def _prune(self, letters: Sequence[Letter]) -> int:
+        archive = self._retention.archive
+        if archive is None:
+            return self._store.prune(letters, now=self._clock())
+        died = {letter.id: letter.discarded_at for letter in letters}
+        claimed = self._store.claim([*died], now=self._clock(), seconds=CLAIM_SECONDS)
+        try:
+            # A letter that a replay holds must stay out of the archive, and so must a newer one of its job.
+            doomed = [each for each in claimed.letters if each.discarded_at == died[each.id]]
+            self._append(Path(archive), doomed)
+            return self._store.delete([letter.id for letter in doomed], claimed.claim)
+        finally:
+            self._store.release([*died], claimed.claim)
+
+    def _append(self, archive: Path, letters: Sequence[Letter]) -> None:
+        with archive.open("a", encoding="utf-8") as file:
             for letter in letters:
                 file.write(letter_to_json(self._shown(letter)) + "\n")
             file.flush()

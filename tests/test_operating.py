@@ -403,6 +403,21 @@ def test_a_damaged_export(fleet: Lives, damage: str) -> None:
     assert bridge.dead_letters.stats().total == 0
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("errors", ["boom"]), ("attempt", "1"), ("message", []), ("retry", [1]), ("fence", None), ("id", 7)],
+)
+def test_a_letter_with_a_field_of_a_wrong_kind(fleet: Lives, field: str, value: object) -> None:
+    """The line, the field and the value are named, and nothing is taken."""
+    bridge, _ = fleet
+    bury(bridge, "j-1")
+    [line] = bridge.dead_letters.export()
+    bridge.dead_letters.delete("j-1")
+    with pytest.raises(ValueError, match=rf"^line 1: it is no dead letter: {field}.*: .*: Input should be"):
+        bridge.dead_letters.load([json.dumps({**json.loads(line), field: value})])
+    assert bridge.dead_letters.stats().total == 0
+
+
 SECRET = "hunter2!"
 
 

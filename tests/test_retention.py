@@ -80,6 +80,19 @@ def test_an_archive(url: str, tmp_path: Path) -> None:
     assert lines[1]["message"] == {"args": [7]}
 
 
+@pytest.mark.requirement("DLQ-004")
+def test_an_archive_has_only_what_was_pruned(url: str, tmp_path: Path) -> None:
+    """Not a letter that a replay holds, which lives on."""
+    archive = tmp_path / "dead.jsonl"
+    bridge = Bridge(url, retention=Retention("P30D", archive=archive))
+    store = fill(bridge, {"held": 41, "old": 40})
+    held = store.claim(["held"], now=bridge.now(), seconds=60)
+    assert bridge.dead_letters.prune() == 1
+    assert [json.loads(line)["id"] for line in archive.read_text().splitlines()] == ["old"]
+    assert ids(store) == ["held"]
+    assert store.delete(["held"], held.claim) == 1
+
+
 def test_an_archive_that_cannot_be_written_loses_nothing(url: str, tmp_path: Path) -> None:
     """The letters stay."""
     bridge = Bridge(url, retention=Retention("P30D", archive=tmp_path / "missing" / "dead.jsonl"))
@@ -87,6 +100,7 @@ def test_an_archive_that_cannot_be_written_loses_nothing(url: str, tmp_path: Pat
     with pytest.raises(FileNotFoundError):
         bridge.dead_letters.prune()
     assert ids(store) == ["old"]
+    assert store.claim(["old"], now=bridge.now(), seconds=60).letters, "it can be replayed at once"
 
 
 @pytest.mark.requirement("DLQ-005")

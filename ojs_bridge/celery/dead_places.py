@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from kombu.connection import Connection
 from kombu.utils.json import loads
 
-from ..replaying import CLAIM_SECONDS
+from ..letters import CLAIM_SECONDS
 from ..storage_retry import pause
 
 logger = logging.getLogger("ojs_bridge")

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from dramatiq.broker import MessageProxy
 from dramatiq.common import xq_name
 
-from ..replaying import CLAIM_SECONDS
+from ..letters import CLAIM_SECONDS
 from ..storage_retry import pause
 from ..store.records import from_ms
 from .on_redis import is_broker, is_redis
