@@ -23,8 +23,8 @@ def details(letter: Letter) -> Iterator[RenderableType]:
     for error in letter.errors:
         yield ""
         if error.get("replay", 0) != replay:
-            replay = error["replay"]
-            yield Text(f"replay {replay}", style="bold")
+            replay = error.get("replay", 0)
+            yield Text(plain(f"replay {replay}"), style="bold")
         yield from _error(error)
 
 
@@ -59,6 +59,12 @@ def _error(error: Any) -> Iterator[RenderableType]:
     yield Text(f"  {plain(error.get('message') or '')}")
     if error.get("details"):
         yield Text(f"  {plain(error['details'])}")
-    for frame in error.get("backtrace") or ():
-        for line in str(frame).splitlines():
-            yield Text(f"    {plain(line)}", style="dim")
+    for line in _lines(error.get("backtrace")):
+        yield Text(f"    {plain(line)}", style="dim")
+
+
+def _lines(backtrace: Any) -> Iterator[str]:
+    """Yield the lines of a backtrace, whatever an imported letter has in its place."""
+    frames = backtrace if isinstance(backtrace, list) else [] if backtrace is None else [backtrace]
+    for frame in frames:
+        yield from str(frame).splitlines()

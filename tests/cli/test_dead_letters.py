@@ -98,6 +98,21 @@ def test_what_a_terminal_would_obey_is_escaped(bridge: Bridge, store: str) -> No
     assert "\x1b" not in listed + shown.out
 
 
+ODD = ("\x1b[2J", 5, None, ["\x1b]0;x\x07", 7, None], {"a": "\x1b"}, True, 1.5)
+FIELDS = ("replay", "backtrace", "details", "message", "type", "code", "timestamp", "attempt")
+
+
+def test_entries_of_any_shape_are_shown(bridge: Bridge, store: str) -> None:
+    """An imported entry may lack a field, or hold in it whatever JSON can say."""
+    odd = tuple({**entry(1), field: value} for field in FIELDS for value in ODD)
+    lacking = tuple({k: v for k, v in entry(1).items() if k != field} for field in FIELDS)
+    bury(bridge, "evil", errors=({**entry(1), "replay": 2}, {}, *odd, *lacking))
+    shown = run("dead-letters", "show", "evil", store=store)
+    assert shown.code == 0
+    assert "\x1b" not in shown.out
+    assert r"replay \x1b[2J" in shown.out
+
+
 @pytest.mark.usefixtures("bridge")
 def test_a_narrow_screen(store: str) -> None:
     """Each letter has lines of its own, the first its id; nothing is cut, and no word broken."""

@@ -58,7 +58,7 @@ function argumentsOf(job) {
 function entry(error, n) {
   const replay = error.replay ? `replay ${error.replay}, ` : "";
   const title = `${replay}attempt ${error.attempt}: ${error.type}: ${error.message}`;
-  const body = [make("pre", { tabIndex: 0 }, (error.backtrace || []).join("\n"))];
+  const body = [make("pre", { tabIndex: 0 }, [error.backtrace ?? []].flat().join("\n"))];
   if (Object.keys(error.details || {}).length) body.unshift(shown(error.details));
   return make(
     "details", { open: n === 0 }, make("summary", {}, when(error.occurred_at), ` ${title}`), ...body,
