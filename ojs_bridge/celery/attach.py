@@ -122,7 +122,7 @@ class CeleryPublisher:
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish the letter's message under its own id, with fresh attempts; a past expiry is dropped."""
-        kept = wire.from_json(letter.message)
+        kept = _kept(letter.message)
         if override.args is not None or override.kwargs is not None:
             kept = _with_arguments(kept, letter, override)
         changes: dict[str, Any] = {
@@ -139,10 +139,7 @@ class CeleryPublisher:
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
         """Publish a parked retry's message, due now or with the whole `eta`, which no worker has to renew."""
         changes = {"eta": due.isoformat() if due else None, wire.HEADER: json.dumps(state)}
-        try:
-            kept = wire.from_json(parked.message)
-        except (ValueError, KeyError, TypeError) as error:
-            raise Unpublishable(repr(error)) from error
+        kept = _kept(parked.message)
         self._publish(kept, changes, parked.message.get("route"), due)
 
     def _publish(
@@ -160,10 +157,18 @@ class CeleryPublisher:
             raise Unpublishable(repr(error)) from error
 
 
+def _kept(message: Mapping[str, Any]) -> wire.Wire:
+    """Return the message that the store kept; raises Unpublishable for a damaged one."""
+    try:
+        return wire.from_json(message)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unpublishable(f"its message is damaged: {error!r}") from error
+
+
 def _with_arguments(kept: wire.Wire, letter: Letter, override: Override) -> wire.Wire:
     reading = letter.reading
     if reading.args is None:
-        raise ValueError(f"args: those of dead letter {letter.id!r} cannot be replaced: {reading.note}")
+        raise Unpublishable(f"args: those of dead letter {letter.id!r} cannot be replaced: {reading.note}")
     args = reading.args if override.args is None else override.args
     return wire.with_arguments(kept, args, reading.kwargs if override.kwargs is None else override.kwargs)
 

@@ -99,9 +99,9 @@ def _show(retries: Iterable[Parked], *, as_json: bool) -> None:
 
 
 def _table(retries: Iterable[Parked]) -> Rows:
-    headings = ("id", "type", "queue", "attempt", "due (UTC)", "reason")
+    headings = ("id", "type", "queue", "attempts", "due (UTC)", "reason")
     rows = (
-        (x.id, x.type, x.queue, f"{x.attempt}/{x.max_attempts}", time_of(x.next_retry_at), x.reason)
+        (x.id, x.type, x.queue, f"{x.attempts}/{x.max_attempts}", time_of(x.next_retry_at), x.reason)
         for x in retries
     )
     return table(headings, rows)

@@ -52,7 +52,7 @@ class DramatiqPublisher:
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""
-        message = decoded(letter.message)
+        message = _kept(letter.message)
         self._enqueue(
             dataclasses.replace(
                 message,
@@ -66,10 +66,7 @@ class DramatiqPublisher:
 
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
         """Enqueue a parked retry's message, due now or delayed until a time."""
-        try:
-            message = decoded(parked.message)
-        except Exception as error:
-            raise Unpublishable(told(error)) from error
+        message = _kept(parked.message)
         self._enqueue(dataclasses.replace(message, options=parked_options(message.options, state)), due)
 
     def _enqueue(self, message: dramatiq.Message[Any], due: datetime | None = None) -> None:
@@ -84,6 +81,14 @@ class DramatiqPublisher:
             self._broker.enqueue(message, delay=_milliseconds_to(due))
         except outages() as error:
             raise Unreachable(told(error)) from error
+
+
+def _kept(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
+    """Return the message that the store kept; raises Unpublishable for a damaged one."""
+    try:
+        return decoded(message)
+    except Exception as error:
+        raise Unpublishable(f"its message is damaged: {told(error)}") from error
 
 
 def _milliseconds_to(due: datetime | None) -> int | None:

@@ -100,7 +100,7 @@ def refusal_of(error: Exception, request_id: str) -> Refusal:
                 error, request_id, "the broker did not take the message; the dead letter stays"
             )
         case InvalidRetryPolicy():
-            return invalid(str(error), problems=list(error.problems))
+            return invalid(str(error), type=error.type, problems=list(error.problems))
         case ConfigurationError() | Unpublishable() | InvalidState():
             return Refusal(422, "x_not_replayable", str(error))
     logger.error("request %s failed", request_id, exc_info=error)

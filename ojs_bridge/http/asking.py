@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any, TypeAlias, TypeVar
@@ -57,7 +58,7 @@ async def json_of(request: Request, *known: str) -> dict[str, Any]:
     if content_type(request.headers) not in JSON_TYPES:
         raise invalid(f"Content-Type: must be {' or '.join(JSON_TYPES)}")
     try:
-        told = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        told = json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
         json.dumps(told, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):
         raise invalid("the body is no valid JSON in UTF-8") from None
@@ -66,6 +67,11 @@ async def json_of(request: Request, *known: str) -> dict[str, Any]:
 
 def _no_number(name: str) -> float:
     raise ValueError(name)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    return number if math.isfinite(number) else _no_number(digits)
 
 
 def an_object(place: str, told: object, *known: str) -> dict[str, Any]:

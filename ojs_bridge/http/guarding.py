@@ -51,7 +51,7 @@ class Access:
         if self.operator is None:
             self._check_host(headers)
             if not reads:
-                _check_origin(method, headers)
+                _check_origin(headers)
         elif self._role(headers) != "operator" and not reads:
             raise forbidden("the reader's token can only read")
         told = (self.reads if reads else self.writes).take()
@@ -109,18 +109,18 @@ def _same(given: str, token: str | None) -> bool:
     return token is not None and hmac.compare_digest(given.encode(), token.encode())
 
 
-def _check_origin(method: str, headers: Headers) -> None:
+def _check_origin(headers: Headers) -> None:
     """Refuse a write that a foreign web page can have sent (CSRF).
 
-    A page can send another server no JSON, no header of its own and no DELETE unless that server agrees to
-    it first, which this one never does.
+    A page can send another server no JSON and no header of its own unless that server agrees first, and
+    this server never does.
     """
     origin = headers.get("origin")
     if origin is not None and _netloc(origin) != headers.get("host", "").lower():
         raise forbidden("the Origin header names another server")
     if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         raise forbidden("the request comes from another server's page")
-    if method == "POST" and not (headers.get("x-ojs-bridge") == "1" or content_type(headers) in JSON_TYPES):
+    if not (headers.get("x-ojs-bridge") == "1" or content_type(headers) in JSON_TYPES):
         raise forbidden("a write needs the header X-OJS-Bridge: 1, or JSON as its Content-Type")
 
 

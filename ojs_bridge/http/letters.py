@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -11,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..bridge import Bridge
+from ..errors import InvalidRetryPolicy
 from ..job import Job, format_time
 from ..letters import Kind
 from ..policy import RetryPolicy
@@ -154,7 +154,7 @@ def _schedule(letter: Letter) -> list[float]:
     """Return the seconds before each retry of a letter's policy, jitter left out, fifty at most."""
     policy = RetryPolicy.merge(letter.policy, {"jitter": False})
     retries = range(1, min(policy.runs, SCHEDULED + 1)) if letter.policy else ()
-    return [policy.delay(n, rng=random) for n in retries]
+    return [policy.delay(n) for n in retries]
 
 
 def _override(told: object) -> dict[str, Any]:
@@ -163,6 +163,8 @@ def _override(told: object) -> dict[str, Any]:
         raise invalid("retry: must be an object of retry policy fields")
     try:
         overrides_of(override)
+    except InvalidRetryPolicy:
+        raise
     except ValueError as error:
         raise invalid(str(error)) from None
     return override

@@ -16,7 +16,8 @@ from .reservations import Settle
 class Parked:
     """A parked retry: a job that is published when it is due, with its retry state and its message.
 
-    `id` is the job's id, `key` what its reservations are kept under, `state` its `ojs` header as an object.
+    `id` is the job's id, `key` what its reservations are kept under, `attempt` the number of the attempt
+    that comes next, `state` the job's `ojs` header as an object.
     """
 
     id: str
@@ -34,6 +35,11 @@ class Parked:
     message: Mapping[str, Any]
 
     @property
+    def attempts(self) -> int:
+        """How many attempts the job has used: an attempt counts from when it begins (spec section 10)."""
+        return self.attempt - 1
+
+    @property
     def reading(self) -> Reading:
         """What the message says, as far as it can be read without running anything of it."""
         return read_message(self.message)
@@ -46,7 +52,7 @@ class Parked:
             "queue": self.queue,
             **self.reading.to_ojs(),
             "state": "retryable",
-            "attempt": self.attempt,
+            "attempt": self.attempts,
             "max_attempts": self.max_attempts,
             "errors": shown_errors(self.state.get("errors", ())),
             "next_retry_at": format_time(self.next_retry_at),

@@ -16,7 +16,7 @@ from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.http import app_for, limits, serve
 from ojs_bridge.http.guarding import LOOPBACK, Access, access_at
 from ojs_bridge.http.limits import Bucket
-from tests.http.doors import API, LETTERS, OPERATOR, READER, House, client_at, house, with_token
+from tests.http.doors import API, LETTERS, OPERATOR, READER, RETRIES, House, client_at, house, with_token
 
 
 @pytest.fixture
@@ -102,8 +102,16 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 def test_a_write_that_a_foreign_page_could_send(door: House, headers: dict[str, str]) -> None:
     """Nothing happens (CSRF)."""
     door.client.headers.pop("X-OJS-Bridge")
-    for path in (f"{LETTERS}/j-1/retry", f"{LETTERS}/retry"):
-        answer = door.client.post(path, headers=headers, content=b'{"confirm": true}')
+    writes = (
+        ("POST", f"{LETTERS}/j-1/retry"),
+        ("POST", f"{LETTERS}/retry"),
+        ("DELETE", f"{LETTERS}/j-1"),
+        ("DELETE", f"{LETTERS}?confirm=true"),
+        ("DELETE", f"{RETRIES}/j-1"),
+    )
+    for method, path in writes:
+        body = b"" if "?" in path else b'{"confirm": true}'
+        answer = door.client.request(method, path, headers=headers, content=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "x_forbidden")
     assert (door.ids(), door.outbox.published) == (["j-1"], [])
 

@@ -9,9 +9,13 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from celery import Celery
+from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge
+from ojs_bridge.celery import install as install_in_celery
 from ojs_bridge.dead_letters import DeadLetters
+from ojs_bridge.dramatiq import install as install_in_dramatiq
 from ojs_bridge.http.app import guarded
 from ojs_bridge.job import format_time, parse_time
 from ojs_bridge.publishing import Unreachable
@@ -172,7 +176,8 @@ def test_a_replay_with_overrides(door: House) -> None:
         (b'{"override": {"queue": ""}}', "queue: '' must be the name of a queue"),
         (b'{"override": {"args": "abc"}}', "args: 'abc' must be a list"),
         (b'{"override": {"retry": 3}}', "retry: must be an object of retry policy fields"),
-        (b'{"override": {"retry": {"max_attempts": -1}}}', "invalid retry policy: max_attempts"),
+        (b'{"override": {"retry": {"max_attempts": -1}}}', "invalid retry policy: retry: max_attempts"),
+        (b'{"override": {"args": [1e999]}}', "the body is no valid JSON"),
         (b'{"override": {"meta": {"retries": 1}}}', "meta: 'retries' is the bridge's or the framework's own"),
     ],
 )  # fmt: skip
@@ -185,6 +190,49 @@ def test_a_body_that_is_wrong(door: House, body: bytes, told: str) -> None:
     )
     assert error["message"].startswith(told)
     assert (door.ids(), door.outbox.published) == (["j-1"], [])
+
+
+OWN_POLICY = {"initial_interval": "PT1M", "max_interval": "PT2M"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"max_attempts": -1}, "retry: max_attempts: -1 must be >= 0"),
+        ({"colour": "red"}, 'retry: colour: "red" is not a field of a retry policy'),
+        ({"max_interval": "PT1S"}, "retry: max_interval: PT1S must be >= initial_interval, PT1M"),
+    ],
+    ids=["a value", "a field", "with the job's own policy"],
+)
+def test_a_policy_that_is_wrong(door: House, wrong: dict[str, Any], problem: str) -> None:
+    """The answer has the spec's error type, and names the field, the value and the rule."""
+    door.bury("j-1", retry=OWN_POLICY)
+    answer = door.client.post(f"{LETTERS}/j-1/retry", json={"override": {"retry": wrong}})
+    error = refused(answer, 400, "invalid_request")
+    assert error["details"] == {"type": "validation.retry_policy_invalid", "problems": [problem]}
+    assert error["message"] == f"invalid retry policy: {problem}"
+    assert (door.ids(), door.outbox.published) == (["j-1"], [])
+
+
+PICKLED = {**celery_message(), "content_type": "application/x-python-serialize", "properties": {}}
+UNSENDABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "arguments that are pickled": ("celery", {**PICKLED, "exchange": "", "routing_key": "q", "queue": "q"}),
+    "a Celery message without its body": ("celery", {"headers": {}}),
+    "a Celery message of a wrong kind": ("celery", {"body": 5, "body_encoding": "utf-8"}),
+    "a Dramatiq message without its bytes": ("dramatiq", {"encoding": "utf-8"}),
+    "a Dramatiq message that is no JSON": ("dramatiq", {"encoded": "{", "encoding": "utf-8"}),
+}
+
+
+@pytest.mark.parametrize(("framework", "message"), UNSENDABLE.values(), ids=UNSENDABLE)
+def test_a_message_that_cannot_be_sent_as_asked(door: House, framework: str, message: dict[str, Any]) -> None:
+    """It is refused with the reason, and the letter stays."""
+    install_in_celery(Celery("shop", broker="memory://"), door.bridge)
+    install_in_dramatiq(StubBroker(), door.bridge)
+    door.bury("j-1", type="t", framework=framework, message=message)
+    answer = door.client.post(f"{LETTERS}/j-1/retry", json={"override": {"args": [1]}})
+    refused(answer, 422, "x_not_replayable")
+    assert door.ids() == ["j-1"]
 
 
 @pytest.mark.parametrize(
