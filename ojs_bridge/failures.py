@@ -123,7 +123,7 @@ def outcome_of(exc: BaseException, errors: ErrorMap) -> Failure | Snoozed:
 def _said(response: Response) -> Failure:
     return Failure(
         type=cut(response.type, MAX_TYPE),
-        message=cut(_text(response.message), MAX_MESSAGE),
+        message=cut(text_of(response.message), MAX_MESSAGE),
         code=_code(response),
         details=plain_details(response.details),
         retry_after=_hint(response),
@@ -142,7 +142,7 @@ def _hint(response: Response) -> timedelta | None:
 
 def _unexpected(exc: BaseException, errors: ErrorMap) -> Failure:
     cls = type(exc)
-    message = cut(_text(exc), MAX_MESSAGE)
+    message = cut(text_of(exc), MAX_MESSAGE)
     backtrace = backtrace_of(exc.__traceback__)
     if mapped := errors.find(cls):
         return Failure(cut(mapped[0], MAX_TYPE), message, mapped[1], backtrace=backtrace)
@@ -151,7 +151,8 @@ def _unexpected(exc: BaseException, errors: ErrorMap) -> Failure:
     return Failure(name, message, code, backtrace=backtrace, alias=cls.__name__)
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return the text of a value, or a word in its place where `str` raises."""
     try:
         return str(value)
     except Exception:  # noqa: BLE001 - a broken __str__ must not lose the job

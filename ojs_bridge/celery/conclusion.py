@@ -166,18 +166,16 @@ class Conclusion:
     def _asked_for(self) -> tuple[Wire, Mapping[str, Any]]:
         """Return the message and the publishing options, with what `self.retry(...)` changed of them."""
         wire, wish = self._delivery.wire, self._wish
-        if wish and (wish.args is not None or wish.kwargs is not None):
-            args = self._request.args if wish.args is None else wish.args
-            kwargs = self._request.kwargs if wish.kwargs is None else wish.kwargs
-            wire = wires.with_arguments(wire, args, kwargs)
+        if wish and wish.arguments:
+            wire = wires.with_arguments(wire, *wish.arguments)
         return wire, wish.options if wish else {}
 
     def _eager_signature(self, job: Job, headers: dict[str, Any]) -> Any:
-        wish = self._wish
+        args, kwargs = (self._wish and self._wish.arguments) or (None, None)
         return self._task.signature_from_request(
             self._request,
-            wish.args if wish else None,
-            wish.kwargs if wish else None,
+            args,
+            kwargs,
             retries=job.attempt - 1,
             headers=headers,
             **{EAGER_RETRIES: job.attempt - 1},

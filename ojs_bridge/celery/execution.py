@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,15 @@ from ..failures import Outcome
 from ..job import Job
 from ..runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
+from .arguments import Arguments
 from .attach import attach, task_policy
 from .conclusion import PAUSE, Conclusion
 from .delivery import Delivery
 from .interrupts import is_the_tasks_own, undisturbed
 from .outcomes import outcome, shown
 from .wish import Wish
+
+logger = logging.getLogger("ojs_bridge")
 
 
 class LostAttempt(Exception):
@@ -82,12 +86,16 @@ class Execution:
         raise signal
 
     def ask(self, wish: Wish) -> BaseException:
-        """Take what `self.retry(...)` asks for, and return what it raises."""
-        self._wish = wish
+        """Take what `self.retry(...)` asks for, and return what it raises; raises ValueError for no time."""
         begun = self._begun or self._begin()
-        wish.decision = self.bridge.judge(begun, self._outcome(begun, wish.signal))
-        answer: BaseException = wish.error if wish.refused else wish.signal
-        return answer
+        wish.decision = self.bridge.judge(begun, self._outcome(begun, wish.signal, wish))
+        self._wish = wish
+        return wish.answer()
+
+    @property
+    def given(self) -> Arguments:
+        """The arguments of this run."""
+        return self._request.args or (), self._request.kwargs or {}
 
     def resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
         """Return the run that another process of this machine began and did not end."""
@@ -189,10 +197,15 @@ class Execution:
         if wish and not wish.raised_as(raised):
             self._wish = wish = None
         begun = self._begun or self._begin()
-        decision = wish.decision if wish else None
-        if decision is None:
-            decision = self.bridge.judge(begun, self._outcome(begun, raised))
+        decision = (wish and wish.decision) or self._judged(begun, raised)
         return self.conclude(begun, decision, shown(raised, wish))
 
-    def _outcome(self, begun: Run, raised: BaseException) -> Outcome:
-        return outcome(self._task, raised, self._wish, begun.errors, self.bridge.now())
+    def _judged(self, begun: Run, raised: BaseException) -> Decision:
+        try:
+            return self.bridge.judge(begun, self._outcome(begun, raised))
+        except Exception as error:
+            logger.exception("job %s: its failure cannot be judged", begun.job.id)
+            return self.bridge.impossible(begun.job, None, error)
+
+    def _outcome(self, begun: Run, raised: BaseException, wish: Wish | None = None) -> Outcome:
+        return outcome(self._task, raised, wish, begun.errors, self.bridge.now())

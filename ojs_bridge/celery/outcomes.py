@@ -9,7 +9,7 @@ from celery import Task
 from celery.exceptions import Retry
 
 from ..errors import Response
-from ..failures import ErrorMap, Failure, Outcome, outcome_of
+from ..failures import ErrorMap, Failure, Outcome, outcome_of, text_of
 from .wish import Wish
 
 NOT_NAMED = "which the task's autoretry_for does not name"
@@ -48,4 +48,4 @@ def shown(raised: BaseException, wish: Wish | None) -> Exception:
     if isinstance(raised, Exception) and not isinstance(raised, (MemoryError, Retry)):
         found: Exception = raised
         return found
-    return HandlerFailed(f"{type(raised).__name__}: {raised}").with_traceback(raised.__traceback__)
+    return HandlerFailed(f"{type(raised).__name__}: {text_of(raised)}").with_traceback(raised.__traceback__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -66,7 +65,7 @@ class Bridged:
         self: Any,
         args: Any = None,
         kwargs: Any = None,
-        exc: BaseException | None = None,
+        exc: Any = None,
         throw: bool = True,
         eta: Any = None,
         countdown: float | None = None,
@@ -82,7 +81,7 @@ class Bridged:
         if execution is None:
             native: Callable[..., Retry] = super().retry  # type: ignore[misc]
             return native(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
-        wish = Wish(exc, exc or sys.exc_info()[1], args, kwargs, eta, countdown, options)
+        wish = Wish(self, execution.given, exc, args, kwargs, eta, countdown, options)
         answer = execution.ask(wish)
         if throw or answer is not wish.signal:
             raise answer

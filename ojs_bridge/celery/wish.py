@@ -2,47 +2,83 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from celery import Celery, Task
 from celery.exceptions import MaxRetriesExceededError, Retry
 from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.entity import Exchange, Queue
 
 from ..decision import Decision, RetryAt
+from ..failures import safe_repr
+from .arguments import Arguments, changed
+
+#: What publishing reads of the options.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "queue": (str, Queue),
+    "exchange": (str, Exchange),
+    "routing_key": (str,),
+    "headers": (Mapping,),
+}
+#: No hint is longer, in seconds: a century, which a calendar still has.
+_LONGEST = 100 * 365 * 86_400
 
 
 @dataclass
 class Wish:
-    """What `self.retry(...)` asked for.
+    """What `self.retry(...)` asked for; raises TypeError and ValueError for what no message can carry.
 
-    `cause` is the error it was asked for; `signal` what it raises, and `error` what it raises when no attempt
-    is left, as Celery's own does: the `exc` it was given, or MaxRetriesExceededError.
+    `given` are the arguments of this run. `cause` is the error it was asked for; `signal` what it raises, and
+    `error` what it raises when no attempt is left, as Celery's own does: the `exc` it was given, or
+    MaxRetriesExceededError.
     """
 
-    exc: BaseException | None
-    cause: BaseException | None
+    task: Task
+    given: Arguments
+    exc: Any
     args: Any
     kwargs: Any
     eta: Any
-    countdown: float | None
+    countdown: Any
     options: Mapping[str, Any]
+    cause: BaseException | None = field(init=False)
     signal: Retry = field(init=False)
     error: BaseException = field(init=False)
+    arguments: Arguments | None = None
     decision: Decision | None = None
 
     def __post_init__(self) -> None:
+        self.exc = _raised(self.exc) if self.exc else None
+        self.cause = self.exc or sys.exc_info()[1]
         shown = self.cause if isinstance(self.cause, Exception) else None
         self.signal = Retry(exc=shown, when=self.eta or self.countdown)
         self.error = self.exc or MaxRetriesExceededError("self.retry() was called, and no attempt is left")
+        _check_options(self.task.app, self.options)
+        if self.args is not None or self.kwargs is not None:
+            self.arguments = changed(self.task.run, self.given, self.args, self.kwargs)
 
     def after(self, now: datetime, zone: Any) -> timedelta | None:
-        """Return the hint on the delay, if there is one; an `eta` without a zone is in the app's."""
+        """Return the hint on the delay, if there is one; an `eta` without a zone is in the app's.
+
+        Raises ValueError for what is not a time.
+        """
         if self.eta:
-            at: datetime = maybe_make_aware(maybe_iso8601(self.eta), zone)
-            return max(at - now, timedelta(0))
-        return None if self.countdown is None else timedelta(seconds=max(float(self.countdown), 0))
+            return max(self._eta(zone) - now, timedelta(0))
+        return None if self.countdown is None else timedelta(seconds=self._seconds())
+
+    def answer(self) -> BaseException:
+        """Return what `self.retry(...)` raises, now that it is decided on."""
+        if not self.refused:
+            signal: BaseException = self.signal
+            return signal
+        if self.exc is None:
+            self.error = self._exceeded()
+        return self.error
 
     def raised_as(self, exc: BaseException) -> bool:
         """Return whether an exception is this wish's own word."""
@@ -52,3 +88,55 @@ class Wish:
     def refused(self) -> bool:
         """Whether the policy allows no retry."""
         return self.decision is not None and not isinstance(self.decision, RetryAt)
+
+    def _exceeded(self) -> BaseException:
+        """Return the error that Celery raises, in its words; its class is a task's to say."""
+        args, kwargs = self.arguments or self.given
+        name, job_id = self.task.name, self.task.request.id
+        error: BaseException = self.task.MaxRetriesExceededError(
+            f"Can't retry {name}[{job_id}] args:{safe_repr(tuple(args))} kwargs:{safe_repr(dict(kwargs))}",
+            task_args=tuple(args),
+            task_kwargs=dict(kwargs),
+        )
+        return error
+
+    def _eta(self, zone: Any) -> datetime:
+        try:
+            at: datetime = maybe_make_aware(maybe_iso8601(self.eta), zone)
+            at.utcoffset()
+        except Exception as error:
+            raise ValueError(
+                f"self.retry(eta={self.eta!r}): must be a datetime or an ISO 8601 time"
+            ) from error
+        return at
+
+    def _seconds(self) -> float:
+        try:
+            seconds = float(self.countdown)
+        except (TypeError, ValueError, OverflowError):
+            seconds = math.nan
+        if math.isnan(seconds):
+            raise ValueError(f"self.retry(countdown={self.countdown!r}): must be a number of seconds")
+        return min(max(seconds, 0.0), _LONGEST)
+
+
+def _raised(exc: Any) -> BaseException:
+    """Return what raising `exc` raises: itself, an instance of it, or why it cannot be raised."""
+    if isinstance(exc, BaseException):
+        return exc
+    try:
+        raise exc
+    except BaseException as raised:  # noqa: BLE001 - it is not raised here
+        return raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
+
+
+def _check_options(app: Celery, options: Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError for where no message can go; a parked one would fail when it is due."""
+    for name, kinds in _KINDS.items():
+        value = options.get(name)
+        if value is not None and not isinstance(value, kinds):
+            needed = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"self.retry({name}={value!r}): must be of type {needed}")
+    queue = options.get("queue")
+    if isinstance(queue, str) and queue not in app.amqp.queues and not app.amqp.queues.create_missing:
+        raise ValueError(f"self.retry(queue={queue!r}): the app has no such queue")

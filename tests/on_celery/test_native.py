@@ -123,6 +123,12 @@ MEANINGS: dict[str, tuple[str, list[str], int, str, str]] = {
     "self.retry(exc=)": (
         "plain", ["self.retry(exc=KeyError('k'), countdown=0.05)"], 3, "FAILURE", "KeyError",
     ),
+    "self.retry(exc=) of a class": (
+        "plain", ["self.retry(exc=KeyError, countdown=0.05)"], 3, "FAILURE", "KeyError",
+    ),
+    "self.retry(headers=) that no message can carry": (
+        "plain", ["self.retry(exc=KeyError, headers={'a': object()})"], 1, "FAILURE", "KeyError",
+    ),
     "self.retry(max_retries=) is the policy's to say": (
         "plain", ["self.retry(max_retries=9, countdown=0.05)"], 3, "FAILURE", "MaxRetriesExceededError",
     ),
