@@ -1,4 +1,4 @@
-"""The arguments of a retry that `self.retry(args=..., kwargs=...)` changes, merged as Celery 5.7 merges them."""
+"""The arguments of a retry that `self.retry(args=..., kwargs=...)` changes, merged as by Celery 5.7."""
 
 from __future__ import annotations
 
