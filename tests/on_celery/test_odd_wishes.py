@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ ODD: dict[str, tuple[str, int, str]] = {
     "exc without words": ("self.retry(exc=Unsayable())", 2, f"{__name__}.Unsayable"),
     "exc that ends processes without words": ("self.retry(exc=Unwritable)", 2, f"{__name__}.Unwritable"),
     "exc without truth": ("self.retry(exc=Untrue())", 2, "builtins.RuntimeError"),
-    "countdown, a timedelta": ("self.retry(countdown=datetime.timedelta(seconds=3))", 2, "builtins.ValueError"),
+    "countdown, a timedelta": ("self.retry(countdown=dt.timedelta(seconds=3))", 2, "builtins.ValueError"),
     "countdown, a text": ("self.retry(countdown='soon')", 2, "builtins.ValueError"),
     "countdown, no number": ("self.retry(countdown=float('nan'))", 2, "builtins.ValueError"),
     "countdown without end": ("self.retry(exc=KeyError(), countdown=float('inf'))", 2, "builtins.KeyError"),
@@ -67,10 +67,10 @@ ODD: dict[str, tuple[str, int, str]] = {
     "eta, a time as text": ("self.retry(exc=KeyError(), eta='2031-01-01T00:00:00')", 2, "builtins.KeyError"),
     "eta, a text": ("self.retry(eta='tomorrow')", 2, "builtins.ValueError"),
     "eta, a number": ("self.retry(eta=5)", 2, "builtins.ValueError"),
-    "eta, a date": ("self.retry(eta=datetime.date.max)", 2, "builtins.ValueError"),
-    "eta without a zone": ("self.retry(exc=KeyError(), eta=datetime.datetime(2031, 1, 1))", 2, "builtins.KeyError"),
-    "eta, long past": ("self.retry(exc=KeyError(), eta=datetime.datetime.min)", 2, "builtins.KeyError"),
-    "eta, the last there is": ("self.retry(exc=KeyError(), eta=datetime.datetime.max)", 2, "builtins.KeyError"),
+    "eta, a date": ("self.retry(eta=dt.date.max)", 2, "builtins.ValueError"),
+    "eta without a zone": ("self.retry(exc=KeyError(), eta=dt.datetime(2031, 1, 1))", 2, "builtins.KeyError"),
+    "eta, long past": ("self.retry(exc=KeyError(), eta=dt.datetime.min)", 2, "builtins.KeyError"),
+    "eta, the last there is": ("self.retry(exc=KeyError(), eta=dt.datetime.max)", 2, "builtins.KeyError"),
     "args, no list": ("self.retry(args=5)", 2, "builtins.TypeError"),
     "args, a text": ("self.retry(args='ab')", 2, "builtins.TypeError"),
     "kwargs, no mapping": ("self.retry(kwargs=[1])", 2, "builtins.TypeError"),
@@ -115,7 +115,7 @@ def bridged(unique: str, folder: Path, delay: str) -> ByHand:
     @hand.app.task(shared=False, bind=True, name="asks", lazy=False)
     def asks(self: Task, text: str) -> None:
         hand.notes.append(("run", self.request.id, self.request.retries))
-        eval(text, {**globals(), "datetime": datetime, "self": self})
+        eval(text, {**globals(), "self": self, "dt": dt})
 
     return hand
 
