@@ -30,14 +30,15 @@ from .history import History
 from .job import Header, Job, encode
 from .letters import letter_of
 from .parked_retries import ParkedRetries, job_of, parked_of
-from .policy import PartialPolicy, RetryPolicy
+from .policy import PartialPolicy, RetryPolicy, said_by
 from .publishing import DeadQueues, Publisher
 from .redaction import Redaction, Redactor
 from .replay_rules import PERIOD as RULES_PERIOD
 from .replay_rules import ReplayRule, Rules, checked
 from .retention import PERIOD as PRUNE_PERIOD
 from .retention import Retention
-from .runs import Begun, Drop, Postpone, Refuse, Run, TaskPolicy
+from .retry_on import RetryOn
+from .runs import NOTHING, Begun, Drop, Native, Postpone, Refuse, Run, TaskPolicy
 from .scheduler import Chore, Scheduler
 from .settings import settings_of
 from .states import counts_of
@@ -166,13 +167,24 @@ class Bridge:
         *partials: PartialPolicy | None,
         errors: Mapping[type[BaseException], Mapped] | None = None,
         reserved: Mapping[type[BaseException], Mapped] | None = None,
+        native: Native = NOTHING,
+        retry_on: RetryOn | None = None,
     ) -> TaskPolicy:
         """Resolve the settings of one task or actor, later partials winning; raises InvalidRetryPolicy.
 
         `reserved` is the adapter's own map, such as time limits to `timeout`; everybody else's wins over it.
+        `native` is what the framework alone would do, and `retry_on` what an owner has said of that.
         """
-        layers = (self.retry, *partials)
-        return TaskPolicy(layers, RetryPolicy.merge(*layers), ErrorMap(reserved, self._errors, errors))
+        said = said_by(self.retry, *partials)
+        layers = (self.retry, native.options, *partials)
+        return TaskPolicy(
+            layers,
+            RetryPolicy.merge(native.under(said), *layers),
+            ErrorMap(reserved, self._errors, errors),
+            retry_on or native.rule(said),
+            native,
+            said,
+        )
 
     def initial_header(self, job: Job, task: TaskPolicy, retry: PartialPolicy) -> Header:
         """Return the header of a job that is enqueued with its own partial policy (spec section 11).
@@ -229,7 +241,7 @@ class Bridge:
             policy = task.for_job(job.retry)
         except InvalidRetryPolicy as error:
             return self.refuse(job, error)
-        return Run(job, policy, task.errors, time.monotonic())
+        return Run(job, policy, task, time.monotonic())
 
     def resume(
         self,
@@ -271,7 +283,7 @@ class Bridge:
     def judge(self, run: Run, outcome: BaseException | Outcome) -> Decision:
         """Return what becomes of a job: its handler raised, came to an outcome, or succeeded (None)."""
         if isinstance(outcome, BaseException):
-            outcome = outcome_of(outcome, run.errors)
+            outcome = outcome_of(outcome, run.task.errors, run.retry_on.rules_out(outcome))
         return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng)
 
     def after(self, job: Job, decision: Decision) -> Job:

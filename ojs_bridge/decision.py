@@ -75,8 +75,9 @@ Decision: TypeAlias = Complete | RetryAt | Discard | DeadLetter | Snooze | GiveB
 def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rng: Rng) -> Decision:
     """Return what becomes of the job; total and pure.
 
-    In this order: the handler's response code, a non-retryable match, attempts left, the delay (a hint
-    replaces the computed one, `max_interval` caps both), the job's expiry (spec section 7.2).
+    In this order: the handler's response code, what the task does not ask to retry (`final`), a non-retryable
+    match, attempts left, the delay (a hint replaces the computed one, `max_interval` caps both), the job's
+    expiry (spec section 7.2).
     """
     if outcome is None:
         return Complete()

@@ -27,8 +27,9 @@ CUT = "…[cut]"
 class Failure:
     """One failed attempt, in the words of the spec (section 7.3).
 
-    `final` says why it is not retried, where the framework's own options (such as Dramatiq's `throws`) rule
-    that out; a response code of DISCARD, FAIL or DEAD_LETTER still comes first.
+    `final` says why it is not retried, where the task does not ask for that (`retry_on`), or the framework's
+    own options (such as Dramatiq's `throws`) rule it out; a code of DISCARD, FAIL or DEAD_LETTER still
+    comes first.
     """
 
     type: str
@@ -106,8 +107,11 @@ def _mapped(cls: type[BaseException], value: object) -> tuple[str, ResponseCode]
     )
 
 
-def outcome_of(exc: BaseException, errors: ErrorMap) -> Failure | Snoozed:
-    """Translate what a handler raised (spec section 7.3); total: never raises."""
+def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -> Failure | Snoozed:
+    """Translate what a handler raised (spec section 7.3); total: never raises.
+
+    `final` says why the task does not ask to retry it, if it does not.
+    """
     try:
         match exc:
             case Snooze(after=timedelta() as after) if after >= timedelta(0):
@@ -115,7 +119,7 @@ def outcome_of(exc: BaseException, errors: ErrorMap) -> Failure | Snoozed:
             case Response(type=str() as said) if said:
                 return _said(exc)
             case _:
-                return _unexpected(exc, errors)
+                return _unexpected(exc, errors, final)
     except Exception:  # noqa: BLE001 - an exception whose attributes raise must not lose the job
         return Failure(UNREADABLE, "the handler raised an exception that cannot be read")
 
@@ -140,15 +144,15 @@ def _hint(response: Response) -> timedelta | None:
     return after if isinstance(after, timedelta) and after >= timedelta(0) else None
 
 
-def _unexpected(exc: BaseException, errors: ErrorMap) -> Failure:
+def _unexpected(exc: BaseException, errors: ErrorMap, final: str | None) -> Failure:
     cls = type(exc)
     message = cut(text_of(exc), MAX_MESSAGE)
     backtrace = backtrace_of(exc.__traceback__)
     if mapped := errors.find(cls):
-        return Failure(cut(mapped[0], MAX_TYPE), message, mapped[1], backtrace=backtrace)
+        return Failure(cut(mapped[0], MAX_TYPE), message, mapped[1], backtrace=backtrace, final=final)
     name = cut(f"{cls.__module__}.{cls.__qualname__}", MAX_TYPE)
     code = _code(exc) if isinstance(exc, Response) else "RETRY"
-    return Failure(name, message, code, backtrace=backtrace, alias=cls.__name__)
+    return Failure(name, message, code, backtrace=backtrace, alias=cls.__name__, final=final)
 
 
 def text_of(value: object) -> str:

@@ -246,6 +246,11 @@ def partial_to_ojs(partial: PartialPolicy | None) -> dict[str, Any]:
     return RetryPolicy.merge(loosest, partial).to_ojs(only=partial) if partial else {}
 
 
+def said_by(*partials: PartialPolicy | None) -> frozenset[str]:
+    """Return the fields that partial policies say; raises InvalidRetryPolicy for what is none."""
+    return frozenset(name for partial in partials if partial is not None for name in _fields(partial))
+
+
 def _fields(partial: object) -> dict[str, Any]:
     if isinstance(partial, RetryPolicy):
         return {name: getattr(partial, name) for name in partial.model_fields_set}
@@ -302,6 +307,7 @@ _RULES = {
     "literal_error": "must be one of {expected}",
 }
 _FIELD_RULES = {
+    "retry_on": "stands beside a policy, in an entry of `policies`, @ojs_task(retry_on=) or ojs_retry_on",
     "jitter": "must be a boolean, or in Python a Jitter or another callable",
     "backoff_strategy": "must be 'exponential', 'linear', 'polynomial' or 'none', or in Python a callable",
 }

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .errors import ConfigurationError, InvalidRetryPolicy
-from .patterns import Policies
-from .policy import PartialPolicy, RetryPolicy
+from .patterns import Policies, PolicyEntry, read_entry
+from .policy import RetryPolicy
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,7 +20,7 @@ else:
     import tomli as tomllib
 
 #: The `policies` of an `install`: partial policies by name pattern, or the path of a file of them.
-PoliciesOrFile: TypeAlias = "Mapping[str, PartialPolicy] | str | os.PathLike[str]"
+PoliciesOrFile: TypeAlias = "Mapping[str, PolicyEntry] | str | os.PathLike[str]"
 
 _TABLES = {"default", "policies"}
 
@@ -101,6 +101,10 @@ def _tables(told: Mapping[str, Any]) -> Iterator[Named]:
 
 def _named(name: str, default: Any, partial: Any) -> Named:
     try:
-        return Named(name, RetryPolicy.merge(default, partial))
+        return Named(
+            name, RetryPolicy.merge(read_entry(default, name).policy, read_entry(partial, name).policy)
+        )
     except InvalidRetryPolicy as error:
         return Named(name, None, error.problems)
+    except ConfigurationError as error:
+        return Named(name, None, (str(error).removeprefix(f"{name}: "),))

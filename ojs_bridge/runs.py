@@ -2,42 +2,96 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from .decision import DeadLetter
 from .failures import ErrorMap, Failure
 from .job import Job
-from .policy import PartialPolicy, RetryPolicy
+from .policy import PartialPolicy, RetryPolicy, said_by
+from .retry_on import EVERY_FAILURE, UNSAID, RetryOn
 from .store import Turn
+
+#: The field that says how often, and those that say when, each of which needs the others.
+ATTEMPTS = "max_attempts"
+WAITS = frozenset({"backoff_coefficient", "backoff_strategy", "initial_interval", "jitter", "max_interval"})
+NUMBERS = WAITS | {ATTEMPTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """What a task has under its framework alone.
+
+    `beneath` holds what the framework does where nothing is said: it lies under all other layers. `options`
+    holds what the task's own options say: they lie over the app's default.
+    """
+
+    options: PartialPolicy
+    beneath: Mapping[str, Any] = field(default_factory=dict)
+    retry_on: RetryOn = EVERY_FAILURE
+
+    def under(self, said: Collection[str]) -> dict[str, Any]:
+        """Return what still counts of `beneath` where owners have said these fields."""
+        gone = frozenset() if NUMBERS.isdisjoint(said) else WAITS
+        return {name: value for name, value in self.beneath.items() if name not in gone}
+
+    def rule(self, said: Collection[str]) -> RetryOn:
+        """Return which failures are retried where owners have said these fields, and no `retry_on`."""
+        return EVERY_FAILURE if self.retry_on is UNSAID and ATTEMPTS in said else self.retry_on
+
+
+#: A task that has nothing of its framework's own.
+NOTHING = Native({})
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
-    """What one task or actor is retried under: its own settings over the app's, resolved once."""
+    """What one task or actor is retried under: its own settings over the app's, resolved once.
+
+    `said` are the fields that an owner has said, rather than the framework.
+    """
 
     partials: tuple[PartialPolicy | None, ...]
     policy: RetryPolicy
     errors: ErrorMap
+    retry_on: RetryOn = EVERY_FAILURE
+    native: Native = NOTHING
+    said: frozenset[str] = frozenset()
 
     def for_job(self, retry: PartialPolicy | None) -> RetryPolicy:
         """Return the policy of a job that brings its own partial one; raises InvalidRetryPolicy."""
-        return RetryPolicy.merge(*self.partials, retry) if retry else self.policy
+        if not retry:
+            return self.policy
+        # A job that says how often it is tried leaves it to its task when.
+        said = self.said | said_by(retry) - {ATTEMPTS}
+        return RetryPolicy.merge(self.native.under(said), *self.partials, retry)
 
 
 class Run(NamedTuple):
-    """The handler is to run now, under this policy; `since` is the monotonic time it began.
+    """The handler is to run now, under this policy of its task; `since` is the monotonic time it began.
 
     `turn` is what was reserved for it. The worker of an `abandoned` run is dead, and another process ends it.
     """
 
     job: Job
     policy: RetryPolicy
-    errors: ErrorMap
+    task: TaskPolicy
     since: float
     turn: Turn | None = None
     abandoned: bool = False
+
+    @property
+    def retry_on(self) -> RetryOn:
+        """Which failures are retried: where nobody has said, all of a job that says how often."""
+        rule = self.task.retry_on
+        return EVERY_FAILURE if rule is UNSAID and ATTEMPTS in said_by(self.job.retry) else rule
+
+    def keeps(self, *names: str) -> bool:
+        """Return whether these fields are the framework's own, which no owner has said."""
+        task = self.task
+        return task.native is not NOTHING and (task.said | said_by(self.job.retry)).isdisjoint(names)
 
 
 @dataclass(frozen=True, slots=True)

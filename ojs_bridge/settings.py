@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from importlib import import_module
 from typing import Any
 
 from . import events
@@ -15,6 +13,7 @@ from .configuration import Found, layered
 from .duration import read_duration
 from .errors import ConfigurationError, InvalidRetryPolicy
 from .failures import ErrorMap, Mapped
+from .importing import imported
 from .job import MIN_HEADER_BUDGET, MIN_HISTORY
 from .patterns import Policies
 from .policy import PartialPolicy, RetryPolicy
@@ -105,7 +104,7 @@ def _errors(found: Found) -> dict[type[BaseException], Mapped]:
         raise ConfigurationError(f"{found.place}: {errors!r} must map exception classes to error types")
     if found.in_code:
         return dict(errors)
-    imported = {_imported(found.place, name): _pair(mapped) for name, mapped in errors.items()}
+    imported = {imported(found.place, name): _pair(mapped) for name, mapped in errors.items()}
     try:
         ErrorMap(imported)
     except ConfigurationError as error:
@@ -122,7 +121,7 @@ def _listeners(found: Found) -> tuple[Callable[[events.Event], object], ...]:
     if callable(listeners) or isinstance(listeners, str) or not isinstance(listeners, Iterable):
         raise ConfigurationError(f"{found.place}: {listeners!r} must be a list of callables")
     if not found.in_code:
-        listeners = [_made(_imported(found.place, name)) for name in listeners]
+        listeners = [_made(imported(found.place, name)) for name in listeners]
     listeners = tuple(listeners)
     for listener in listeners:
         if not callable(listener):
@@ -132,17 +131,6 @@ def _listeners(found: Found) -> tuple[Callable[[events.Event], object], ...]:
 
 def _made(listener: Any) -> Any:
     return listener() if isinstance(listener, type) else listener
-
-
-def _imported(place: str, name: Any) -> Any:
-    """Return what a dotted name stands for; a builtin needs no module, and what is no name is itself."""
-    if not isinstance(name, str):
-        return name
-    module, _, attribute = name.rpartition(".")
-    try:
-        return getattr(import_module(module) if module else builtins, attribute)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{place}: {name!r} cannot be imported: {error}") from error
 
 
 def _at_least(found: Found, least: int, unit: str) -> int:

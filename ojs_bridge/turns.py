@@ -49,7 +49,7 @@ class Turns:
                 raise
             logger.exception("job %s: runs without a reservation", run.job.id)
             return run
-        taken = Run(job, run.policy, run.errors, run.since, turn)
+        taken = Run(job, run.policy, run.task, run.since, turn)
         if found.grant is TAKEN:
             return taken
         if found.grant is Grant.HELD and self._reservations.is_orphaned(found.holder):

@@ -26,7 +26,8 @@ IMPURE = {"asyncio", "io", "logging", "os", "pathlib", "random", "secrets", "soc
 NAMED = {"policy": {"random"}}
 #: Rows of the house, lower ones first; a room imports from its own row and from those below.
 ROWS = [
-    {"duration", "errors", "forks", "reading"},
+    {"duration", "errors", "forks", "importing", "reading"},
+    {"retry_on"},
     {"backoff", "failures", "redaction"},
     {"policy", "job"},
     {"canary", "decision", "patterns", "policy_files", "storage_retry"},

@@ -23,7 +23,8 @@ from ..job import Header, Job
 from ..patterns import Policies
 from ..policy import PartialPolicy
 from ..publishing import Override, Unpublishable, Unreachable
-from ..runs import TaskPolicy
+from ..retry_on import RetryOn
+from ..runs import NOTHING, Native, TaskPolicy
 from ..store import Letter, Parked
 from . import dead_queues, sending, wire
 
@@ -100,13 +101,26 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
         return attach(app).task(reserved=RESERVED)
     found: TaskPolicy | None = vars(task).get(_TASK_POLICY)
     if found is None:
-        layers = [task.ojs_native, *(policies_for(app, task.name) or ()), task.ojs_retry]
-        try:
-            found = attach(app).task(*layers, errors=task.ojs_errors, reserved=RESERVED)
-        except InvalidRetryPolicy as error:
-            raise error.under(f"task {task.name}") from None
+        found = resolved(attach(app), task, policies_of(app), task.ojs_native)
         setattr(task, _TASK_POLICY, found)
     return found
+
+
+def resolved(bridge: Bridge, task: Any, policies: Policies, native: Native | None) -> TaskPolicy:
+    """Return what a task's jobs are retried under; raises InvalidRetryPolicy and ConfigurationError."""
+    said = getattr(task, "ojs_retry_on", None)
+    own = None if said is None else RetryOn(said, f"task {task.name}: ojs_retry_on")
+    try:
+        return bridge.task(
+            *(policies.of(task.name) or ()),
+            getattr(task, "ojs_retry", None),
+            errors=getattr(task, "ojs_errors", None),
+            reserved=RESERVED,
+            native=native or NOTHING,
+            retry_on=own or policies.retry_on(task.name),
+        )
+    except InvalidRetryPolicy as error:
+        raise error.under(f"task {task.name}") from None
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from billiard.exceptions import WorkerLostError
 from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from ..bridge import Bridge
 from ..decision import Complete, Decision
-from ..failures import Outcome
+from ..failures import Outcome, outcome_of
 from ..job import Job
 from ..runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
@@ -102,6 +103,15 @@ class Execution:
         bare = self._delivery.bare_job()
         job, publication = self._delivery.job(bare), self._delivery.publication
         return self.bridge.resume(job, bare, self._policy, publication=publication, process=process)
+
+    def judge_crash(self, begun: Run, crash: Exception) -> Decision:
+        """Return what becomes of a job whose process was killed, or died; no code of the task heard of it.
+
+        A death after which the broker still has the message is a lost attempt, whatever `retry_on` says.
+        """
+        lost = isinstance(crash, WorkerLostError) and self._task.acks_late
+        final = None if lost else begun.retry_on.rules_out(crash)
+        return self.bridge.judge(begun, outcome_of(crash, begun.task.errors, final))
 
     def conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         """Carry a decision out and return the exception that tells Celery of it."""
@@ -208,4 +218,4 @@ class Execution:
             return self.bridge.impossible(begun.job, None, error)
 
     def _outcome(self, begun: Run, raised: BaseException, wish: Wish | None = None) -> Outcome:
-        return outcome(self._task, raised, wish, begun.errors, self.bridge.now())
+        return outcome(self._task, raised, wish, begun.task.errors, begun.retry_on, self.bridge.now())

@@ -14,7 +14,7 @@ from ..settings import the_policies
 from .attach import POLICIES, attach, is_bridged, policies_for
 from .canary import CANARY, autoretry_outside, partial_canary
 from .on_commit import sent_on_commit
-from .options import native_partial
+from .options import native_of
 from .task import Bridged
 
 
@@ -77,7 +77,7 @@ def _adopt(task: Task, app: Celery) -> None:
     attributes = {
         "__module__": native.__module__,
         "__doc__": native.__doc__,
-        "ojs_native": native_partial(task),
+        "ojs_native": native_of(task),
         "ojs_canary": partial_canary(app, task),
     }
     if "_orig_run" in vars(task):

@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Task
 
 from ..duration import format_duration
 from ..errors import ConfigurationError
+from ..retry_on import EVERY_FAILURE, RetryOn
+from ..runs import Native
 
 #: The module of Celery's own task classes.
 NATIVE = "celery.app.task"
@@ -20,6 +23,9 @@ UNBOUNDED = sys.maxsize
 #: Seconds in place of none at all, which is no interval, and of more than a calendar has: a century.
 _SHORTEST = 0.001
 _LONGEST = 100 * 365 * 86_400
+
+#: What the main process says of a child that it killed, or that died: no task ever hears of it.
+KILLED = (TimeLimitExceeded, WorkerLostError)
 
 _REFUSED = (
     "autoretry_for",
@@ -74,6 +80,20 @@ def automatic(task: Task, option: str, *, default: Any) -> Any:
     if code is not None and option in code.co_freevars:
         return run.__closure__[code.co_freevars.index(option)].cell_contents  # type: ignore[union-attr]
     return getattr(task, option, default)
+
+
+def native_of(task: Task) -> Native:
+    """Return what Celery alone does with a task that fails."""
+    return Native(native_partial(task), retry_on=_native_rule(task))
+
+
+def _native_rule(task: Task) -> RetryOn:
+    """Return the errors that `autoretry_for` names: of what killed the process it never hears."""
+    named = tuple(getattr(task, "autoretry_for", ()))
+    if not named:
+        return EVERY_FAILURE
+    excluded = tuple(getattr(task, "dont_autoretry_for", ()))
+    return RetryOn(named, f"task {task.name}: autoretry_for", never=(*excluded, *KILLED))
 
 
 def native_partial(task: Task) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             case Refuse():
                 return execution.conclude(begun, begun.decision, exc)
             case Run():
-                return execution.conclude(begun, execution.bridge.judge(begun, exc), exc)
+                return execution.conclude(begun, execution.judge_crash(begun, exc), exc)
 
     def _ojs_report_retry(self, signal: Retry, exc: Exception, exc_info: Any) -> None:
         if self.task.acks_late:

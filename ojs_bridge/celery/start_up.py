@@ -39,7 +39,7 @@ def check(app: Celery) -> None:
     """Raise ConfigurationError for what cannot work, and say in the log what goes without a store."""
     policies_of(app).check(app.tasks, f"task of the app {app.main!r}")
     for task in app.tasks.values():
-        task_policy(app, task)
+        task_policy(app, task).retry_on.resolve()
         if is_bridged(task):
             _keep_request_class(task)
     check_canary(app)

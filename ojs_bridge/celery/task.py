@@ -16,6 +16,8 @@ from ..canary import Canary
 from ..errors import ConfigurationError
 from ..failures import ErrorMap, Mapped
 from ..policy import PartialPolicy, check_partial
+from ..retry_on import RetryOn, RetryOnLike
+from ..runs import Native
 from .attach import RETRY_OPTION, check_signatures, header_for, prepare
 from .canary import UnderTheBridge, begin_natively, is_outside, runs_natively
 from .eager import EAGER_RETRIES, EagerRetry, apply_to_the_end
@@ -41,8 +43,9 @@ class Bridged:
     acks_on_timeout = UnderTheBridge(value=True)
     ojs_bridged = True
     ojs_canary: Canary | None = None
-    ojs_native: PartialPolicy | None = None
+    ojs_native: Native | None = None
     ojs_retry: PartialPolicy | None = None
+    ojs_retry_on: RetryOnLike | None = None
     ojs_errors: Mapping[type[BaseException], Mapped] | None = None
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -120,7 +123,8 @@ class Bridged:
 class OJSTask(Bridged, Task):  # type: ignore[misc]
     """A Celery task under the bridge; `acks_late` unless the task says otherwise.
 
-    Class attributes or task options: `ojs_retry`, a partial policy, and `ojs_errors`, an error map.
+    Class attributes or task options: `ojs_retry`, a partial policy, `ojs_retry_on`, the failures that are
+    retried, and `ojs_errors`, an error map.
     """
 
     abstract = True
@@ -141,26 +145,31 @@ def ojs_task(
     app: Celery | Callable[..., Any] | None = None,
     *,
     retry: PartialPolicy | None = None,
+    retry_on: RetryOnLike | None = None,
     errors: Mapping[type[BaseException], Mapped] | None = None,
     base: type[Task] | None = None,
     **options: Any,
 ) -> Any:
     """Make a function a Celery task under the bridge; without an app it is a shared task.
 
-    `options` are Celery's own. Raises InvalidRetryPolicy, and ConfigurationError for an invalid error map and
-    for Celery's own retry options, which would retry beside the policy.
+    `retry_on` says which failures are retried: `"failure"`, all that are not non-retryable; `"asked"`, those
+    for which the task's code asks; or exception classes, and what the code asks for. `options` are Celery's
+    own. Raises InvalidRetryPolicy, and ConfigurationError for an invalid error map or `retry_on` and for
+    Celery's own retry options, which would retry beside the policy.
     """
     if app is not None and not isinstance(app, Celery):
-        return ojs_task(retry=retry, errors=errors, base=base, **options)(app)
+        return ojs_task(retry=retry, retry_on=retry_on, errors=errors, base=base, **options)(app)
     check_partial(retry)
     ErrorMap(errors)
+    if retry_on is not None:
+        RetryOn(retry_on)
 
     def decorate(fun: Callable[..., Any]) -> Any:
         name = str(options.get("name") or getattr(fun, "__name__", fun))
         if isinstance(fun, (Task, Proxy)):
             raise ConfigurationError(f"task {name}: @ojs_task takes the place of @app.task and @shared_task")
         refuse_native(name, {**_own_options(base or getattr(app, "Task", Task)), **options})
-        settings = {**options, "ojs_retry": retry, "ojs_errors": errors}
+        settings = {**options, "ojs_retry": retry, "ojs_retry_on": retry_on, "ojs_errors": errors}
         if app is None:
             return _shared(fun, base, settings)
         return app.task(base=_with_bridge(base or app.Task), **settings)(fun)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dramatiq import Actor, Message
@@ -15,11 +15,14 @@ from ..canary import VARIABLE, Canary, Percentages
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..job import Job
 from ..policy_files import PoliciesOrFile
-from ..runs import TaskPolicy
+from ..retry_on import RetryOn
+from ..runs import Native, TaskPolicy
 from ..settings import the_policies
 from .options import native_partial
 from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, job_of, names_exceptions
 
+#: The actor option that says which failures are retried.
+RETRY_ON_OPTION = "ojs_retry_on"
 #: The actor option that carries an error map.
 ERRORS_OPTION = "ojs_errors"
 #: Where a delivery keeps whether it is under the bridge.
@@ -82,11 +85,15 @@ class Actors:
     def check(self, names: Iterable[str]) -> None:
         """Raise BootError for a pattern of `policies` that names none of the actors there are.
 
-        And for one of `canary` that names none of those that have a policy.
+        And for one of `canary` that names none of those that have a policy, and for a class that a `retry_on`
+        names and that cannot be imported.
         """
         moved = [name for name, task in self.tasks.items() if task is not None]
         try:
             self._policies.check(names, "actor of this broker")
+            for task in self.tasks.values():
+                if task is not None:
+                    task.retry_on.resolve()
             if self.canary is not None:
                 self.canary.check(moved, "actor under the bridge")
         except ConfigurationError as error:
@@ -102,18 +109,30 @@ class Actors:
         if not names_exceptions(options.get("throws")):
             raise BootError(f"actor {name}: throws must be exception classes")
         own = options.get(RETRY_OPTION)
-        if own is not None or (self.canary and self.canary.covers_all(name)):
+        is_asked = own is not None or options.get(RETRY_ON_OPTION) is not None
+        if is_asked or (self.canary and self.canary.covers_all(name)):
             self._whole.add(name)
         moved = self._policies.of(name)
-        if moved is None and own is None:
+        if moved is None and not is_asked:
             return None
-        layers = [native_partial(options), *(moved or ()), own]
         try:
-            return self._bridge.task(*layers, errors=options.get(ERRORS_OPTION), reserved=RESERVED)
+            return self._bridge.task(
+                *(moved or ()),
+                own,
+                errors=options.get(ERRORS_OPTION),
+                reserved=RESERVED,
+                native=Native(native_partial(options)),
+                retry_on=_said(name, options) or self._policies.retry_on(name),
+            )
         except InvalidRetryPolicy as error:
             raise InvalidOptions(error.under(f"actor {name}").problems) from None
         except ConfigurationError as error:
             raise BootError(f"actor {name}: {error}") from None
+
+
+def _said(name: str, options: Mapping[str, Any]) -> RetryOn | None:
+    said = options.get(RETRY_ON_OPTION)
+    return None if said is None else RetryOn(said, f"actor {name}: {RETRY_ON_OPTION}")
 
 
 def _wishes(message: Message[Any]) -> bool:

@@ -125,7 +125,9 @@ class Execution:
         if exception is None:
             return self._bridge.judge(begun, None)
         options = self._broker.get_actor(self._message.actor_name).options
-        return self._bridge.judge(begun, outcome(self._message, options, exception, begun.errors))
+        return self._bridge.judge(
+            begun, outcome(self._message, options, exception, begun.task.errors, begun.retry_on)
+        )
 
     def _execute(self, begun: Run | Refuse, decision: Decision) -> None:
         match decision:

@@ -18,7 +18,7 @@ from ..policy_files import PoliciesOrFile
 from ..runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
-from .actors import ERRORS_OPTION, Actors, BootError
+from .actors import ERRORS_OPTION, RETRY_ON_OPTION, Actors, BootError
 from .caveats import say_caveats
 from .consumer import HOLD, MARK, NATIVE, UNBEGUN, Settlement, SettlingConsumer, mark, wrap
 from .dead_queues import DramatiqDeadQueues
@@ -68,7 +68,7 @@ class OJSRetries(Retries):
     @property
     def actor_options(self) -> set[str]:
         """The options that actors may set."""
-        return {*super().actor_options, RETRY_OPTION, ERRORS_OPTION}
+        return {*super().actor_options, RETRY_OPTION, RETRY_ON_OPTION, ERRORS_OPTION}
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         """Refuse an actor whose `ojs_retry` or `ojs_errors` is invalid, where it is declared."""

@@ -18,6 +18,7 @@ from dramatiq.middleware.middleware import MiddlewareError
 from ..errors import InvalidRetryPolicy, InvalidState
 from ..failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
 from ..job import Header, Job, decoded
+from ..retry_on import RetryOn
 from .options import native_partial
 
 logger = logging.getLogger("ojs_bridge")
@@ -93,7 +94,11 @@ def _wish(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def outcome(
-    message: MessageProxy, options: Mapping[str, Any], exc: BaseException, errors: ErrorMap
+    message: MessageProxy,
+    options: Mapping[str, Any],
+    exc: BaseException,
+    errors: ErrorMap,
+    retry_on: RetryOn,
 ) -> Outcome:
     """Translate what an actor raised, Dramatiq's own options and exceptions included."""
     if isinstance(exc.__cause__, Interrupt):
@@ -101,7 +106,7 @@ def outcome(
         exc = exc.__cause__
     if isinstance(exc, Shutdown):
         return Interrupted()
-    found = outcome_of(exc, errors)
+    found = outcome_of(exc, errors, None if isinstance(exc, NativeRetry) else retry_on.rules_out(exc))
     if not isinstance(found, Failure):
         return found
     if isinstance(exc, NativeRetry):

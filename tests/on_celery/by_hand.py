@@ -20,7 +20,7 @@ from celery.worker.request import create_request_cls
 from kombu import Queue
 from kombu.utils.imports import symbol_by_name
 
-from ojs_bridge import Bridge
+from ojs_bridge import Bridge, Retry, Snooze
 from ojs_bridge.celery import install
 
 #: The tasks, with Celery's own options, none of which has a job wait.
@@ -37,7 +37,10 @@ TASKS: dict[str, dict[str, Any]] = {
     "kept": {"acks_on_timeout": False},
 }  # fmt: skip
 #: What a job's step may name.
-WORDS = {"Ignore": Ignore, "MaxRetriesExceededError": MaxRetriesExceededError, "Reject": Reject}
+WORDS = {
+    "Ignore": Ignore, "MaxRetriesExceededError": MaxRetriesExceededError, "Reject": Reject, "Retry": Retry,
+    "Snooze": Snooze,
+}  # fmt: skip
 Installing = Callable[[Celery], object]
 numbers = itertools.count()
 

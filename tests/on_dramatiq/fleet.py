@@ -76,13 +76,19 @@ class Fleet:
     """One broker with one queue, under one bridge."""
 
     def __init__(
-        self, broker: dramatiq.Broker, queue: str, bridge: Bridge | None = None, **options: Any
+        self,
+        broker: dramatiq.Broker,
+        queue: str,
+        bridge: Bridge | None = None,
+        *,
+        policies: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         self.broker = broker
         self.queue = queue
         self.heard = Heard()
         self.bridge = bridge or Bridge(listeners=[self.heard], **{"retry": QUICK, **options})
-        self.retries = OJSRetries(self.bridge)
+        self.retries = OJSRetries(self.bridge, policies=policies)
         self.runs: defaultdict[str, list[Ran]] = defaultdict(list)
         broker.add_middleware(CurrentMessage())
         broker.add_middleware(self.retries)

@@ -14,9 +14,9 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ...bridge import Bridge
-from ...celery.attach import FRAMEWORK, RESERVED, is_bridged
+from ...celery.attach import FRAMEWORK, is_bridged, resolved
 from ...celery.canary import runs_natively
-from ...celery.options import native_partial
+from ...celery.options import native_of
 from ...celery.outcomes import outcome
 from ...celery.wire import expiry
 from ...errors import ConfigurationError
@@ -121,10 +121,8 @@ class Watch:
             self._tasks[name] = None
             moved = self._moved(name)
             if moved is not None and self._switch.covers(name):
-                native = task.ojs_native if is_bridged(task) else native_partial(task)
-                layers = [native, *moved, getattr(task, "ojs_retry", None)]
-                errors = getattr(task, "ojs_errors", None)
-                self._tasks[name] = self._bridge.task(*layers, errors=errors, reserved=RESERVED)
+                native = task.ojs_native if is_bridged(task) else native_of(task)
+                self._tasks[name] = resolved(self._bridge, task, self._policies, native)
         return self._tasks[name]
 
     def _moved(self, name: str) -> list[PartialPolicy] | None:
@@ -153,9 +151,9 @@ class Watch:
 def _outcome(task: Task, raised: BaseException, native: Native, policy: TaskPolicy, now: datetime) -> Outcome:
     """Translate what the task raised, `self.retry` included, as the bridge would."""
     if isinstance(raised, Retry) and raised.__context__ is not None and _is_automatic(raised):
-        return outcome(task, raised.__context__, None, policy.errors, now)
+        return outcome(task, raised.__context__, None, policy.errors, policy.retry_on, now)
     if not isinstance(raised, (Retry, MaxRetriesExceededError)):
-        return outcome(task, raised, None, policy.errors, now)
+        return outcome(task, raised, None, policy.errors, policy.retry_on, now)
     found = outcome_of(_cause(raised), policy.errors)
     if not isinstance(found, Failure):
         return found

@@ -162,7 +162,7 @@ def _outcome(
     """Translate what the actor raised; its `retry_when`, the user's code, has said its word already."""
     asked = options.get("retry_when")
     told = options if asked is None else {**options, "retry_when": None}
-    found = outcome(message, told, exception, task.errors)
+    found = outcome(message, told, exception, task.errors, task.retry_on)
     if asked is not None and isinstance(native, Ended) and isinstance(found, Failure) and not found.final:
         return replace(found, final=RETRY_WHEN_SAID_NO)
     return found
