@@ -35,6 +35,7 @@ from .publishing import DeadQueues, Publisher
 from .redaction import Redaction, Redactor
 from .replay_rules import PERIOD as RULES_PERIOD
 from .replay_rules import ReplayRule, Rules, checked
+from .reservations import Wait
 from .retention import PERIOD as PRUNE_PERIOD
 from .retention import Retention
 from .retry_on import RetryOn
@@ -205,14 +206,15 @@ class Bridge:
         *,
         publication: str = "",
         can_wait: bool = True,
+        wait: Wait | None = None,
         reserve: bool = True,
     ) -> Begun:
         """Return whether a delivered job runs, waits, was lost, is a late copy, or cannot be read by anybody.
 
         `job` is what `decode` returned or raised, `bare` what the framework alone says of it; `publication`
         tells one message of the same first run from another, as far as the broker does. Raises StoreError
-        when the store cannot say, unless the delivery cannot wait. What runs within its caller needs no
-        reservation: nobody else can have it.
+        when the store cannot say, unless the delivery cannot wait; before, it is asked for as long as `wait`,
+        which pauses, says so. What runs within its caller needs no reservation: nobody else can have it.
         """
         begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):
@@ -223,7 +225,7 @@ class Bridge:
         found: Begun = begun
         if reserve:
             first = begun.job.next_retry_at is None
-            found = self._turns.take(begun, publication if first else "", can_wait=can_wait)
+            found = self._turns.take(begun, publication if first else "", can_wait=can_wait, wait=wait)
         if isinstance(found, Run) and self._events:
             self._events.emit([events.started(found.job, self.now())])
         return found

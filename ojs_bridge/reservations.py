@@ -12,10 +12,11 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import TypeAlias
 
 from .forks import starting
 from .job import Job
-from .storage_retry import Insistence
+from .storage_retry import Insistence, StorageRetry
 from .store import Grant, Reservation, Settle, Store, StoreError, Turn
 
 logger = logging.getLogger("ojs_bridge")
@@ -30,6 +31,8 @@ _BATCH = 1000
 _FORGET_AFTER = 300.0
 #: How often a heartbeat that failed is repeated, in seconds.
 _REPEAT = 1.0
+#: Waits after a question that the store did not answer; returns whether to ask it again.
+Wait: TypeAlias = Callable[[StoreError], bool]
 #: Looked up once, because enumerations are slow and every job comes by here.
 TAKEN, LOST, RESENT = Grant.TAKEN, Grant.LOST, Grant.RESENT
 
@@ -78,23 +81,24 @@ class Reservations:
         self._done: deque[tuple[float, Turn]] = deque()
         self._blind_until = 0.0
 
-    def take(self, job: Job, publication: str) -> tuple[Reservation, Job, Turn]:
+    def take(self, job: Job, publication: str, wait: Wait | None = None) -> tuple[Reservation, Job, Turn]:
         """Ask for a job's turn; the job comes back with a chain of its own when a user has sent it twice.
 
-        `publication` tells one message of the same first turn from another, "" when nobody knows.
+        `publication` tells one message of the same first turn from another, "" when nobody knows. The
+        store is asked for as long as `wait` says so.
         """
         self._start()
         turn = turn_of(job)
-        found = self._reserve(turn, publication)
+        found = self._reserve(turn, publication, wait)
         if found.grant is RESENT:
             job = job._replace(chain=publication)
             turn = turn_of(job)
-            found = self._reserve(turn, publication)
+            found = self._reserve(turn, publication, wait)
         if found.grant is TAKEN or found.grant is LOST:
             self._live[turn] = None
         return found, job, turn
 
-    def _reserve(self, turn: Turn, publication: str) -> Reservation:
+    def _reserve(self, turn: Turn, publication: str, wait: Wait | None) -> Reservation:
         mark = f"{self._holder}:{next(self._requests)}"
 
         def reserve() -> Reservation:
@@ -106,11 +110,18 @@ class Reservations:
                 turn, publication=publication, holder=self._holder, mark=mark, now=asked, until=until
             )
 
+        insist = self._insist.run
         try:
-            return self._insist.run(reserve, (StoreError,))
-        except BaseException as error:
-            if isinstance(error, StoreError):
-                self._be_blind()
+            # The mark stays, by which the store knows a question that it was asked before.
+            while True:
+                try:
+                    return insist(reserve, (StoreError,))
+                except StoreError as error:
+                    self._be_blind()
+                    if wait is None or not wait(error):
+                        raise
+                    insist = StorageRetry.disabled().run
+        except BaseException:
             # Nobody runs what may have been reserved all the same.
             ends = time.monotonic() + self._length.total_seconds()
             self._ghosts.append((ends, self.settling(turn)._replace(mark=mark)))

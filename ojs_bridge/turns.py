@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from .decision import Complete, Decision, GiveBack
 from .failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from .job import Job
-from .reservations import TAKEN, Reservations, was_held_by
+from .reservations import TAKEN, Reservations, Wait, was_held_by
 from .runs import Drop, Lost, Postpone, Refuse, Run
 from .storage_retry import Insistence
 from .store import Grant, Reservation, Settle, Store, StoreError, Turn
@@ -38,12 +38,19 @@ class Turns:
         self._clock = clock
         self._fail_open = fail_open
 
-    def take(self, run: Run, publication: str, *, can_wait: bool) -> Run | Lost | Postpone | Drop:
-        """Return what becomes of a run that is to begin; raises StoreError for one that can wait."""
+    def take(
+        self, run: Run, publication: str, *, can_wait: bool, wait: Wait | None = None
+    ) -> Run | Lost | Postpone | Drop:
+        """Return what becomes of a run that is to begin; raises StoreError for one that can wait.
+
+        Asks a store that does not answer for as long as `wait` says so.
+        """
         if self._reservations is None:
             return run
         try:
-            found, job, turn = self._reservations.take(run.job, publication)
+            found, job, turn = self._reservations.take(
+                run.job, publication, None if self._fail_open else wait
+            )
         except StoreError:
             if can_wait and not self._fail_open:
                 raise

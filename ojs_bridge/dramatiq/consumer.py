@@ -17,6 +17,7 @@ from dramatiq.errors import ConnectionClosed
 from ..store import StoreError
 from .acknowledging import Ack, Ending
 from .encoding import encodable
+from .holding import received
 from .on_redis import Hands, enrich, is_broker, is_redis, is_replaced, replace_on
 from .outages import redis_outages
 
@@ -43,7 +44,7 @@ class Settlement(enum.Enum):
     DEAD = enum.auto()
     """Keep it, with its final state, in the broker's own dead queue."""
     HOLD = enum.auto()
-    """Give it back to its queue after a while: what was decided could not be carried out."""
+    """Give it back to its queue after a while: it was interrupted before it was settled otherwise."""
     UNBEGUN = enum.auto()
     """As HOLD: it runs, and the bridge begins it only if it fails."""
     GIVE_BACK = enum.auto()
@@ -192,6 +193,7 @@ class SettlingConsumer(Consumer):
         if message is not None:
             if self._is_tagged:
                 message.__dict__[_FROM] = self._inner
+                received(message)
             elif not self._hands.take(message):
                 return None
         return message

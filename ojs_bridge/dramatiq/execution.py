@@ -11,6 +11,7 @@ from typing import Any
 
 from dramatiq import Message
 from dramatiq.broker import Broker, MessageProxy
+from dramatiq.middleware import Interrupt
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..bridge import Bridge
@@ -23,7 +24,8 @@ from ..store import StoreError
 from .acknowledging import Acknowledging, Ending
 from .consumer import Settlement, have_queue, leave_by, mark, publication
 from .encoding import encodable
-from .on_redis import is_redis, replacing
+from .holding import HELD_AT_MOST, GiveUp, Holding, is_old
+from .on_redis import is_broker, is_redis, replacing
 from .options import UNBOUNDED
 from .outages import outages, told
 from .producer import carry_wishes
@@ -54,15 +56,33 @@ class Execution:
         bridge: Bridge,
         broker: Broker,
         message: MessageProxy,
+        holding: Holding,
         acknowledging: Acknowledging | None = None,
     ) -> None:
         self._bridge = bridge
         self._broker = broker
         self._message = message
+        self._holding = holding
         self._acknowledging = acknowledging
+        #: Whether the thread has waited, so that nothing interrupts it.
+        self.held = False
 
     def begin(self, task: TaskPolicy) -> Begun:
-        """Ask the bridge whether the job runs; raises StoreError when only its store could say."""
+        """Return what becomes of the job, however long that takes to say.
+
+        What was postponed or dropped has been put aside. Raises GiveUp.
+        """
+        while True:
+            try:
+                begun = self._ask(task)
+            except Interrupt as interrupt:
+                # It is meant for a job, and none has begun.
+                self._wait(RuntimeError(f"interrupted: {interrupt!r}"))
+                continue
+            if not isinstance(begun, (Postpone, Drop)) or self.put_aside(begun):
+                return begun
+
+    def _ask(self, task: TaskPolicy) -> Begun:
         # What is asked of a proxy takes longer, and every job comes by here.
         message = self._message._message
         bare = bare_job(message, max_age(self._broker, message))
@@ -72,9 +92,13 @@ class Execution:
                 logger.warning("job %s: its throws option names no exception classes", bare.id)
                 del message.options["throws"]
             job, publication_ = job_of(message, bare), publication(self._message)
-            return self._bridge.begin(job, bare, task, publication=publication_)
-        except StoreError:
+            return self._bridge.begin(job, bare, task, publication=publication_, wait=self._keeps)
+        except GiveUp:
             raise
+        except StoreError:
+            # It was held for long enough, and what is published anew may be held again.
+            self.held, now = False, self._bridge.now()
+            return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
         except Exception as error:
             # Dramatiq would log it, run the actor and know nothing of its outcome.
             logger.exception("job %s: could not be begun", bare.id)
@@ -95,27 +119,63 @@ class Execution:
             leave_by(self._message, Ending(self._acknowledging, run))
             return
         try:
-            self._execute(run, decision)
+            self._carry_out(run, decision)
         except InvalidState as error:
             decision = self._bridge.impossible(run.job, decision, error)
-            self._execute(run, decision)
+            self._carry_out(run, decision)
         self._bridge.settled(run, decision)
 
-    def put_aside(self, begun: Postpone | Drop) -> str:
-        """Send a delivery that came before its time on to that time, or drop a late copy; return why."""
+    def _carry_out(self, begun: Run | Refuse, decision: Decision) -> None:
+        """Execute a decision, however often that takes; raises what it raises when the worker shuts down."""
+        try:
+            self._execute(begun, decision)
+            return
+        except (NotSent, StoreError) as error:
+            failed: Exception = error
+        while self._holding.keep_unended(failed):
+            try:
+                with self._bridge.at_once():
+                    self._execute(begun, decision)
+            except (NotSent, StoreError) as error:
+                failed = error
+            else:
+                self._holding.ends()
+                return
+        raise failed
+
+    def put_aside(self, begun: Postpone | Drop) -> bool:
+        """Send a delivery that came before its time on to that time, or drop a late copy.
+
+        False when it could not be sent on, after a pause in which its time may have come; raises GiveUp.
+        """
         if isinstance(begun, Drop):
             mark(self._message, Settlement.DROP)
-        else:
-            self._postpone(begun)
+        elif not self._postpone(begun):
+            return False
         # Results would store None over the real result of a message that is skipped.
         self._message.options["store_results"] = False
-        return begun.reason if isinstance(begun, Drop) else f"not due before {begun.at.isoformat()}"
+        return True
 
-    def _postpone(self, begun: Postpone) -> None:
+    def _postpone(self, begun: Postpone) -> bool:
         try:
             self._send_on(begun, begun.job, begun.at, "came before its time", {})
-        except Exception:
-            logger.exception("job %s: came before its time and goes back to its queue", begun.job.id)
+        except Exception as error:
+            logger.debug("job %s: could not be sent on", begun.job.id, exc_info=True)
+            self._wait(error)
+            return False
+        return True
+
+    def _keeps(self, error: Exception) -> bool:
+        """Wait before the store is asked once more; False when this delivery was held for long enough."""
+        if is_old(self._message):
+            return False
+        self._wait(error)
+        return True
+
+    def _wait(self, error: Exception) -> None:
+        self.held = True
+        if not self._holding.keep_unbegun(error):
+            raise GiveUp from None
 
     def _judge(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Decision:
         if isinstance(begun, Refuse):
@@ -169,8 +229,8 @@ class Execution:
         except (NotSent, StoreError) as error:
             if second is None:
                 raise
-            logger.warning("job %s: %s; it is kept the other way", job.id, error)
             second()
+            logger.warning("job %s: %s; it is kept the other way", job.id, error)
 
     def _publish(self, message: Message[Any], at: datetime) -> None:
         """Publish a message for a time, never before it; raises NotSent when the broker cannot take it."""
@@ -185,8 +245,11 @@ class Execution:
             self._enqueue(plain, at)
 
     def _enqueue(self, message: Message[Any], at: datetime) -> None:
+        # A worker holds what is delayed; what comes before its time is sent on.
+        most = HELD_AT_MOST if is_broker(self._broker, "rabbitmq", "RabbitmqBroker") else math.inf
+
         def enqueue() -> None:
-            seconds = (at - self._bridge.now()).total_seconds()
+            seconds = min((at - self._bridge.now()).total_seconds(), most)
             have_queue(self._broker, message.queue_name)
             # One more, because the broker's own clock reading loses the fraction of its millisecond.
             self._broker.enqueue(message, delay=max(math.ceil(seconds * 1000), 0) + 1)

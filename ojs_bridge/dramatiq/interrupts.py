@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from dramatiq.broker import Broker
+from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Interrupt, ShutdownNotifications, TimeLimit
 
 #: How long a time limit that has struck but not arrived yet is waited for, in seconds.
@@ -17,11 +17,20 @@ class Interrupts:
     """What may interrupt the actors of a broker: its time limits and shutdown notifications."""
 
     def __init__(self, broker: Broker) -> None:
-        self._limits = [m.manager for m in broker.middleware if isinstance(m, TimeLimit)]
-        self._shutdowns = [m.manager for m in broker.middleware if isinstance(m, ShutdownNotifications)]
+        self._broker = broker
+        limits = [m for m in broker.middleware if isinstance(m, TimeLimit)]
+        shutdowns = [m for m in broker.middleware if isinstance(m, ShutdownNotifications)]
+        self._arming: list[TimeLimit | ShutdownNotifications] = [*limits, *shutdowns]
+        self._limits = [m.manager for m in limits]
+        self._shutdowns = [m.manager for m in shutdowns]
+
+    def arm(self, message: MessageProxy) -> None:
+        """Have this thread, which was disarmed, interrupted as if its message had come just now."""
+        for middleware in self._arming:
+            middleware.before_process_message(self._broker, message)
 
     def disarm(self, exception: BaseException | None) -> None:
-        """Have nothing interrupt this thread any more; it has run an actor, which raised `exception`.
+        """Have nothing interrupt this thread any more; if it has run an actor, that raised `exception`.
 
         Dramatiq itself disarms after its retries, so that a time limit can strike while one is published.
         """

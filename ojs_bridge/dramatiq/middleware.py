@@ -23,7 +23,7 @@ from .caveats import say_caveats
 from .consumer import HOLD, MARK, NATIVE, UNBEGUN, Settlement, SettlingConsumer, mark, wrap
 from .dead_queues import DramatiqDeadQueues
 from .execution import Execution, NotSent
-from .interrupts import Interrupts
+from .holding import GiveUp, Holding
 from .producer import READ, WISHING, add_headers, carry_wishes
 from .replay import FRAMEWORK, DramatiqPublisher
 from .translate import HEADER, RETRY_OPTION, LostAttempt, Refused
@@ -57,11 +57,10 @@ class OJSRetries(Retries):
         self._actors = Actors(self.bridge, policies, canary)
         self._tasks = self._actors.tasks
         self._canary = self._actors.canary
-        self._interrupts: Interrupts | None = None
+        self._holding = Holding()
         #: Whether a job with nothing to read is begun when it turns out to have failed: nobody is to be told.
         self._is_silent = self.bridge.store is None and not self.bridge.listened_to
         self._swapped = False
-        self._stopping: list[Any] = []
         self._lighten()
         self._acknowledging: Acknowledging | None = None
 
@@ -93,7 +92,7 @@ class OJSRetries(Retries):
         self._take_over(broker)
         self._check(broker)
         wrap(broker)
-        self._interrupts = Interrupts(broker)
+        self._holding.boot(broker)
         self._acknowledging = acknowledging_on(broker, self.bridge)
         say_caveats(broker, self.bridge)
         if self._canary is not None:
@@ -103,7 +102,7 @@ class OJSRetries(Retries):
 
     def before_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Begin no more jobs: what the worker gives back now would come straight back to it."""
-        self._stopping.append(worker)
+        self._holding.stop(worker)
         self._lighten()
         for thread in worker.consumers.values():
             if isinstance(thread.consumer, SettlingConsumer):
@@ -111,7 +110,7 @@ class OJSRetries(Retries):
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """End the bridge's threads, and let the listeners hear the last events."""
-        self._stopping.remove(worker)
+        self._holding.stopped(worker)
         self._lighten()
         self.bridge.stop()
 
@@ -146,23 +145,21 @@ class OJSRetries(Retries):
         if self._canary is not None and self._actors.task_of(message) is None:
             self._let_wait(broker, message)
             return
-        if self._stopping and any(threading.current_thread() in w.workers for w in self._stopping):
-            message._ojs_run = None
-            mark(message, Settlement.GIVE_BACK)
-            message.options["store_results"] = False
-            raise SkipMessage("this worker shuts down")
+        if self._holding.is_stopping and self._holding.stops():
+            raise _given_back(message)
         if self._is_silent and READ.isdisjoint(message._message.options):
             return
-        execution = Execution(self.bridge, broker, message)
+        execution = Execution(self.bridge, broker, message, self._holding)
         message._ojs_settlement = HOLD
         message._ojs_run = None
         try:
             begun = execution.begin(task)
-        except StoreError as error:
-            message.options["store_results"] = False
-            raise SkipMessage(f"waits for the store: {error}") from None
+        except GiveUp:
+            raise _given_back(message) from None
+        if execution.held:
+            self._holding.begins(message)
         if isinstance(begun, (Postpone, Drop)):
-            raise SkipMessage(execution.put_aside(begun))
+            raise SkipMessage(_why(begun))
         message._ojs_run = begun
         if isinstance(begun, Refuse):
             raise Refused(begun.decision.reason)
@@ -174,11 +171,17 @@ class OJSRetries(Retries):
         message._ojs_settlement = NATIVE
         if HEADER not in message._message.options:
             return
-        execution = Execution(self.bridge, broker, message)
-        postponed = execution.early()
-        if postponed is not None:
+        execution = Execution(self.bridge, broker, message, self._holding)
+        while (postponed := execution.early()) is not None:
             message.__dict__.update({MARK: HOLD, _RUN: None})
-            raise SkipMessage(execution.put_aside(postponed))
+            try:
+                if execution.put_aside(postponed):
+                    raise SkipMessage(_why(postponed))
+            except GiveUp:
+                raise _given_back(message) from None
+        if execution.held:
+            self._holding.begins(message)
+        message._ojs_settlement = NATIVE
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Leave a message that another middleware skipped to Dramatiq."""
@@ -212,16 +215,16 @@ class OJSRetries(Retries):
         if begun is None:
             return
         try:
-            if self._interrupts:
-                self._interrupts.disarm(exception)
-            execution = Execution(self.bridge, broker, message, self._acknowledging)
+            self._holding.disarm(exception)
+            execution = Execution(self.bridge, broker, message, self._holding, self._acknowledging)
             if begun is UNBEGUN:
                 mark(message, HOLD)
                 begun = execution.begin(task)
                 if isinstance(begun, (Postpone, Drop)):
-                    execution.put_aside(begun)
                     return
             execution.conclude(begun, exception)
+        except GiveUp:
+            mark(message, Settlement.GIVE_BACK)
         except (NotSent, StoreError) as error:
             logger.error("job %s: %s; it goes back to its queue", message.message_id, error)
             self._let_run_out(begun)
@@ -241,7 +244,7 @@ class OJSRetries(Retries):
 
     def _lighten(self) -> None:
         """Work out which actors' jobs are begun without a question if there is nothing to read in them."""
-        light = self._is_silent and self._canary is None and not self._stopping
+        light = self._is_silent and self._canary is None and not self._holding.is_stopping
         self._light: Mapping[str, TaskPolicy | None] = self._tasks if light else {}
 
     def _take_over(self, broker: Broker) -> None:
@@ -295,6 +298,17 @@ def install(
     broker.add_middleware(middleware)
     middleware.after_process_boot(broker)
     return middleware
+
+
+def _given_back(message: Any) -> SkipMessage:
+    message._ojs_run = None
+    mark(message, Settlement.GIVE_BACK)
+    message.options["store_results"] = False
+    return SkipMessage("this worker shuts down")
+
+
+def _why(begun: Postpone | Drop) -> str:
+    return begun.reason if isinstance(begun, Drop) else f"not due before {begun.at.isoformat()}"
 
 
 def _path(middleware: Middleware) -> str:
