@@ -27,6 +27,7 @@ from ..retry_on import RetryOn
 from ..runs import NOTHING, Native, TaskPolicy
 from ..store import Letter, Parked
 from . import dead_queues, sending, wire
+from .warned import warn_outside
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -77,6 +78,7 @@ def prepare(app: Celery) -> None:
         app.steps["worker"].add("ojs_bridge.celery.start_up:StartUp")
         app.steps["consumer"].add("ojs_bridge.celery.visibility:Visibility")
         _read_retry_option(app)
+        warn_outside(app)
 
 
 def policies_of(app: Celery) -> Policies:
@@ -189,9 +191,9 @@ def _with_arguments(kept: wire.Wire, letter: Letter, override: Override) -> wire
 
 def _read_retry_option(app: Celery) -> None:
     """Have the app's `send_task`, through which everything is published, read `ojs_retry`."""
-    send_task = app.send_task
+    own = vars(app).get("send_task")
 
-    @functools.wraps(send_task)
+    @functools.wraps(app.send_task)
     def send_task_with_policy(name: str, *args: Any, **options: Any) -> Any:
         partial = options.pop(RETRY_OPTION, None)
         for later in _LATER:
@@ -200,9 +202,17 @@ def _read_retry_option(app: Celery) -> None:
         if partial is not None:
             headers = options.get("headers") or {}
             options["headers"] = {**headers, wire.HEADER: _checked(app, name, partial, headers)}
+        # The class's is looked up each time: tests put another one in its place.
+        send_task = own or _bound(type(app).send_task, app)
         return send_task(name, *args, **options)
 
     app.send_task = send_task_with_policy
+
+
+def _bound(found: Any, app: Celery) -> Any:
+    """Return what an app's class has as the app itself would have it."""
+    bind = getattr(found, "__get__", None)
+    return bind(app, type(app)) if bind else found
 
 
 def header_for(app: Celery, name: str, partial: PartialPolicy) -> str:

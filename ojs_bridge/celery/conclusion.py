@@ -144,6 +144,8 @@ class Conclusion:
         wire, options = self._asked_for()
         headers = {**(options.get("headers") or {}), **changes}
         app, out_of_reach = self._task.app, self._out_of_reach()
+        # A postponement is no news: Celery itself would hold the message.
+        told = not isinstance(begun, Postpone)
 
         def park() -> None:
             message = {**sending.parked(wire, headers, options), **self._parameters()}
@@ -151,7 +153,7 @@ class Conclusion:
 
         def publish() -> None:
             self._bridge.insist(
-                lambda: sending.publish(app, wire, headers, due=at, options=options), out_of_reach
+                lambda: sending.publish(app, wire, headers, due=at, options=options, told=told), out_of_reach
             )
 
         first, second = (park, publish) if self._bridge.parks(at) else (publish, park)

@@ -43,18 +43,21 @@ def publish(
     *,
     due: datetime | None = None,
     options: Mapping[str, Any] | None = None,
+    told: bool = True,
 ) -> None:
     """Publish a message again with some headers changed; everything else is as it came.
 
-    Celery's own sender does it, so that its publish signals, retry policy and queue declarations hold.
-    Raises whatever publishing raises.
+    Celery's own sender does it, so that its publish signals, retry policy and queue declarations hold, and
+    where `told`, its `task-sent` event. Raises whatever publishing raises.
     """
     headers, compression = _own_headers(wire)
     properties = {"priority": None, **wire.properties}
     delivery_mode = properties.pop("delivery_mode", None)
     if due is not None:
         headers["eta"] = min(due, datetime.now(timezone.utc) + _hop(app)).isoformat()
-    message = task_message({**headers, **changes}, properties, wire.body, None)
+    headers = {**headers, **changes}
+    event = _sent_event(headers) if told and app.conf.task_send_sent_event else None
+    message = task_message(headers, properties, wire.body, event)
     with confirmed.producer(app) as producer, told_of_outages(producer):
         app.amqp.send_task_message(
             producer,
@@ -85,6 +88,14 @@ def told_of_outages(producer: Any) -> Iterator[None]:
             raise
         producer.__connection__._close()
         raise OperationalError("the channel to the broker was closed") from error
+
+
+def _sent_event(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Celery's event `task-sent` tells of a job, as far as its headers say."""
+    same = ("root_id", "parent_id", "retries", "eta", "expires")
+    shown = {"args": headers.get("argsrepr"), "kwargs": headers.get("kwargsrepr")}
+    told = {"uuid": headers.get("id"), "name": headers["task"], **shown}
+    return {**told, **{name: headers.get(name) for name in same}}
 
 
 def _own_headers(wire: Wire) -> tuple[dict[str, Any], str | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from celery import Celery, Task, _state
 from celery.app.task import Context
@@ -42,11 +42,12 @@ class Bridged:
     acks_on_failure = UnderTheBridge(value=True)
     acks_on_timeout = UnderTheBridge(value=True)
     ojs_bridged = True
-    ojs_canary: Canary | None = None
-    ojs_native: Native | None = None
-    ojs_retry: PartialPolicy | None = None
-    ojs_retry_on: RetryOnLike | None = None
-    ojs_errors: Mapping[type[BaseException], Mapped] | None = None
+    # No annotations: typing.get_type_hints(task) would take them for those of the task's own function.
+    ojs_canary = cast("Canary | None", None)
+    ojs_native = cast("Native | None", None)
+    ojs_retry = cast("PartialPolicy | None", None)
+    ojs_retry_on = cast("RetryOnLike | None", None)
+    ojs_errors = cast("Mapping[type[BaseException], Mapped] | None", None)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under the bridge when a worker or `apply` does it, plainly when it is just called."""
@@ -172,6 +173,7 @@ def ojs_task(
         settings = {**options, "ojs_retry": retry, "ojs_retry_on": retry_on, "ojs_errors": errors}
         if app is None:
             return _shared(fun, base, settings)
+        prepare(app)
         return app.task(base=_with_bridge(base or app.Task), **settings)(fun)
 
     return decorate
@@ -181,6 +183,7 @@ def _shared(fun: Callable[..., Any], base: type[Task] | None, options: dict[str,
     """Do as Celery's `shared_task` does, with each app's own default class as the base."""
 
     def add_to(app: Celery) -> None:
+        prepare(app)
         app._task_from_fun(fun, base=_with_bridge(base or app.Task), **options)
 
     _state.connect_on_app_finalize(add_to)

@@ -1,0 +1,161 @@
+"""What Celery's users do to an app and its tasks beside sending jobs, and what the bridge leaves as it is."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import celery
+import pytest
+from celery import Celery, Task
+from celery.events.event import get_exchange
+from kombu import Queue
+
+from ojs_bridge import Bridge
+from ojs_bridge.celery import OJSTask, install, ojs_task
+from tests.on_celery.by_hand import ByHand, by_hand, natively
+
+Making = Callable[[Celery, Callable[..., Any]], Task]
+
+
+def add(a: int, b: float = 2.0) -> str:
+    return str(a + b)
+
+
+def taken() -> None:
+    """A function whose task has the name that another one wants."""
+
+
+def app_of(name: str, installing: Callable[[Celery], object] = install) -> Celery:
+    app = Celery(name, broker="memory://", backend="cache+memory://", set_as_current=False)
+    installing(app)
+    return app
+
+
+def bridged_by_name(app: Celery) -> None:
+    install(app, policies={})
+
+
+def of_the_app(app: Celery, run: Callable[..., Any]) -> Task:
+    return app.task(shared=False, lazy=False)(run)
+
+
+def of_ours(app: Celery, run: Callable[..., Any]) -> Task:
+    return ojs_task(app, shared=False, lazy=False)(run)
+
+
+def of_a_class(app: Celery, run: Callable[..., Any]) -> Task:
+    annotations = {"queue_of": list[str]}
+    names = {"name": "by_class", "run": staticmethod(run), "__annotations__": annotations}
+    return app.register_task(type("ByClass", (Task,), {"__module__": __name__, **names})())
+
+
+def of_our_class(app: Celery, run: Callable[..., Any]) -> Task:
+    class Own(OJSTask):
+        name = "own"
+
+        def run(self, *args: Any) -> Any:
+            return run(*args)
+
+    return app.register_task(Own())
+
+
+WAYS: list[Making] = [of_the_app, of_ours, of_a_class, of_our_class]
+
+
+@pytest.mark.parametrize("make", WAYS[:3], ids=lambda make: make.__name__)
+def test_a_tasks_annotations_are_its_functions(make: Making) -> None:
+    """As without the bridge, where frameworks look for what a task takes."""
+    native = make(app_of("native", natively), add) if make is not of_ours else of_the_app(Celery("n"), add)
+    task = make(app_of("bridged"), add)
+    assert typing.get_type_hints(task) == typing.get_type_hints(native)
+    assert typing.get_type_hints(task)
+    assert inspect.signature(task.run) == inspect.signature(native.run)
+
+
+@pytest.mark.parametrize("make", WAYS, ids=lambda make: make.__name__)
+def test_the_annotations_of_a_tasks_class_can_be_resolved(make: Making) -> None:
+    task = make(app_of("bridged"), add)
+    for cls in type(task).__mro__:
+        typing.get_type_hints(cls)
+
+
+@pytest.mark.skipif(celery.VERSION < (5, 7), reason="this Celery does not warn")
+@pytest.mark.parametrize("make", [of_the_app, of_ours, of_a_class, of_our_class], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("installing", [install, bridged_by_name, natively])
+def test_the_warning_of_a_name_that_is_taken_names_the_users_line(
+    make: Making, installing: Callable[[Celery], object]
+) -> None:
+    app = app_of("taken", installing)
+    for name in ("by_class", "own", f"{__name__}.add"):
+        app.task(shared=False, lazy=False, name=name)(taken)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make(app, add)
+    (warning,) = caught
+    assert warning.category.__name__ == "DuplicateTaskNameWarning"
+    assert warning.filename == __file__
+
+
+@pytest.mark.parametrize("policies", [None, {}], ids=["all", "none"])
+def test_a_sender_that_takes_the_classs_place_is_called(policies: Any) -> None:
+    """As unit tests do it, whether the app has its bridge before or meanwhile."""
+    app = app_of("patched", lambda app: install(app, policies=policies))
+    task = of_the_app(app, add)
+    for number in range(2):
+        with mock.patch("celery.Celery.send_task", return_value=number) as sent:
+            assert task.delay(1, b=3) == number
+            late = app_of("late", lambda app: install(app, policies=policies))
+            assert of_the_app(late, add).delay(1) == number
+        assert sent.call_args_list[0].args[:3] == (task.name, (1,), {"b": 3})
+    with mock.patch.object(Celery, "send_task", autospec=True) as sent:
+        task.s(1).set(countdown=3).delay()
+    assert sent.call_args.args[:2] == (app, task.name)
+    with mock.patch.object(app, "send_task") as sent:
+        task.delay(1)
+    assert sent.call_args.args[0] == task.name
+
+
+def test_a_sender_of_the_apps_own_stays(unique: str) -> None:
+    class Sending(Celery):
+        def send_task(self, name: str, *args: Any, **options: Any) -> Any:
+            return "class", name, options.get("headers")
+
+    app = Sending(unique, broker="memory://", set_as_current=False)
+    install(app)
+    assert of_the_app(app, add).apply_async((1,), ojs_retry={"max_attempts": 2})[2]["ojs"]
+    other = Celery(unique, broker="memory://", set_as_current=False)
+    other.send_task = lambda name, *args, **options: ("instance", name)
+    install(other)
+    assert of_the_app(other, add).delay(1) == ("instance", f"{__name__}.add")
+
+
+def events_of(hand: ByHand, job: str) -> list[dict[str, Any]]:
+    """What Celery's monitors were told of a job that is retried."""
+    with hand.app.connection_for_read() as connection:
+        exchange = get_exchange(connection, name=hand.app.conf.event_exchange)
+        heard = Queue(f"{job}-events", exchange, routing_key="task.sent")(connection.default_channel)
+        heard.declare()
+        hand.app.tasks["plain"].apply_async(("self.retry(countdown=0)", "'ok'"), task_id=job)
+        hand.deliver_all()
+        told = [message.payload for message in iter(functools.partial(heard.get, no_ack=True), None)]
+        heard.delete()
+    # A retry of Celery's own names itself as its parent, and has no time where it is due at once.
+    own = {"hostname", "timestamp", "clock", "pid", "utcoffset", "queue", "routing_key", "parent_id", "eta"}
+    return [{name: value for name, value in event.items() if name not in own} for event in told]
+
+
+def test_a_retry_is_told_as_sent_where_the_app_tells_it(unique: str) -> None:
+    """As Celery tells it of its own retries."""
+    seen = []
+    for installing in (natively, lambda app: install(app, Bridge())):
+        hand = by_hand(installing, unique)
+        hand.app.conf.task_send_sent_event = True
+        seen.append(events_of(hand, f"job-{unique}"))
+    assert seen[1] == seen[0]
+    assert [event["retries"] for event in seen[1]] == [0, 1]
