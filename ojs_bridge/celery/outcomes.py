@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
+from numbers import Real
+from typing import Any
 
 from celery import Task
 from celery.exceptions import Retry
 
 from ..failures import ErrorMap, Failure, Outcome, outcome_of, text_of
 from ..retry_on import RetryOn
-from .wish import Wish
+from .wish import Wish, countdown_of, until
 
 
 class HandlerFailed(Exception):
@@ -20,20 +23,40 @@ class HandlerFailed(Exception):
 def outcome(
     task: Task, raised: BaseException, wish: Wish | None, errors: ErrorMap, retry_on: RetryOn, now: datetime
 ) -> Outcome:
-    """Return what came of a run whose task raised; a wish's own word asks for a retry."""
-    if wish is None or not wish.raised_as(raised):
-        return outcome_of(raised, errors, None if isinstance(raised, Retry) else retry_on.rules_out(raised))
-    asked = outcome_of(wish.cause or wish.error, errors)
+    """Return what came of a run whose task raised; a wish's own word, or Celery's, asks for a retry."""
+    zone = task.app.timezone
+    if wish is not None and wish.raised_as(raised):
+        return _asked(wish.cause or wish.error, wish.after(now, zone), errors)
+    if isinstance(raised, Retry):
+        return _asked(_reason(raised), _hint(raised, now, zone), errors)
+    return outcome_of(raised, errors, retry_on.rules_out(raised))
+
+
+def _asked(cause: BaseException, after: timedelta | None, errors: ErrorMap) -> Outcome:
+    asked = outcome_of(cause, errors)
     if not isinstance(asked, Failure):
         return asked
-    after = wish.after(now, task.app.timezone)
-    return replace(asked, code="RETRY", retry_after=after if after is not None else asked.retry_after)
+    return replace(asked, code="RETRY", retry_after=asked.retry_after if after is None else after)
+
+
+def _reason(signal: Retry) -> BaseException:
+    found: BaseException = signal.exc if isinstance(signal.exc, BaseException) else signal
+    return found
+
+
+def _hint(signal: Retry, now: datetime, zone: Any) -> timedelta | None:
+    """Return when Celery's signal says that the retry is due; what it says may be no time."""
+    with suppress(ValueError):
+        return countdown_of(signal.when) if isinstance(signal.when, Real) else until(signal.when, now, zone)
+    return None
 
 
 def shown(raised: BaseException, wish: Wish | None) -> Exception:
     """Return the exception that Celery is shown, one that its pools can carry and that is an end."""
     if wish and raised is wish.signal:
         raised = wish.error
+    elif isinstance(raised, Retry):
+        raised = _reason(raised)
     if isinstance(raised, Exception) and not isinstance(raised, (MemoryError, Retry)):
         found: Exception = raised
         return found

@@ -67,9 +67,7 @@ class Wish:
 
         Raises ValueError for what is not a time.
         """
-        if self.eta:
-            return max(self._eta(zone) - now, timedelta(0))
-        return None if self.countdown is None else timedelta(seconds=self._seconds())
+        return until(self.eta, now, zone) if self.eta else countdown_of(self.countdown)
 
     def answer(self) -> BaseException:
         """Return what `self.retry(...)` raises, now that it is decided on."""
@@ -100,24 +98,29 @@ class Wish:
         )
         return error
 
-    def _eta(self, zone: Any) -> datetime:
-        try:
-            at: datetime = maybe_make_aware(maybe_iso8601(self.eta), zone)
-            at.utcoffset()
-        except Exception as error:
-            raise ValueError(
-                f"self.retry(eta={self.eta!r}): must be a datetime or an ISO 8601 time"
-            ) from error
-        return at
 
-    def _seconds(self) -> float:
-        try:
-            seconds = float(self.countdown)
-        except (TypeError, ValueError, OverflowError):
-            seconds = math.nan
-        if math.isnan(seconds):
-            raise ValueError(f"self.retry(countdown={self.countdown!r}): must be a number of seconds")
-        return min(max(seconds, 0.0), _LONGEST)
+def until(eta: Any, now: datetime, zone: Any) -> timedelta | None:
+    """Return how long it is until an `eta`; raises ValueError for what is not a time."""
+    if not eta:
+        return None
+    try:
+        at: datetime = maybe_make_aware(maybe_iso8601(eta), zone)
+        return max(at - now, timedelta(0))
+    except Exception as error:
+        raise ValueError(f"self.retry(eta={eta!r}): must be a datetime or an ISO 8601 time") from error
+
+
+def countdown_of(countdown: Any) -> timedelta | None:
+    """Return a `countdown`, at most a century; raises ValueError for what is not a number of seconds."""
+    if countdown is None:
+        return None
+    try:
+        seconds = float(countdown)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise ValueError(f"self.retry(countdown={countdown!r}): must be a number of seconds")
+    return timedelta(seconds=min(max(seconds, 0.0), _LONGEST))
 
 
 def _raised(exc: Any) -> BaseException:

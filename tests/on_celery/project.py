@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import redis
 from celery import Celery, Task
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
+from celery.exceptions import Retry as CelerysRetry
 from kombu import Exchange, Queue
 
 from ojs_bridge import Bridge, DeadLetter, Discard, Event, Fail, Retry, Snooze, StorageRetry
@@ -370,4 +371,4 @@ def define_class_based_tasks(app: Celery, noting: Noting) -> None:
     app.register_task(Own())
 
 
-__all__ = ["DeadLetter", "Discard", "Fail", "Ignore", "Reject", "Retry", "Snooze", "datetime"]
+__all__ = ["CelerysRetry", "DeadLetter", "Discard", "Fail", "Ignore", "Reject", "Retry", "Snooze", "datetime"]

@@ -138,6 +138,13 @@ MEANINGS: dict[str, tuple[str, list[str], int, str, str]] = {
     "a response after self.retry(throw=False)": (
         "plain", ["(self.retry(throw=False), Discard('a.b'))[1]"], 1, "FAILURE", "Discard",
     ),
+    "Celery's Retry asks, too": (
+        "auto", ["CelerysRetry(exc=KeyError('k'), when=0.1)", "'ok'"], 2, "SUCCESS", "ok",
+    ),
+    "Celery's Retry without an attempt left": (
+        "two", ["CelerysRetry(exc=KeyError('k'), when=0.05)"], 2, "FAILURE", "KeyError",
+    ),
+    "Celery's Retry without a reason": ("two", ["CelerysRetry(when='soon')"], 2, "FAILURE", "HandlerFailed"),
     "MaxRetriesExceededError can be caught": ("falls_back", [], 3, "SUCCESS", "fell back"),
     "a swallowed self.retry still retries": ("swallows", [], 3, "SUCCESS", "done"),
     "other arguments": ("plain", ["self.retry(args=(\"'other'\",), countdown=0.1)"], 2, "SUCCESS", "other"),
@@ -166,7 +173,9 @@ def test_native_delays(fleet: Fleet) -> None:
     capped = fleet.send(
         "native.plain", "self.retry(countdown=3600)", "'ok'", ojs_retry={"max_interval": "PT0.5S"}
     )
-    for job, delay in ((backoff, 1.0), (fixed, 0.4), (hint, 0.7), (eta, 0.98), (capped, 0.5)):
+    asked = fleet.send("native.plain", "CelerysRetry(when=0.6)", "'ok'")
+    delays = ((backoff, 1.0), (fixed, 0.4), (hint, 0.7), (eta, 0.98), (capped, 0.5), (asked, 0.6))
+    for job, delay in delays:
         assert fleet.end(job) == "SUCCESS"
         assert delay <= fleet.gaps(job)[0] < delay + LATE
 
