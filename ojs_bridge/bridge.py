@@ -185,6 +185,7 @@ class Bridge:
             retry_on or native.rule(said),
             native,
             said,
+            said_by(*partials),
         )
 
     def initial_header(self, job: Job, task: TaskPolicy, retry: PartialPolicy) -> Header:

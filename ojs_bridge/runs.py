@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
@@ -50,7 +50,8 @@ NOTHING = Native({})
 class TaskPolicy:
     """What one task or actor is retried under: its own settings over the app's, resolved once.
 
-    `said` are the fields that an owner has said, rather than the framework.
+    `said` are the fields that an owner has said, rather than the framework, and `named` those of them that
+    were said of this task: a message's native options do not win over these.
     """
 
     partials: tuple[PartialPolicy | None, ...]
@@ -59,6 +60,11 @@ class TaskPolicy:
     retry_on: RetryOn = EVERY_FAILURE
     native: Native = NOTHING
     said: frozenset[str] = frozenset()
+    named: frozenset[str] = frozenset()
+
+    def with_native(self, native: PartialPolicy) -> TaskPolicy:
+        """Return the settings of a message that brings native options; raises InvalidRetryPolicy."""
+        return replace(self, partials=(*self.partials, native), policy=self.for_job(native))
 
     def for_job(self, retry: PartialPolicy | None) -> RetryPolicy:
         """Return the policy of a job that brings its own partial one; raises InvalidRetryPolicy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,12 +15,15 @@ from ..bridge import Bridge
 from ..canary import VARIABLE, Canary, Percentages
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..job import Job
+from ..policy import RetryPolicy
 from ..policy_files import PoliciesOrFile
 from ..retry_on import RetryOn
 from ..runs import Native, TaskPolicy
 from ..settings import the_policies
-from .options import native_partial
+from .options import INTERVALS, NATIVE_FIELDS, native_partial
 from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, job_of, names_exceptions
+
+logger = logging.getLogger("ojs_bridge")
 
 #: The actor option that says which failures are retried.
 RETRY_ON_OPTION = "ojs_retry_on"
@@ -51,6 +55,8 @@ class Actors:
         #: The policies by name, None for actors that stay with the native retries.
         self.tasks: dict[str, TaskPolicy | None] = {}
         self._undeclared = bridge.task()
+        #: The actors and native options that were said to meet a policy.
+        self._met: set[tuple[str, str]] = set()
 
     def declare(self, actor: Actor[..., Any]) -> None:
         """Resolve an actor's policy; raises InvalidRetryPolicy and ConfigurationError."""
@@ -68,6 +74,39 @@ class Actors:
         if _COVERED not in state:
             state[_COVERED] = self._covers(self.canary, message._message)
         return task if state[_COVERED] else None
+
+    def of_message(self, task: TaskPolicy, message: Message[Any]) -> TaskPolicy:
+        """Return the settings of a message, native options of its own included; raises InvalidRetryPolicy."""
+        native = self.native_of(task, message)
+        return task.with_native(native) if native else task
+
+    def native_of(self, task: TaskPolicy, message: Message[Any]) -> dict[str, Any]:
+        """Return what a message's native options say where the policy of its actor says nothing.
+
+        The two waits go together. Says once of each option where it meets a policy; never raises.
+        """
+        native = native_partial(message.options)
+        if not native:
+            return native
+        named = task.named if task.named.isdisjoint(INTERVALS) else task.named | INTERVALS
+        kept = {field: value for field, value in native.items() if field not in named}
+        for option, field in NATIVE_FIELDS:
+            if option in message.options and field in named | task.said:
+                self._say_meeting(message, option, field, native[field], task.policy, counts=field in kept)
+        return kept
+
+    def _say_meeting(
+        self, message: Message[Any], option: str, field: str, value: Any, policy: RetryPolicy, *, counts: bool
+    ) -> None:
+        said, met = policy.to_ojs(only={field: value})[field], (message.actor_name, option)
+        if said == value or met in self._met:
+            return
+        self._met.add(met)
+        word = "counts" if counts else "does not count"
+        logger.warning(
+            "actor %s: %s=%r of its messages %s, where a policy says %s=%r",
+            *(message.actor_name, option, message.options[option], word, field, said),
+        )
 
     def header_of(self, message: Message[Any], partial: Any) -> dict[str, Any]:
         """Return the header of a message that brings its own partial policy; raises InvalidRetryPolicy."""
@@ -136,14 +175,8 @@ def _said(name: str, options: Mapping[str, Any]) -> RetryOn | None:
 
 
 def _wishes(message: Message[Any]) -> bool:
-    """Return whether a job has a policy of its own, or a header that nobody can read, which may hold one.
-
-    What a header repeats of the message's native options is none.
-    """
+    """Return whether a job has a policy of its own, or a header that nobody can read, which may hold one."""
     if message.options.get(RETRY_OPTION) is not None:
         return True
     found = job_of(message, Job(message.message_id, message.actor_name, message.queue_name))
-    if isinstance(found, InvalidState):
-        return True
-    native = native_partial(message.options)
-    return any(native.get(name) != value for name, value in (found.retry or {}).items())
+    return isinstance(found, InvalidState) or bool(found.retry)

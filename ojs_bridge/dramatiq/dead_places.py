@@ -16,6 +16,7 @@ from dramatiq.common import xq_name
 from ..letters import CLAIM_SECONDS
 from ..storage_retry import pause
 from ..store.records import from_ms
+from .consumer import is_dropped
 from .on_redis import is_broker, is_redis
 
 #: What a dead queue holds: encoded messages, but StubBroker's the messages themselves.
@@ -37,6 +38,13 @@ class Places(Protocol):
         """Claim a message, call `then` and delete it; what `then` raises keeps it. False without one."""
 
 
+def forget_shown(broker: Any, message_id: str) -> None:
+    """Have StubBroker show a message no more among its dead letters, because it is replayed."""
+    for letters in [*getattr(broker, "dead_letters_by_queue", {}).values()]:
+        for shown in [m for m in [*letters] if m.message_id == message_id and is_dropped(m)]:
+            letters.remove(shown)
+
+
 def places_of(broker: Any) -> Places:
     """Return where a broker keeps its dead queues."""
     if is_redis(broker):
@@ -55,12 +63,13 @@ class _InMemory:
         self._claimed: set[int] = set()
 
     def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
-        held = [message for queue in queues for message in [*self._letters(queue)]]
+        held = [m for queue in queues for m in [*self._letters(queue)] if not is_dropped(m)]
         return [(message, None) for message in held[:most]]
 
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
         with self._lock:
-            free = [m for m in [*self._letters(queue)] if id(m) not in self._claimed and is_it(m)]
+            letters = [m for m in [*self._letters(queue)] if not is_dropped(m)]
+            free = [m for m in letters if id(m) not in self._claimed and is_it(m)]
             if not free:
                 return False
             self._claimed.add(id(free[0]))

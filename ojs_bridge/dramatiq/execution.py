@@ -16,22 +16,23 @@ from dramatiq.middleware.middleware import MiddlewareError
 
 from ..bridge import Bridge
 from ..decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
-from ..errors import InvalidState
+from ..errors import InvalidRetryPolicy, InvalidState
 from ..job import Header, Job
 from ..reading import parameters_of
 from ..runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
 from .acknowledging import Acknowledging, Ending
+from .actors import Actors
 from .consumer import Settlement, have_queue, leave_by, mark, publication
 from .encoding import encodable
 from .holding import HELD_AT_MOST, GiveUp, Holding, is_old
+from .native_lines import is_exhausted, say_as_retries
 from .on_redis import is_broker, is_redis, replacing
 from .options import UNBOUNDED
 from .outages import outages, told
 from .producer import carry_wishes
 from .replay import FRAMEWORK, original
 from .translate import (
-    RETRY_WHEN_SAID_NO,
     bare_job,
     failed_options,
     job_of,
@@ -67,14 +68,14 @@ class Execution:
         #: Whether the thread has waited, so that nothing interrupts it.
         self.held = False
 
-    def begin(self, task: TaskPolicy) -> Begun:
+    def begin(self, task: TaskPolicy, actors: Actors) -> Begun:
         """Return what becomes of the job, however long that takes to say.
 
         What was postponed or dropped has been put aside. Raises GiveUp.
         """
         while True:
             try:
-                begun = self._ask(task)
+                begun = self._ask(task, actors)
             except Interrupt as interrupt:
                 # It is meant for a job, and none has begun.
                 self._wait(RuntimeError(f"interrupted: {interrupt!r}"))
@@ -82,7 +83,7 @@ class Execution:
             if not isinstance(begun, (Postpone, Drop)) or self.put_aside(begun):
                 return begun
 
-    def _ask(self, task: TaskPolicy) -> Begun:
+    def _ask(self, task: TaskPolicy, actors: Actors) -> Begun:
         # What is asked of a proxy takes longer, and every job comes by here.
         message = self._message._message
         bare = bare_job(message, max_age(self._broker, message))
@@ -92,7 +93,11 @@ class Execution:
                 logger.warning("job %s: its throws option names no exception classes", bare.id)
                 del message.options["throws"]
             job, publication_ = job_of(message, bare), publication(self._message)
-            return self._bridge.begin(job, bare, task, publication=publication_, wait=self._keeps)
+            try:
+                own = actors.of_message(task, message)
+            except InvalidRetryPolicy as error:
+                return self._bridge.refuse(job if isinstance(job, Job) else bare, error)
+            return self._bridge.begin(job, bare, own, publication=publication_, wait=self._keeps)
         except GiveUp:
             raise
         except StoreError:
@@ -199,6 +204,7 @@ class Execution:
                 job = self._bridge.after(begun.job, decision)
                 failure = decision.failure if isinstance(decision, RetryAt) else None
                 self._send_on(begun, job, decision.at, decision.reason, failed_options(failure))
+                say_as_retries(job.id, decision)
             case Discard():
                 self._finish(begun, decision, self._bridge.after(begun.job, decision), Settlement.DROP)
             case DeadLetter():
@@ -268,7 +274,8 @@ class Execution:
         self._message.options["retries"] = ended.attempt
         self._message.fail()
         mark(self._message, settlement)
-        if decision.cause == "exhausted" or decision.failure.final == RETRY_WHEN_SAID_NO:
+        say_as_retries(ended.id, decision)
+        if is_exhausted(decision):
             self._announce_exhaustion(begun)
 
     def _last_header(self, ended: Job) -> Header | None:

@@ -153,7 +153,7 @@ class OJSRetries(Retries):
         message._ojs_settlement = HOLD
         message._ojs_run = None
         try:
-            begun = execution.begin(task)
+            begun = execution.begin(task, self._actors)
         except GiveUp:
             raise _given_back(message) from None
         if execution.held:
@@ -219,7 +219,7 @@ class OJSRetries(Retries):
             execution = Execution(self.bridge, broker, message, self._holding, self._acknowledging)
             if begun is UNBEGUN:
                 mark(message, HOLD)
-                begun = execution.begin(task)
+                begun = execution.begin(task, self._actors)
                 if isinstance(begun, (Postpone, Drop)):
                     return
             execution.conclude(begun, exception)

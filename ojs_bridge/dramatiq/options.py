@@ -16,6 +16,14 @@ _MEAN = 1.5
 #: `max_retries=None` and a bare `retry_when` mean retries without end.
 UNBOUNDED = sys.maxsize
 
+#: The native options that a message may bring, and the field of a policy that each of them sets.
+NATIVE_FIELDS = (
+    ("max_retries", "max_attempts"),
+    ("min_backoff", "initial_interval"),
+    ("max_backoff", "max_interval"),
+)
+INTERVALS = frozenset(("initial_interval", "max_interval"))
+
 
 def native_partial(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the partial policy that an actor's or a message's native options amount to; never raises.

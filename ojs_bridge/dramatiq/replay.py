@@ -17,6 +17,7 @@ from ..job import Header
 from ..publishing import Override, Unpublishable, Unreachable
 from ..store import Letter, Parked
 from .consumer import confirm, have_queue
+from .dead_places import forget_shown
 from .encoding import encodable
 from .outages import outages, told
 from .translate import parked_options, replayed_options
@@ -53,6 +54,8 @@ class DramatiqPublisher:
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""
         message = _kept(letter.message)
+        # First: what is enqueued may have failed again before this thread goes on.
+        forget_shown(self._broker, message.message_id)
         self._enqueue(
             dataclasses.replace(
                 message,

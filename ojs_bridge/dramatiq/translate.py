@@ -19,7 +19,6 @@ from ..errors import InvalidRetryPolicy, InvalidState
 from ..failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
 from ..job import Header, Job, decoded
 from ..retry_on import RetryOn
-from .options import native_partial
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -61,7 +60,7 @@ def bare_job(message: dramatiq.Message[Any], age: float | None = None) -> Job:
         queue=message.queue_name,
         attempt=1 + retries,
         fence=retries,
-        retry=_wish(message.options) or None,
+        retry=_wish(message.options),
         created_at=created_at,
         expires=_time(message.message_timestamp + age) if age and created_at else None,
     )
@@ -87,10 +86,10 @@ def job_of(message: dramatiq.Message[Any], bare: Job) -> Job | InvalidState:
     return decoded(message.options.get(HEADER), bare)
 
 
-def _wish(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a message itself asks for: native options, and an `ojs_retry` no producer has read."""
+def _wish(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a message itself asks for by an `ojs_retry` that no producer has read."""
     retry = options.get(RETRY_OPTION)
-    return {**native_partial(options), **(retry if isinstance(retry, Mapping) else {})}
+    return dict(retry) if retry and isinstance(retry, Mapping) else None
 
 
 def outcome(

@@ -20,6 +20,7 @@ from dramatiq.middleware import CurrentMessage
 
 from ojs_bridge import Bridge, Event
 from ojs_bridge.dramatiq import OJSRetries
+from ojs_bridge.dramatiq.dead_places import places_of
 from ojs_bridge.job import parse_time
 from tests.servers import eventually
 
@@ -171,7 +172,7 @@ class Fleet:
 def dead_messages(broker: Any, queue: str) -> list[Any]:
     """Read the broker's dead queue and leave it as it is."""
     if isinstance(broker, StubBroker):
-        return list(broker.dead_letters_by_queue[queue])
+        return [held for held, _ in places_of(broker).read([queue], 1000)]
     if isinstance(broker, RedisBroker):
         bodies = broker.client.hvals(f"{broker.namespace}:{xq_name(queue)}.msgs")
         return [dramatiq.Message.decode(body) for body in bodies]

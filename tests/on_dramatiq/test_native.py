@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,15 +18,15 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import compute_backoff
 from dramatiq.errors import RateLimitExceeded
 from dramatiq.errors import Retry as NativeRetry
-from dramatiq.middleware import AsyncIO, GroupCallbacks, Retries, ShutdownNotifications, TimeLimit
+from dramatiq.middleware import AsyncIO, GroupCallbacks, Middleware, Retries, ShutdownNotifications, TimeLimit
 from dramatiq.rate_limits.backends import StubBackend as StubLimits
 from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends import StubBackend
 
-from ojs_bridge import DeadLetter, Discard, Retry, RetryPolicy, Snooze
+from ojs_bridge import Bridge, DeadLetter, Discard, Retry, RetryPolicy, Snooze
 from ojs_bridge.dramatiq import OJSRetries, install, interrupts
 from ojs_bridge.dramatiq.options import UNBOUNDED, native_partial
-from tests.on_dramatiq.fleet import QUICK, Fleet, Sent
+from tests.on_dramatiq.fleet import QUICK, Fleet, Sent, dead_messages
 from tests.servers import eventually
 
 
@@ -92,8 +94,15 @@ NATIVE: dict[str, tuple[Any, dict[str, Any], dict[str, Any], int, str | None]] =
     "ojs_retry wins over max_retries": (
         fails, {"max_retries": 9, "ojs_retry": {"max_attempts": 2}}, {}, 2, "exhausted",
     ),
-    "a message's max_retries wins over its actor's ojs_retry": (
-        fails, {"ojs_retry": {"max_attempts": 9}}, {"max_retries": 1}, 2, "exhausted",
+    "an actor's ojs_retry wins over a message's max_retries": (
+        fails, {"ojs_retry": {"max_attempts": 2}}, {"max_retries": 9}, 2, "exhausted",
+    ),
+    "an actor's ojs_retry that says nothing of attempts does not": (
+        fails, {"ojs_retry": {"jitter": False}, "max_retries": 9}, {"max_retries": 1}, 2, "exhausted",
+    ),
+    "a message's ojs_retry wins over all": (
+        fails, {"ojs_retry": {"max_attempts": 9}}, {"max_retries": 4, "ojs_retry": {"max_attempts": 2}}, 2,
+        "exhausted",
     ),
     "throws a class": (fails, {"throws": OSError}, {}, 1, "non_retryable"),
     "throws a tuple": (fails, {"throws": (KeyError, OSError)}, {}, 1, "non_retryable"),
@@ -123,6 +132,76 @@ def test_native_options_mean_what_they_meant(fleet: Fleet) -> None:
         event = fleet.end(sent[name])
         assert (len(sent[name].runs), event.data.get("cause")) == (runs, cause), name
         assert fleet.dead(sent[name]) == [], name
+
+
+# the actor's options -> what the logger of `Retries` says, with the bridge and without
+LINES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "throws": ({"throws": OSError}, ["INFO Aborting message"]),
+    "max_retries": ({"max_retries": 0}, ["WARNING Retries exceeded for message"]),
+    "retry_when": ({"retry_when": lambda n, e: False}, ["WARNING Retries exceeded for message"]),
+    "a retry": (
+        {"max_retries": 1, "max_backoff": 1},
+        ["INFO Retrying message in N milliseconds", "WARNING Retries exceeded for message"],
+    ),
+}
+
+
+@pytest.mark.parametrize("is_bridged", [True, False])
+@pytest.mark.parametrize("name", LINES)
+def test_the_log_has_the_lines_of_the_stock_retries(
+    stub: StubBroker, caplog: pytest.LogCaptureFixture, name: str, is_bridged: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    options, lines = LINES[name]
+    if is_bridged:
+        install(stub, Bridge())
+
+    def run() -> None:
+        raise OSError("down")
+
+    actor = dramatiq.actor(run, broker=stub, **options)
+    worker = dramatiq.Worker(stub, worker_timeout=20)
+    worker.start()
+    sent = actor.send()
+    eventually(lambda: stub.dead_letters)
+    worker.stop()
+    said = [r for r in caplog.records if r.name.startswith("dramatiq.middleware.retries")]
+    plain = [f"{r.levelname} {r.getMessage()}".replace(f" {sent.message_id!r}", "") for r in said]
+    assert [re.sub(r"\d+", "N", line).rstrip(".") for line in plain] == lines
+
+
+class Writing(Middleware):
+    """A user's middleware that writes native options on every message that is sent."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    def before_enqueue(self, broker: Any, message: Any, delay: int | None) -> None:
+        message.options.update(self._options)
+
+
+def test_a_policy_wins_over_what_a_middleware_writes_on_messages_and_says_so_once(
+    stubbed: Callable[..., Fleet], caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = stubbed(retry=RetryPolicy(jitter=False, max_attempts=5))
+    fleet.broker.add_middleware(Writing(max_retries=2, max_backoff=1))
+    named = fleet.actor(fails, name="named", ojs_retry={"max_attempts": 2})
+    open_ = fleet.actor(fails, name="open")
+    waits = fleet.actor(fails, name="waits", ojs_retry={"initial_interval": "PT0.2S"})
+    jobs = {actor: [fleet.send(actor), fleet.send(actor)] for actor in (named, open_, waits)}
+    with fleet.working():
+        for actor, runs in ((named, 2), (open_, 3), (waits, 3)):
+            for job in jobs[actor]:
+                fleet.end(job)
+                assert len(job.runs) == runs, actor.actor_name
+    assert jobs[named][0].gaps[0] < 0.2 <= jobs[waits][0].gaps[0]
+    said = [r.getMessage() for r in caplog.records if "of its messages" in r.getMessage()]
+    assert sorted(said) == [
+        "actor named: max_retries=2 of its messages does not count, where a policy says max_attempts=2",
+        "actor open: max_retries=2 of its messages counts, where a policy says max_attempts=5",
+        "actor waits: max_backoff=1 of its messages does not count, where a policy says max_interval='PT5M'",
+        "actor waits: max_retries=2 of its messages counts, where a policy says max_attempts=5",
+    ]
 
 
 def test_native_backoff_on_actor_and_message(fleet: Fleet) -> None:
@@ -499,7 +578,7 @@ def test_unmatched_actors_keep_the_native_retries(stub: StubBroker, unique: str)
     stub.join(unique, timeout=10_000, fail_fast=False)
     worker.stop()
     assert (runs.count("billing.charge"), runs.count("mail.send")) == (4, 2)
-    assert [m.actor_name for m in stub.dead_letters] == ["mail.send"]
+    assert [m.actor_name for m in dead_messages(stub, unique)] == ["mail.send"]
 
 
 def test_a_snoozed_member_of_a_pipeline_goes_on_later(fleet: Fleet) -> None:

@@ -70,7 +70,7 @@ def test_actors_may_be_declared_before_or_after(stub: StubBroker, unique: str, f
     worker.start()
     actor.send()
     eventually(lambda: len(runs) >= 2)
-    stub.join(unique, timeout=10_000)
+    stub.join(unique, timeout=10_000, fail_fast=False)
     worker.stop()
     assert len(runs) == 2
 

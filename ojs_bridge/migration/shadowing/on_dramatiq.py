@@ -115,7 +115,7 @@ class Watch:
         elif self.recorder.takes(name):
             options = self._broker.get_actor(name).options
             native = _native(message, sent)
-            job = self._job(message, options, exception)
+            job = self._job(message, task, options, exception)
             found = _outcome(message, options, exception, native, task)
             self.recorder.add(FailedRun(job, task, found, native, self._bridge.now()))
 
@@ -128,22 +128,17 @@ class Watch:
                 self._tasks[name] = self._actors.tasks[name]
         return self._tasks[name]
 
-    def _job(self, message: MessageProxy, options: Mapping[str, Any], exception: BaseException) -> Job:
+    def _job(
+        self, message: MessageProxy, task: TaskPolicy, options: Mapping[str, Any], exception: BaseException
+    ) -> Job:
         """Return the job as it was before `Retries` counted its failed run, as it does but for `throws`."""
         found = bare_job(message._message, max_age(self._broker, message._message))
+        retry = {**self._actors.native_of(task, message._message), **(found.retry or {})}
+        found = found._replace(retry=retry or None)
         throws = message.options.get("throws") or options.get("throws")
         if not self._counts_retries or found.fence == 0 or (throws and isinstance(exception, throws)):
             return found
-        return Job(
-            found.id,
-            found.type,
-            found.queue,
-            found.attempt - 1,
-            found.retry,
-            created_at=found.created_at,
-            expires=found.expires,
-            fence=found.fence - 1,
-        )
+        return found._replace(attempt=found.attempt - 1, fence=found.fence - 1)
 
 
 def _native(message: MessageProxy, sent: Sent | None) -> Native:
