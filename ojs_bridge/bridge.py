@@ -228,7 +228,9 @@ class Bridge:
             first = begun.job.next_retry_at is None
             found = self._turns.take(begun, publication if first else "", can_wait=can_wait, wait=wait)
         if isinstance(found, Run) and self._events:
-            self._events.emit([events.started(found.job, self.now())])
+            # Its turn is taken: nothing may keep it from its handler any more.
+            with Harmless(found.job):
+                self._events.emit([events.started(found.job, self.now())])
         return found
 
     def early(self, job: Job) -> Postpone | None:
@@ -276,6 +278,11 @@ class Bridge:
         """Return the refusal of a job whose state or policy cannot be read, or carried any further."""
         failure = Failure(error.type, str(error))
         return Refuse(job, DeadLetter("invalid", failure, f"attempt {job.attempt} was not run: {error}"))
+
+    def unbegun(self, job: Job, error: Exception) -> Refuse:
+        """Return the refusal of a job that could not be begun, whatever stood in the way of it."""
+        why = cut(safe_repr(error), MAX_MESSAGE)
+        return self.refuse(job, InvalidState(f"the job could not be begun: {why}"))
 
     def impossible(self, job: Job, decision: Decision | None, error: Exception) -> DeadLetter:
         """Return the decision for a job whose own message stands in the way of what was decided."""

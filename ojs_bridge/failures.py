@@ -9,6 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, TypeAlias, cast, get_args
 
+from .depth import nests_deeper
 from .errors import ConfigurationError, Response, ResponseCode, Retry, Snooze
 
 #: What an error map may say of an exception class: its error type, or its type and a response code.
@@ -18,6 +19,8 @@ UNREADABLE = "exception.unreadable"
 MAX_TYPE = 255
 MAX_MESSAGE = 4_000
 MAX_DETAILS = 4_000
+#: How deep details nest at most; a header, which holds them, may nest deeper.
+MAX_DETAILS_DEPTH = 100
 MAX_FRAMES = 50
 MAX_BACKTRACE = 10_000
 CUT = "…[cut]"
@@ -177,14 +180,14 @@ def cut(text: str, limit: int) -> str:
 
 
 def plain_details(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Return details that JSON can carry: what it cannot becomes its repr, what is too long is cut."""
+    """Return details that JSON can carry: what it cannot becomes its repr, what is too much is cut."""
     try:
         text = json.dumps(dict(details or {}), default=safe_repr, allow_nan=False)
+        plain: dict[str, Any] = json.loads(text) if len(text) <= MAX_DETAILS else {}
     except Exception:  # noqa: BLE001 - circular, NaN, keys that are no strings, hostile objects
         return {"repr": cut(safe_repr(details), MAX_DETAILS)}
-    if len(text) > MAX_DETAILS:
+    if len(text) > MAX_DETAILS or nests_deeper(plain, MAX_DETAILS_DEPTH):
         return {"cut": cut(text, MAX_DETAILS)}
-    plain: dict[str, Any] = json.loads(text)
     return plain
 
 

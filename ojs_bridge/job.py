@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from pydantic_core import from_json, to_json
 
+from .depth import nests_deeper
 from .errors import InvalidState
-from .failures import CUT, Failure, cut
+from .failures import CUT, Failure, cut, safe_repr
 
 #: The version of the wire form; a message of another version is never guessed at.
 VERSION = 1
@@ -20,6 +21,10 @@ MIN_HISTORY = 10
 #: Bytes of the header's JSON; an AMQP frame holds 131 KB of headers and loses what exceeds it.
 HEADER_BUDGET = 16 * 1024
 MIN_HEADER_BUDGET = 8 * 1024
+#: The largest counter that is read. Redis counts exactly up to twice as much, so a job can still go on.
+MAX_COUNT = 2**52
+#: How deep a header may nest. Whoever writes it again has less room on the stack than its reader had.
+MAX_DEPTH = 128
 
 #: One failed attempt as the spec's section 10.1 writes it, plus `backtrace`.
 ErrorEntry: TypeAlias = dict[str, Any]
@@ -248,7 +253,7 @@ def decode(state: object, job: Job) -> Job:
     Raises InvalidState for a damaged header or an unknown version.
     """
     fields = _read(state)
-    steps = job.attempt - _typed(fields, "attempt", int, job.attempt)
+    steps = job.attempt - _count(fields, "attempt", job.attempt)
     retry = _typed(fields, "retry", dict, None)
     return Job(
         job.id,
@@ -257,18 +262,23 @@ def decode(state: object, job: Job) -> Job:
         job.attempt,
         {**job.retry, **(retry or {})} if job.retry else retry,
         tuple(_entries(fields)),
-        _typed(fields, "errors_dropped", int, 0),
+        _count(fields, "errors_dropped", 0),
         _time(fields, "next_retry_at") if steps == 0 else None,
         _time(fields, "created_at") or job.created_at,
-        _typed(fields, "replay_count", int, 0),
+        _count(fields, "replay_count", 0),
         job.expires,
         _fence(fields, job.attempt - steps, steps),
         _typed(fields, "chain", str, job.chain),
     )
 
 
-def decoded(state: object, job: Job) -> Job | InvalidState:
-    """Return the job with the state it came with, as it is without any, or why that cannot be read."""
+def decoded(state: object, job: Job, retries: object = None) -> Job | InvalidState:
+    """Return the job with the state it came with, as it is without any, or why that cannot be read.
+
+    `retries` is the framework's own counter as it came; `job` may have another one where that is no count.
+    """
+    if retries and count_of(retries) is None:
+        return InvalidState(f"the message's retries must be {_COUNT}, not {cut(safe_repr(retries), 80)}")
     if state is None:
         return job
     try:
@@ -277,9 +287,14 @@ def decoded(state: object, job: Job) -> Job | InvalidState:
         return error
 
 
+def count_of(value: object) -> int | None:
+    """Return a counter, or None for what is none: negative, beyond MAX_COUNT, or no integer."""
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else None
+
+
 def _fence(fields: Mapping[str, Any], attempt: int, steps: int) -> int:
     """Return the fence; one that nobody has had yet when others have moved the native counter since."""
-    fence: int = _typed(fields, "fence", int, attempt - 1)
+    fence = _count(fields, "fence", max(attempt - 1, 0))
     return fence if steps == 0 else fence + max(steps, 1)
 
 
@@ -288,6 +303,8 @@ def _read(state: object) -> dict[str, Any]:
         state = _loads(state)
     if not isinstance(state, dict):
         raise InvalidState(f"the ojs header must be a JSON object, not {type(state).__name__}")
+    if nests_deeper(state, MAX_DEPTH):
+        raise InvalidState(f"the ojs header is nested more than {MAX_DEPTH} deep")
     version = state.get("v")
     if version != VERSION or isinstance(version, bool):
         raise InvalidState(
@@ -314,6 +331,16 @@ def _typed(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> An
     if not isinstance(value, kind) or isinstance(value, bool):
         raise InvalidState(f"the ojs header's {name} must be {kind.__name__}, not {cut(repr(value), 80)}")
     return value
+
+
+_COUNT = f"an integer from 0 to {MAX_COUNT}"
+
+
+def _count(fields: Mapping[str, Any], name: str, default: int) -> int:
+    value = _typed(fields, name, int, default)
+    if (count := count_of(value)) is None:
+        raise InvalidState(f"the ojs header's {name} must be {_COUNT}, not {cut(repr(value), 80)}")
+    return count
 
 
 def _entries(fields: Mapping[str, Any]) -> list[ErrorEntry]:

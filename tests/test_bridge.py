@@ -15,7 +15,7 @@ from ojs_bridge import Bridge, ConfigurationError, Discard, Intervals, InvalidRe
 from ojs_bridge.decision import Complete, DeadLetter
 from ojs_bridge.errors import InvalidState
 from ojs_bridge.failures import Failure
-from ojs_bridge.job import ErrorEntry, Job, PlacedEntry, decode
+from ojs_bridge.job import MAX_COUNT, ErrorEntry, Job, PlacedEntry, decode
 from ojs_bridge.runs import Postpone, Refuse, Run
 from ojs_bridge.store import Store
 from tests.lives import FRAMEWORK, KEEP, attempt, bridge_with_outbox, live_and_die
@@ -366,9 +366,8 @@ HOSTILE: list[dict[str, Any]] = [
     {"errors": [{"attempt": "x", "replay": [1]}] * 20},
     {"errors": [{"attempt": 2**90, "message": {"m": "m" * 9000}}] * 20},
     {"errors": [{"cut": True}] * 3, "errors_dropped": 7},
-    {"errors": [{}] * 20, "errors_dropped": 2**90},
-    {"errors": [{}] * 20, "errors_dropped": -5},
-    {"errors": [], "errors_dropped": 2**40, "replay_count": -(2**90)},
+    {"errors": [{}] * 20, "errors_dropped": MAX_COUNT - 99},
+    {"errors": [], "errors_dropped": 2**40, "replay_count": MAX_COUNT - 1},
 ]
 
 

@@ -20,6 +20,8 @@ logger = logging.getLogger("ojs_bridge")
 #: Where an app keeps `install`'s canary, and a request that Celery itself runs its job.
 CANARY = "_ojs_canary"
 _NATIVE = "ojs_native_run"
+#: No message's header of that name is this.
+_SAID_SO = object()
 # Celery takes what its class does not know for a header, and copies it when a task calls itself.
 setattr(Context, _NATIVE, None)
 
@@ -50,18 +52,18 @@ def is_outside(task: Any, job_id: str, state: object) -> bool:
     """
     if task.ojs_canary is None or task.ojs_canary.covers(task.name, job_id):
         return False
-    found = decoded(state, Job(job_id, task.name, ""))
+    found = decoded(state, Job(str(job_id), task.name, ""))
     return isinstance(found, Job) and not found.retry
 
 
 def begin_natively(request: Any) -> None:
     """Note that Celery itself runs a request's job."""
-    setattr(request, _NATIVE, True)
+    setattr(request, _NATIVE, _SAID_SO)
 
 
 def runs_natively(request: Any) -> bool:
     """Return whether Celery itself runs a request's job."""
-    return _NATIVE in vars(request)
+    return vars(request).get(_NATIVE) is _SAID_SO
 
 
 def autoretry_outside(task: Task) -> Callable[..., Any]:

@@ -77,7 +77,9 @@ class Conclusion:
             changes = {HEADER: self._bridge.header(begun.job).text}
             self._hand_on(begun, begun.job, begun.at, "came before its time", changes)
         except Exception as error:
-            if self._delivery.returnable:
+            # Who holds its turn ends it; any other job that no message can carry would come again for ever.
+            passes = begun.turn is not None or isinstance(error, self._out_of_reach())
+            if self._delivery.returnable and passes:
                 return self.give_back(error)
             logger.exception("job %s cannot be put off", begun.job.id)
             refused = Refuse(begun.job, self._bridge.impossible(begun.job, None, error))
@@ -105,18 +107,22 @@ class Conclusion:
         try:
             self._bury(begun, decision)
         except Exception as error:  # noqa: BLE001 - the delivery itself is the last place for the job
-            if self._delivery.returnable:
-                return self._leave(begun, error)
-            logger.critical("job %s is lost, being acknowledged before it ran: %r", begun.job.id, error)
-            return shown
+            return self._leave(begun, error)
         self._bridge.settled(begun, decision)
         return shown
 
-    def _leave(self, begun: Run | Refuse, error: BaseException) -> Exception:
-        """Give a delivery back whose outcome has no place; with a reservation, its attempt is lost."""
+    def _leave(self, begun: Run | Refuse, error: Exception) -> Exception:
+        """Leave a delivery whose outcome has no place; with a reservation, its attempt is lost."""
         if isinstance(begun, Run):
             self._bridge.let_run_out(begun)
-        return self.give_back(error)
+        return self.leave(error)
+
+    def leave(self, error: Exception) -> Exception:
+        """Give a delivery back that has no other place, if the broker still has it."""
+        if self._delivery.returnable:
+            return self.give_back(error)
+        logger.critical("job %s is lost, being acknowledged before it ran: %r", self._request.id, error)
+        return error
 
     def _out_of_reach(self) -> tuple[type[Exception], ...]:
         return (StoreError, *sending.out_of_reach(self._task.app))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ from celery import Celery
 
 from ..bridge import Bridge
 from ..broker_letters import found_letter
-from ..job import Job, decoded
+from ..job import Job, count_of, decoded
 from ..publishing import Unreachable
 from ..reading import parameters_of
 from ..runs import TaskPolicy
@@ -19,6 +20,8 @@ from ..store import Letter
 from . import sending
 from .dead_places import Places, places_of
 from .wire import HEADER, Wire, carried, chain_of, delivered, expiry, to_json
+
+logger = logging.getLogger("ojs_bridge")
 
 FRAMEWORK = "celery"
 
@@ -37,7 +40,8 @@ class CeleryDeadQueues:
         with self._reaching() as places:
             for queue in sorted(_queues_of(self._app)):
                 held = places.read(sending.dead_name(queue), most - len(found))
-                found += [self._letter(message, queue) for message in held]
+                letters = (self._letter(message, queue) for message in held)
+                found += [letter for letter in letters if letter is not None]
         return found
 
     def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
@@ -45,8 +49,10 @@ class CeleryDeadQueues:
         queue = letter.queue
 
         def is_it(message: Any) -> bool:
-            same_job = message.headers["id"] == letter.id
-            return same_job and self._letter(message, queue).message == letter.message
+            if str(message.headers.get("id")) != letter.id:
+                return False
+            found = self._letter(message, queue)
+            return found is not None and found.message == letter.message
 
         with self._reaching() as places:
             return places.take(sending.dead_name(queue), is_it, lambda: then(letter))
@@ -60,7 +66,15 @@ class CeleryDeadQueues:
         except sending.out_of_reach(self._app) as error:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
 
-    def _letter(self, message: Any, queue: str) -> Letter:
+    def _letter(self, message: Any, queue: str) -> Letter | None:
+        """Return the dead letter that a message is; None when nobody can read it."""
+        try:
+            return self._read(message, queue)
+        except Exception as error:  # noqa: BLE001 - it may be anything that no worker could read
+            logger.warning("a message in %s cannot be read, and stays there: %r", queue, error)
+            return None
+
+    def _read(self, message: Any, queue: str) -> Letter:
         wire = self._wire(message, queue)
         bare = self._ended(wire)
         begun = self._bridge.admit(decoded(wire.headers.get(HEADER), bare), bare, self._policy_of(bare.type))
@@ -80,8 +94,7 @@ class CeleryDeadQueues:
     def _ended(self, wire: Wire) -> Job:
         """Return the job that Celery alone says a dead message was; its last run is counted already."""
         headers = wire.headers
-        said = headers.get("retries")
-        attempt = said if isinstance(said, int) and said > 0 else 1
+        attempt = count_of(headers.get("retries")) or 1
         return Job(
             id=str(headers["id"]),
             type=str(headers["task"]),

@@ -9,7 +9,7 @@ from typing import Any
 from celery import Task
 
 from ..errors import InvalidState
-from ..job import Job, decoded
+from ..job import Job, count_of, decoded
 from . import wire as wires
 from .wire import HEADER, KEY, Carried, Wire
 
@@ -55,9 +55,10 @@ class Delivery:
         else:
             # Not the whole message, which only a job that goes on needs.
             headers, queue = self._headers, wires.queue_of(app, request.delivery_info or {})
-        retries = request.retries or 0
+        retries = count_of(request.retries) or 0
         return Job(
-            id=request.id,
+            # A producer may give it another type, which stores, events and replays do not know.
+            id=str(request.id),
             type=self._task.name,
             queue=queue,
             attempt=1 + retries,
@@ -66,9 +67,18 @@ class Delivery:
             chain=wires.chain_of(headers),
         )
 
+    def known_job(self) -> Job:
+        """Return as much of the job as can be read; never raises."""
+        try:
+            bare = self.bare_job()
+            job = self.job(bare)
+        except Exception:  # noqa: BLE001 - nobody knows what is in the way
+            return Job(str(self._request.id), str(self._task.name), "")
+        return job if isinstance(job, Job) else bare
+
     def job(self, bare: Job) -> Job | InvalidState:
         """Return the job with the state that its message carries, or why that cannot be read."""
-        return decoded(self._headers.get(HEADER), bare)
+        return decoded(self._headers.get(HEADER), bare, self._request.retries)
 
 
 def _take_parts(request: Any) -> Carried | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from billiard.exceptions import WorkerLostError
 from celery import Task
@@ -15,7 +15,7 @@ from ..bridge import Bridge
 from ..decision import Complete, Decision
 from ..failures import Outcome, outcome_of
 from ..job import Job
-from ..runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from ..runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
 from .arguments import Arguments
 from .attach import attach, task_policy
@@ -26,6 +26,8 @@ from .outcomes import outcome, shown
 from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
+
+T = TypeVar("T")
 
 
 class LostAttempt(Exception):
@@ -121,6 +123,15 @@ class Execution:
         """Send a job on that came before its time, and return the exception that tells Celery of it."""
         return self._conclusion().postpone(begun)
 
+    def unbegun(self, error: Exception) -> Exception:
+        """Keep a job that could not be begun, and return the exception that tells Celery of it."""
+        logger.error("job %s could not be begun", self._request.id, exc_info=error)
+        conclusion = self._conclusion()
+        try:
+            return conclusion.refuse(self.bridge.unbegun(self._delivery.known_job(), error))
+        except Exception as worse:  # noqa: BLE001 - the delivery itself is the last place for the job
+            return conclusion.leave(worse)
+
     def await_time(self) -> None:
         """Send a job on that came before its time; raises what tells Celery of it."""
         with undisturbed():
@@ -151,34 +162,49 @@ class Execution:
         except SoftTimeLimitExceeded as struck:
             if self._delivery.returnable:
                 raise self._conclusion().give_back(struck) from None
-            begun = self._admitted()
             with undisturbed():
-                decision = begun.decision if isinstance(begun, Refuse) else self.bridge.judge(begun, struck)
-                raise self.conclude(begun, decision, struck) from None
+                raise self._safely(self._out_of_time, struck) from None
 
-    def _admitted(self) -> Run | Refuse:
+    def _out_of_time(self, struck: SoftTimeLimitExceeded) -> Exception:
         bare = self._delivery.bare_job()
-        return self.bridge.admit(self._delivery.job(bare), bare, self._policy)
+        begun = self.bridge.admit(self._delivery.job(bare), bare, self._policy)
+        decision = begun.decision if isinstance(begun, Refuse) else self.bridge.judge(begun, struck)
+        return self.conclude(begun, decision, struck)
+
+    def _safely(self, end: Callable[[T], Exception], what: T) -> Exception:
+        """Return how a delivery ends that is not run; one that cannot even end that way is kept."""
+        try:
+            return end(what)
+        except Exception as error:  # noqa: BLE001 - it would be acknowledged, and gone
+            return self.unbegun(error)
 
     def _begin(self) -> Run:
         """Ask the bridge whether the delivered job runs, and raise what Celery is told when it does not."""
-        bare = self._delivery.bare_job()
         try:
-            begun = self.bridge.begin(
-                self._delivery.job(bare),
-                bare,
-                self._policy,
-                publication=self._delivery.publication,
-                can_wait=self._delivery.returnable,
-                reserve=not self._request.is_eager,
-            )
+            begun = self._asked()
         except StoreError as error:
             raise self._conclusion().give_back(error) from None
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001 - Celery would take it for the task's own
+            with undisturbed():
+                raise self.unbegun(error) from None
         if isinstance(begun, Run):
             self._begun = begun
             return begun
         with undisturbed():
-            raise self._not_run(begun)
+            raise self._safely(self._not_run, begun)
+
+    def _asked(self) -> Begun:
+        bare = self._delivery.bare_job()
+        return self.bridge.begin(
+            self._delivery.job(bare),
+            bare,
+            self._policy,
+            publication=self._delivery.publication,
+            can_wait=self._delivery.returnable,
+            reserve=not self._request.is_eager,
+        )
 
     def _not_run(self, begun: Lost | Postpone | Drop | Refuse) -> Exception:
         match begun:

@@ -13,7 +13,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
-from ..job import Job, decoded, key_of
+from ..job import Job, count_of, decoded, key_of
 from ..runs import Drop, Postpone, Refuse, Run
 from ..store import Turn
 from .attach import attach
@@ -45,7 +45,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         if bridge.store is None or not self.acknowledged or self._ojs_outside:
             return
         if not headers.get("retries") and HEADER not in headers:
-            bridge.acknowledged(Turn(key_of(self.id, chain_of(headers)), 0))
+            bridge.acknowledged(Turn(key_of(str(self.id), chain_of(headers)), 0))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; what the child could not report, because it died, is judged here."""
@@ -80,7 +80,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         if not self._ojs_outside:
             return False
         headers = self._request_dict
-        bare = Job(self.id, self.task.name, "", 1 + (headers.get("retries") or 0))
+        bare = Job(str(self.id), self.task.name, "", 1 + (count_of(headers.get("retries")) or 0))
         job = decoded(headers.get(HEADER), bare)
         return not (isinstance(job, Job) and attach(self._app).early(job))
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from celery import Celery, Task, _state
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.exceptions import Retry
+from celery.exceptions import Reject, Retry, TaskPredicate
 from celery.local import Proxy
 
 from ..canary import Canary
@@ -26,6 +27,8 @@ from .on_commit import sent_on_commit
 from .options import refuse_native
 from .wire import HEADER
 from .wish import Wish
+
+logger = logging.getLogger("ojs_bridge")
 
 _RUNNING = "ojs_execution"
 # Celery takes what its class does not know for a header, and copies it when a task calls itself.
@@ -52,15 +55,20 @@ class Bridged:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under the bridge when a worker or `apply` does it, plainly when it is just called."""
         request = self.request
-        if request.called_directly or _RUNNING in vars(request) or runs_natively(request):
+        if request.called_directly or _is_running(request) or runs_natively(request):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
-        if is_outside(self, request.id, (request.headers or {}).get(HEADER)):
-            return _run_natively(self, request, args, kwargs)
-        execution = Execution(self, request)
-        setattr(request, _RUNNING, execution)
-        _hide_state(request)
         try:
-            return execution.run(_body(self), args, kwargs)
+            body, execution = _body(self), _execution_of(self, request)
+        except TaskPredicate:
+            raise
+        except Exception as error:
+            if request.is_eager:
+                raise
+            raise _unbegun(self, request, error) from None
+        if execution is None:
+            return body(*args, **kwargs)
+        try:
+            return execution.run(body, args, kwargs)
         finally:
             # The execution knows its request: keeping it would keep both, and the job's arguments, alive.
             delattr(request, _RUNNING)
@@ -81,8 +89,8 @@ class Bridged:
         The attempt counts, `max_interval` caps the hint, and the policy's `max_attempts` takes the place of
         `max_retries`. When the policy allows no retry, `exc` is raised, or MaxRetriesExceededError.
         """
-        execution: Execution | None = vars(self.request).get(_RUNNING)
-        if execution is None:
+        execution = vars(self.request).get(_RUNNING)
+        if not isinstance(execution, Execution):
             native: Callable[..., Retry] = super().retry  # type: ignore[misc]
             return native(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         wish = Wish(self, execution.given, exc, args, kwargs, eta, countdown, options)
@@ -214,12 +222,35 @@ def _own_options(cls: type[Task]) -> dict[str, Any]:
     return options
 
 
-def _run_natively(task: Any, request: Any, args: Any, kwargs: Any) -> Any:
-    """Run a job outside the bridge, when its time has come; without a header it has always come."""
+def _is_running(request: Any) -> bool:
+    """Return whether a request is within its run already; a message may have a header of that name."""
+    return isinstance(vars(request).get(_RUNNING), Execution)
+
+
+def _execution_of(task: Any, request: Any) -> Execution | None:
+    """Return a request's run under the bridge; None when Celery itself is to run its job now."""
+    if not is_outside(task, request.id, (request.headers or {}).get(HEADER)):
+        execution = Execution(task, request)
+        setattr(request, _RUNNING, execution)
+        _hide_state(request)
+        return execution
+    # Without a header its time has always come.
     if request.headers and HEADER in request.headers and not request.is_eager:
         Execution(task, request).await_time()
     begin_natively(request)
-    return _body(task)(*args, **kwargs)
+    return None
+
+
+def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
+    """Keep a job that could not be begun; return what tells Celery of it."""
+    try:
+        begun = vars(request).pop(_RUNNING, None)
+        execution = begun if isinstance(begun, Execution) else Execution(task, request)
+        return execution.unbegun(error)
+    except Exception:
+        logger.critical("job %s goes back to its queue as it came", request.id, exc_info=error)
+        requeued: Exception = Reject(error, requeue=True)
+        return requeued
 
 
 def _hide_state(request: Any) -> None:

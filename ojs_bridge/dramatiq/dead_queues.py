@@ -15,16 +15,15 @@ from dramatiq.common import q_name
 from ..bridge import Bridge
 from ..broker_letters import found_letter
 from ..failures import Failure
-from ..job import ErrorEntry, Job
+from ..job import ErrorEntry, Job, count_of
 from ..publishing import Unreachable
 from ..reading import parameters_of
 from ..runs import TaskPolicy
 from ..store import Letter
-from ..store.records import from_ms
 from .dead_places import Held, places_of
 from .outages import outages, told
 from .replay import FRAMEWORK, original
-from .translate import HEADER, bare_job, job_of
+from .translate import HEADER, bare_job, job_of, time_of
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -51,7 +50,7 @@ class DramatiqDeadQueues:
 
         def is_it(held: Held) -> bool:
             found = _read(held)
-            if found is None or found[0].message_id != letter.id:
+            if found is None or str(found[0].message_id) != letter.id:
                 return False
             return bool(found[1]["encoded"] == letter.message["encoded"])
 
@@ -62,7 +61,13 @@ class DramatiqDeadQueues:
         found = _read(held)
         if found is None:
             return None
-        message, kept = found
+        try:
+            return self._letter_of(*found, at)
+        except Exception as error:  # noqa: BLE001 - it may be anything that no worker could read
+            _left(error)
+            return None
+
+    def _letter_of(self, message: dramatiq.Message[Any], kept: dict[str, Any], at: datetime | None) -> Letter:
         actor, bare = self._broker.actors.get(message.actor_name), _ended(message)
         kept["parameters"] = [*parameters_of(actor.fn)] if actor else []
         task = self._tasks.get(message.actor_name) or self._bridge.task()
@@ -76,8 +81,12 @@ def _read(held: Held) -> tuple[dramatiq.Message[Any], dict[str, Any]] | None:
         message = dramatiq.Message.decode(held) if isinstance(held, bytes) else held._message
         return message, original(message)
     except Exception as error:  # noqa: BLE001 - whatever the application's own encoder raises
-        logger.warning("a message in a dead queue cannot be read, and stays there: %s", told(error))
+        _left(error)
         return None
+
+
+def _left(error: Exception) -> None:
+    logger.warning("a message in a dead queue cannot be read, and stays there: %s", told(error))
 
 
 def _ended(message: dramatiq.Message[Any]) -> Job:
@@ -88,13 +97,13 @@ def _ended(message: dramatiq.Message[Any]) -> Job:
         return bare._replace(errors=_native_errors(message, bare))
     # The native counter has counted the last run of a final state, and not of any other.
     said = state.get("attempt")
-    return bare._replace(attempt=max(bare.attempt - 1, said if isinstance(said, int) else 1, 1))
+    return bare._replace(attempt=max(bare.attempt - 1, count_of(said) or 1))
 
 
 def _native_errors(message: dramatiq.Message[Any], bare: Job) -> tuple[ErrorEntry, ...]:
     """Return the one error that Dramatiq itself has written into a message: the last before it was sent."""
     text, said_at = message.options.get("traceback"), message.options.get("requeue_timestamp")
-    at = from_ms(said_at) if isinstance(said_at, int) else bare.created_at
+    at = time_of(said_at) or bare.created_at
     if not (isinstance(text, str) and text.strip() and at):
         return ()
     type_, _, said = text.strip().splitlines()[-1].partition(": ")

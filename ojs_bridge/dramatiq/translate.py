@@ -17,7 +17,7 @@ from dramatiq.middleware.middleware import MiddlewareError
 
 from ..errors import InvalidRetryPolicy, InvalidState
 from ..failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
-from ..job import Header, Job, decoded
+from ..job import Header, Job, count_of, decoded
 from ..retry_on import RetryOn
 
 logger = logging.getLogger("ojs_bridge")
@@ -51,18 +51,18 @@ def bare_job(message: dramatiq.Message[Any], age: float | None = None) -> Job:
 
     `age` is the milliseconds after which AgeLimit drops it.
     """
-    said = message.options.get("retries")
-    retries = said if isinstance(said, int) and said > 0 else 0
-    created_at = _time(message.message_timestamp)
+    retries = count_of(message.options.get("retries")) or 0
+    created_at = time_of(message.message_timestamp)
     return Job(
-        id=message.message_id,
+        # A producer may give it another type, which stores, events and replays do not know.
+        id=str(message.message_id),
         type=message.actor_name,
         queue=message.queue_name,
         attempt=1 + retries,
         fence=retries,
         retry=_wish(message.options),
         created_at=created_at,
-        expires=_time(message.message_timestamp + age) if age and created_at else None,
+        expires=time_of(message.message_timestamp + age) if age and created_at else None,
     )
 
 
@@ -74,7 +74,8 @@ def max_age(broker: Broker, message: dramatiq.Message[Any]) -> float | None:
     return age if isinstance(age, (int, float)) else None
 
 
-def _time(milliseconds: Any) -> datetime | None:
+def time_of(milliseconds: Any) -> datetime | None:
+    """Return the time of milliseconds since 1970, or None for what is none."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
     except (TypeError, ValueError, OverflowError, OSError):
@@ -83,7 +84,7 @@ def _time(milliseconds: Any) -> datetime | None:
 
 def job_of(message: dramatiq.Message[Any], bare: Job) -> Job | InvalidState:
     """Return the job a delivered message stands for, or why its state cannot be read."""
-    return decoded(message.options.get(HEADER), bare)
+    return decoded(message.options.get(HEADER), bare, message.options.get("retries"))
 
 
 def _wish(options: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,6 +1,7 @@
 """A job's retry state and its wire form, the `ojs` header (spec section 10)."""
 
 import json
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -8,16 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ojs_bridge.errors import InvalidState
-from ojs_bridge.failures import MAX_DETAILS, MAX_MESSAGE, Failure
+from ojs_bridge.errors import Fail, InvalidState
+from ojs_bridge.failures import MAX_DETAILS, MAX_MESSAGE, ErrorMap, Failure, outcome_of, safe_repr
 from ojs_bridge.job import (
     HEADER_BUDGET,
+    MAX_COUNT,
+    MAX_DEPTH,
     MIN_HEADER_BUDGET,
     MIN_HISTORY,
     ErrorEntry,
     Job,
     ceil_to_millisecond,
     decode,
+    decoded,
     encode,
     format_time,
     parse_time,
@@ -221,13 +225,14 @@ jobs = st.builds(
     id=st.just("j-1"),
     type=st.just("billing.charge"),
     queue=st.just("default"),
-    attempt=st.integers(1),
+    attempt=st.integers(1, MAX_COUNT),
     retry=st.none() | st.just({"max_attempts": 5}),
     errors=st.lists(foreign_entries, max_size=14).map(tuple),
     errors_dropped=st.integers(0, 10**6),
     next_retry_at=st.none() | times,
     created_at=st.none() | times,
     replay_count=st.integers(0, 99),
+    fence=st.integers(0, MAX_COUNT),
 )
 
 
@@ -260,6 +265,14 @@ def test_encoding_again_changes_nothing(job: Job) -> None:
     assert round_trip(once) == once
 
 
+def deep(levels: int) -> dict[str, Any]:
+    """A header of so many levels, within each other."""
+    inner: Any = []
+    for _ in range(levels - 4):
+        inner = [inner]
+    return {"v": 1, "errors": [{"details": inner}]}
+
+
 DAMAGED = [
     (None, "the ojs header must be a JSON object, not NoneType"),
     (5, "the ojs header must be a JSON object, not int"),
@@ -283,6 +296,13 @@ DAMAGED = [
     ({"v": 1, "errors_dropped": "1"}, "the ojs header's errors_dropped must be int, not '1'"),
     ({"v": 1, "errors_dropped": True}, "the ojs header's errors_dropped must be int, not True"),
     ({"v": 1, "replay_count": 1.5}, "the ojs header's replay_count must be int, not 1.5"),
+    ({"v": 1, "replay_count": -(2**90)}, "the ojs header's replay_count must be an integer from 0 to 45035"),
+    ({"v": 1, "errors_dropped": -5}, "the ojs header's errors_dropped must be an integer from 0 to 4503"),
+    ({"v": 1, "attempt": int("9" * 400)}, "the ojs header's attempt must be an integer from 0 to 45035"),
+    ({"v": 1, "fence": MAX_COUNT + 1}, "the ojs header's fence must be an integer from 0 to 45035"),
+    ({"v": 1, "fence": -1}, "the ojs header's fence must be an integer from 0 to 4503599627370496, not -1"),
+    ('{"v":1,"retry":' + "[" * 400 + "]" * 400 + "}", "the ojs header is nested more than 128 deep"),
+    (deep(950), "the ojs header is nested more than 128 deep"),
     ({"v": 1, "created_at": 5}, "the ojs header's created_at must be str, not 5"),
     ({"v": 1, "created_at": "yesterday"}, "the ojs header's created_at is no timestamp: 'yesterday'"),
     (
@@ -301,13 +321,51 @@ DAMAGED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("state", "message"), DAMAGED, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("state", "message"), DAMAGED, ids=lambda value: safe_repr(value)[:40])
 def test_a_damaged_header(state: object, message: str) -> None:
     """It says what is wrong, in one short line."""
     with pytest.raises(InvalidState) as error:
         decode(state, BARE)
     assert str(error.value).startswith(message)
     assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1])
+@pytest.mark.parametrize("form", [dict, json.dumps])
+def test_how_deep_a_header_may_be(levels: int, form: Callable[[Any], Any]) -> None:
+    """What is read can be written again, by whoever has much less room on its stack."""
+    state = form(deep(levels))
+    if levels > MAX_DEPTH:
+        assert isinstance(decoded(state, BARE), InvalidState)
+    else:
+        assert json.loads(encode(decode(state, BARE)).text)["errors"] == deep(levels)["errors"]
+
+
+@pytest.mark.requirement("RET-15")
+def test_what_a_handler_says_is_never_too_deep_for_its_header() -> None:
+    """Or the retry of a job would be refused for what its own failure has said."""
+    for levels in (90, 101, 400, 3000):
+        failure = outcome_of(Fail("a.b", details=deep(levels)), ErrorMap())
+        assert isinstance(failure, Failure)
+        assert round_trip(failed(BARE, 1, failure)).attempt == 2
+
+
+COUNTERS = [(None, 0), (0, 0), (3, 3), (MAX_COUNT, MAX_COUNT), (-1, None), (MAX_COUNT + 1, None)]
+COUNTERS += [("x", None), (True, None), (1.0, None), ([1], None), (10**4000, None), (float("nan"), None)]
+
+
+@pytest.mark.parametrize(("said", "count"), COUNTERS, ids=lambda value: repr(value)[:12])
+@pytest.mark.parametrize("state", [None, '{"v":1,"attempt":1}'])
+def test_a_framework_s_own_counter(said: object, count: int | None, state: str | None) -> None:
+    """A job whose counter is none is not run under a number that was guessed."""
+    job = decoded(state, BARE._replace(attempt=1 + (count or 0), fence=count or 0), said)
+    if count is None:
+        assert isinstance(job, InvalidState)
+        assert str(job).startswith(f"the message's retries must be an integer from 0 to {MAX_COUNT}, not ")
+        assert len(str(job)) < 300
+    else:
+        assert isinstance(job, Job)
+        assert job.attempt == 1 + count
 
 
 FIELDS = ["v", "attempt", "retry", "errors", "errors_dropped", "next_retry_at", "created_at", "replay_count"]

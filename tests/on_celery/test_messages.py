@@ -6,11 +6,13 @@ import datetime
 import json
 from importlib.metadata import version
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
+from tests.on_celery.conftest import Fleets
 from tests.on_celery.fleet import LATE, Fleet
 from tests.on_celery.project import KEEP
 from tests.servers import eventually
@@ -167,7 +169,36 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
     "a bad time": ('{"v": 1, "next_retry_at": "soon"}', "validation.state_invalid"),
     "an invalid policy": ('{"v": 1, "retry": {"max_attempts": -5}}', "validation.retry_policy_invalid"),
     "an unknown field": ('{"v": 1, "retry": {"tries": 5}}', "validation.retry_policy_invalid"),
+    "a fence that no store holds": (f'{{"v": 1, "fence": {10**17}}}', "validation.state_invalid"),
+    "a fence below zero": ('{"v": 1, "fence": -1}', "validation.state_invalid"),
+    "an attempt of 400 digits": (f'{{"v": 1, "attempt": {"9" * 400}}}', "validation.state_invalid"),
+    "a deep policy": (f'{{"v": 1, "retry": {"[" * 950}{"]" * 950}}}', "validation.state_invalid"),
 }
+#: What Celery itself says of how often a job was retried, and is no number of times.
+MISCOUNTED = (-1, 10**17, "many", [1], 1.5, True)
+
+
+@pytest.mark.requirement("RET-01")
+@pytest.mark.parametrize("job_id", [uuid4().int % 10**12, uuid4()], ids=["a number", "a UUID"])
+def test_an_id_that_is_not_text_is_one_job_wherever_it_is_named(on_valkey: Fleets, job_id: object) -> None:
+    """On RabbitMQ Celery's own producer refuses such an id."""
+    fleet, text = on_valkey("prefork", True), str(job_id)
+    policy = {"initial_interval": "PT2M", **KEEP}
+    options = {"task_id": job_id, "ignore_result": True, "ojs_retry": policy}
+    fleet.task("act_kept").apply_async(("OSError('down')",), **options)
+    job = fleet.app.AsyncResult(text)
+
+    def is_parked() -> bool:
+        return any(parked.id == text for parked in fleet.bridge.retries.list().retries)
+
+    eventually(is_parked, seconds=30, what="the parked retry")
+    fleet.bridge.retries.run(text)
+    assert fleet.ending(job)["total_attempts"] == 2
+    letter = fleet.bridge.dead_letters.get(text)
+    assert [entry["attempt"] for entry in letter.errors] == [1, 2]
+    fleet.bridge.dead_letters.retry(text, retry={"max_attempts": 1})
+    assert fleet.ending(job, nth=2)["total_attempts"] == 1
+    assert [run.attempt for run in fleet.runs(job)] == [1, 2, 1]
 
 
 @pytest.mark.requirement("RET-16")
@@ -182,6 +213,12 @@ def test_a_job_that_nobody_can_read_is_kept_and_the_worker_lives(fleet: Fleet) -
         assert (letter.error_type, letter.cause) == (error_type, "invalid"), name
         assert letter.message["headers"]["ojs"] == header, name
         assert fleet.runs(job) == [], name
+    for retries in MISCOUNTED:
+        job = fleet.send("act", "'ok'", retries=retries)
+        assert fleet.end(job) == "FAILURE", retries
+        letter = fleet.bridge.dead_letters.get(job.id)
+        assert (letter.error_type, letter.cause) == ("validation.state_invalid", "invalid"), retries
+        assert (letter.message["headers"]["retries"], fleet.runs(job)) == (retries, []), retries
     assert fleet.send("ping").get(timeout=20) == "pong"
 
 

@@ -157,6 +157,16 @@ UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an invalid native option": ({"max_retries": "many"}, "validation.retry_policy_invalid"),
     "an unread policy": ({"ojs_retry": {"max_attempts": -1}}, "validation.retry_policy_invalid"),
+    "a fence that no store holds": ({"ojs": {"v": 1, "fence": 10**17}}, "validation.state_invalid"),
+    "a fence below zero": ({"ojs": {"v": 1, "fence": -1}}, "validation.state_invalid"),
+    "an attempt of 400 digits": ({"ojs": {"v": 1, "attempt": int("9" * 400)}}, "validation.state_invalid"),
+    "a deep policy": (
+        {"ojs": f'{{"v": 1, "retry": {"[" * 950}{"]" * 950}}}'},
+        "validation.state_invalid",
+    ),
+    "a count below zero": ({"retries": -1}, "validation.state_invalid"),
+    "a huge count": ({"retries": 10**17}, "validation.state_invalid"),
+    "a count that is text": ({"retries": "many"}, "validation.state_invalid"),
     "a broken pipeline": ({"pipe_target": {"x": 1}}, "validation.state_invalid"),
 }
 

@@ -1,0 +1,23 @@
+"""How deep a value is nested: what was read at one depth of the stack may not be writable at another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nests_deeper(value: object, levels: int) -> bool:
+    """Return whether lists and dictionaries stand in each other more than so many levels deep."""
+    nested = [value]
+    for _ in range(levels):
+        nested = [
+            inner for outer in nested for inner in _inside(outer) if isinstance(inner, (dict, list, tuple))
+        ]
+        if not nested:
+            return False
+    return True
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else ()
