@@ -106,6 +106,7 @@ class Bridge:
         #: Whether anybody listens to events.
         self.listened_to = bool(self._events)
         self._fail_open = found.fail_open
+        self._surely_held = self.reservation.total_seconds()
         self._polling = polling_retry
         self._turns = Turns(
             self.store, self._insistence, self.reservation, self.now, fail_open=found.fail_open
@@ -326,7 +327,7 @@ class Bridge:
     ) -> None:
         """Write a dead letter to the store with the job's whole history (DLQ-001, DLQ-002).
 
-        `job` is the job as `after` returned it. Raises StoreError.
+        `job` is the job as `after` returned it. Raises StoreError, and TakenOver.
         """
         store, policy = self._needed(), begun.policy if isinstance(begun, Run) else RetryPolicy()
         errors = self._history.whole(job)
@@ -346,7 +347,10 @@ class Bridge:
         framework: str,
         message: Mapping[str, Any],
     ) -> None:
-        """Write a parked retry to the store; `job` is the job as `after` returned it. Raises StoreError."""
+        """Write a parked retry to the store; `job` is the job as `after` returned it.
+
+        Raises StoreError, and TakenOver.
+        """
         store, limit = self._needed(), begun.policy.max_attempts if isinstance(begun, Run) else job.attempt
         state = self.header(job).state
         parked = parked_of(
@@ -366,6 +370,14 @@ class Bridge:
     def at_once(self) -> AbstractContextManager[None]:
         """Have what this thread asks of the store and the broker tried once, because it must not wait."""
         return self._insistence.at_once()
+
+    def check_turn(self, run: Run | Refuse) -> None:
+        """Raise TakenOver for a run whose reservation ran out and was taken over: nothing it says counts.
+
+        The store is asked only where the reservation may have run out by this process's own clock.
+        """
+        if isinstance(run, Run) and run.turn and time.monotonic() - run.since >= self._surely_held:
+            self._turns.check(run)
 
     def settled(self, run: Run | Refuse, decision: Decision) -> None:
         """End a run whose decision was carried out, and tell the log and the listeners; never raises."""

@@ -76,6 +76,8 @@ class Reservations:
         self._holder = ""
         self._requests = itertools.count()
         self._live: dict[Turn, None] = {}
+        #: When the last extension was asked for that succeeded, and of which turns.
+        self._extended: tuple[float, frozenset[Turn]] = (0.0, frozenset())
         self._unsettled: dict[Turn, Settle] = {}
         self._ghosts: list[tuple[float, Settle]] = []
         self._done: deque[tuple[float, Turn]] = deque()
@@ -172,6 +174,14 @@ class Reservations:
         """Return whether this process holds a turn, unsettled."""
         return self._pid == os.getpid() and turn in self._live
 
+    def still_holds(self, turn: Turn) -> bool:
+        """Return whether a turn is still ours; the store is asked unless the last extension says so."""
+        asked, extended = self._extended
+        if turn in extended and self.holds(turn) and time.monotonic() - asked < self._length.total_seconds():
+            return True
+        until = self._clock() + self._length
+        return not self._store.extend([turn], holder=self._holder, until=until)
+
     def is_orphaned(self, holder: str) -> bool:
         """Return whether a holder was a process forked as this one was, and has ended."""
         return holder.rpartition(":")[2].startswith(self._family) and was_held_by(None, holder)
@@ -199,6 +209,7 @@ class Reservations:
                 return
             self._holder = f"{socket.gethostname()}:{os.getpid()}:{self._family}{uuid.uuid4().hex[:8]}"
             self._live, self._unsettled, self._ghosts, self._done = {}, {}, [], deque()
+            self._extended = (0.0, frozenset())
             threading.Thread(target=self._beat, name="ojs-heartbeat", daemon=True).start()
             self._pid = os.getpid()
 
@@ -234,8 +245,9 @@ class Reservations:
         turns = tuple(self._live)
         if not turns:
             return
-        until = self._clock() + self._length
+        asked, until = time.monotonic(), self._clock() + self._length
         gone = self._store.extend(turns, holder=self._holder, until=until)
+        self._extended = asked, frozenset(turns).difference(gone)
         for turn in gone:
             if self._live.pop(turn, self) is None:
                 logger.warning("job %s: its reservation ran out, and it may run a second time", turn.key)

@@ -20,6 +20,18 @@ WORKER_GONE = "its worker did not extend the reservation: killed, or cut off fro
 WORKER_DIED = "its process died, and its message came to another one of the same pool"
 
 
+class TakenOver(BaseException):
+    """The reservation of a run was taken over, so that nothing counts that the run says; drop its delivery.
+
+    Not an error, and no `except Exception` on its way may take it for one.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(
+            f"attempt {job.attempt} was taken for lost before it ended; what it says now is dropped"
+        )
+
+
 class Turns:
     """Turns of one bridge's runs (spec section 9); `length` is how long one is reserved at a time."""
 
@@ -85,14 +97,35 @@ class Turns:
             case _:
                 return run
 
-    def hand_over(self, begun: Run | Refuse | Postpone, write: Callable[[Settle | None], None]) -> None:
-        """Write something to the store that ends a run, and settle its turn in the same step."""
+    def check(self, run: Run) -> None:
+        """Raise TakenOver for a run whose turn the store knows to be somebody else's now.
+
+        A store that cannot say does not keep a run from being heard.
+        """
+        if run.turn is None or run.abandoned or self._reservations is None:
+            return
+        try:
+            held = self._reservations.still_holds(run.turn)
+        except StoreError as error:
+            logger.warning("job %s: whether its reservation still holds is not known: %s", run.job.id, error)
+            return
+        if not held:
+            self._reservations.let_go(run.turn)
+            raise TakenOver(run.job)
+
+    def hand_over(self, begun: Run | Refuse | Postpone, write: Callable[[Settle | None], bool]) -> None:
+        """Write something to the store that ends a run, and settle its turn in the same step.
+
+        Raises StoreError, and TakenOver when the store refuses it, because the turn is somebody else's now.
+        """
         if not isinstance(begun, Run) or begun.turn is None or self._reservations is None:
             self._insist.run(lambda: write(None), (StoreError,))
             return
         settle = self._reservations.settling(begun.turn, of_a_dead_holder=begun.abandoned)
-        self._insist.run(lambda: write(settle), (StoreError,))
+        written = self._insist.run(lambda: write(settle), (StoreError,))
         self._reservations.let_go(begun.turn)
+        if not written:
+            raise TakenOver(begun.job)
 
     def end(self, run: Run | Refuse, decision: Decision) -> None:
         """Settle a run's turn, unless that was done along with what follows it; raises StoreError."""

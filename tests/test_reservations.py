@@ -10,17 +10,20 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError, reservations
-from ojs_bridge.decision import Complete, Discard, RetryAt
+from ojs_bridge.decision import Complete, DeadLetter, Discard, RetryAt
 from ojs_bridge.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ojs_bridge.job import Job, decode
 from ojs_bridge.reservations import turn_of
 from ojs_bridge.runs import Begun, Drop, Lost, Postpone, Run
+from ojs_bridge.turns import TakenOver
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import Valkey
 from tests.servers.process import eventually
@@ -261,6 +264,51 @@ def test_who_buried_a_job_has_settled_it(bridges: list[Bridge]) -> None:
     assert isinstance(second.resume(JOB, JOB, second.task(), process=os.getpid()), Drop)
     first.settled(begun, Complete())
     assert isinstance(begin(first, JOB), Drop)
+
+
+@pytest.mark.requirement("RET-12")
+def test_a_run_that_was_taken_over_is_not_heard(hasty: list[Bridge]) -> None:
+    """Neither before it sends its job on, nor when it writes a letter or parks a retry; and others are."""
+    first, second = hasty
+    late, heard = run(first, JOB), run(first, JOB._replace(id="j-2"))
+    first.let_run_out(late)
+    eventually(lambda: isinstance(begin(second, JOB), Lost), what="the attempt was found lost")
+    eventually(lambda: time.monotonic() - heard.since > 1.5 * SHORT.total_seconds())
+    decision = DeadLetter("handler", Failure("a.b"), "why")
+    for begun in (late, heard):
+        job = first.after(begun.job, decision)
+        steps: list[Callable[[], None]] = [
+            partial(first.check_turn, begun),
+            partial(first.park, begun, job, first.now() + LONG, "why", FRAMEWORK, {}),
+            partial(first.bury, begun, job, decision, FRAMEWORK, {}),
+        ]
+        for step in steps:
+            with pytest.raises(TakenOver, match="attempt 1") if begun is late else nullcontext():
+                step()
+    assert [letter.id for letter in first.dead_letters.list().letters] == ["j-2"]
+    assert first.retries.count() == 1
+
+
+def test_a_run_that_ends_within_its_reservation_asks_the_store_nothing(
+    bridges: list[Bridge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = run(bridges[0], JOB)
+    monkeypatch.setattr(bridges[0].store, "extend", None)
+    bridges[0].check_turn(begun)
+
+
+def test_a_store_that_is_gone_keeps_no_run_from_being_heard(
+    hasty: list[Bridge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could have taken it over meanwhile."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise StoreError("gone")
+
+    begun = run(hasty[0], JOB)
+    monkeypatch.setattr(hasty[0].store, "extend", fail)
+    eventually(lambda: time.monotonic() - begun.since > 2 * SHORT.total_seconds())
+    hasty[0].check_turn(begun)
 
 
 @pytest.mark.requirement("RET-12")

@@ -18,6 +18,7 @@ from ..job import Job
 from ..reading import parameters_of
 from ..runs import Postpone, Refuse, Run
 from ..store import StoreError
+from ..turns import TakenOver
 from . import sending
 from . import wire as wires
 from .attach import FRAMEWORK
@@ -37,6 +38,13 @@ class RefusedJob(Exception):
     """The message's retry state or policy cannot be read, so its task was not run."""
 
 
+def dropped(job: Job, late: TakenOver) -> Exception:
+    """Say that a run was not heard, and return what has Celery acknowledge it and store nothing of it."""
+    logger.warning("job %s: %s", job.id, late)
+    ignored: Exception = Ignore(str(late))
+    return ignored
+
+
 class Conclusion:
     """The end of one delivery; every method returns the exception that tells Celery of it."""
 
@@ -54,8 +62,16 @@ class Conclusion:
         """Carry a decision out.
 
         What cannot be carried out now is given back to its queue; what never can be becomes a dead letter,
-        and so does what its queue has forgotten, being acknowledged before it ran.
+        and so does what its queue has forgotten, being acknowledged before it ran. A run whose reservation
+        was taken over is dropped.
         """
+        try:
+            self._bridge.check_turn(begun)
+            return self._carry_out(begun, decision, shown)
+        except TakenOver as late:
+            return dropped(begun.job, late)
+
+    def _carry_out(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         try:
             signal = self._execute(begun, decision, shown)
         except Exception as error:

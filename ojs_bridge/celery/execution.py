@@ -17,9 +17,10 @@ from ..failures import Outcome, outcome_of
 from ..job import Job
 from ..runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
+from ..turns import TakenOver
 from .arguments import Arguments
 from .attach import attach, task_policy
-from .conclusion import PAUSE, Conclusion
+from .conclusion import PAUSE, Conclusion, dropped
 from .delivery import Delivery
 from .interrupts import is_the_tasks_own, undisturbed
 from .outcomes import outcome, shown
@@ -152,8 +153,12 @@ class Execution:
         end = Ended(self.bridge, self._begun)
         if self._begun.turn is None:
             end.settle()
-        else:
-            self._request.ojs_ended = end
+            return
+        try:
+            self.bridge.check_turn(self._begun)
+        except TakenOver as late:
+            raise dropped(self._begun.job, late) from None
+        self._request.ojs_ended = end
 
     def _begin_in_time(self) -> None:
         """Begin, and give the delivery back when its time is up before anybody has said that it may run."""

@@ -117,9 +117,10 @@ class Execution:
         return Postpone(job, due) if isinstance(job, Job) and due and due > self._bridge.now() else None
 
     def conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
-        """Have the outcome judged and the decision carried out."""
-        decision = self._judge(begun, exception)
+        """Have the outcome judged and the decision carried out; raises TakenOver."""
         run = begun.run if isinstance(begun, Lost) else begun
+        self._bridge.check_turn(run)
+        decision = self._judge(begun, exception)
         if isinstance(decision, Complete) and isinstance(run, Run) and run.turn and self._acknowledging:
             leave_by(self._message, Ending(self._acknowledging, run))
             return

@@ -17,6 +17,7 @@ from ..canary import Percentages
 from ..policy_files import PoliciesOrFile
 from ..runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
+from ..turns import TakenOver
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import ERRORS_OPTION, RETRY_ON_OPTION, Actors, BootError
 from .caveats import say_caveats
@@ -24,6 +25,7 @@ from .consumer import HOLD, MARK, NATIVE, UNBEGUN, Settlement, SettlingConsumer,
 from .dead_queues import DramatiqDeadQueues
 from .execution import Execution, NotSent
 from .holding import GiveUp, Holding
+from .late import drop, hear_first
 from .producer import READ, WISHING, add_headers, carry_wishes
 from .replay import FRAMEWORK, DramatiqPublisher
 from .translate import HEADER, RETRY_OPTION, LostAttempt, Refused
@@ -94,6 +96,8 @@ class OJSRetries(Retries):
         wrap(broker)
         self._holding.boot(broker)
         self._acknowledging = acknowledging_on(broker, self.bridge)
+        if self.bridge.store:
+            hear_first(broker, self, self._check_success)
         say_caveats(broker, self.bridge)
         if self._canary is not None:
             logger.warning("canary: under the bridge are %s; Dramatiq itself retries the rest", self._canary)
@@ -212,8 +216,12 @@ class OJSRetries(Retries):
         state = message.__dict__
         begun = state.get(_RUN, None if state.get(MARK) is NATIVE else UNBEGUN)
         message._ojs_run = None
-        if begun is None:
-            return
+        if begun is not None:
+            self._conclude(broker, message, task, begun, exception)
+
+    def _conclude(
+        self, broker: Broker, message: Any, task: TaskPolicy, begun: Any, exception: BaseException | None
+    ) -> None:
         try:
             self._holding.disarm(exception)
             execution = Execution(self.bridge, broker, message, self._holding, self._acknowledging)
@@ -223,6 +231,11 @@ class OJSRetries(Retries):
                 if isinstance(begun, (Postpone, Drop)):
                     return
             execution.conclude(begun, exception)
+        except TakenOver as late:
+            drop(message, late)
+            if exception is None:
+                # Nothing less keeps its pipeline and its callbacks from following a success.
+                raise
         except GiveUp:
             mark(message, Settlement.GIVE_BACK)
         except (NotSent, StoreError) as error:
@@ -236,6 +249,19 @@ class OJSRetries(Retries):
         except BaseException:
             logger.exception("job %s: interrupted, it goes back to its queue", message.message_id)
             self._let_run_out(begun)
+
+    def _check_success(self, message: Any) -> None:
+        """Raise TakenOver for a job that succeeded after its reservation was taken over."""
+        begun = message.__dict__.get(_RUN)
+        if not isinstance(begun, Run):
+            return
+        try:
+            self.bridge.check_turn(begun)
+        except TakenOver as late:
+            message._ojs_run = None
+            self._holding.disarm(None)
+            drop(message, late)
+            raise
 
     def _let_run_out(self, begun: Any) -> None:
         run = begun.run if isinstance(begun, Lost) else begun

@@ -95,10 +95,11 @@ class Due:
 class Parking(Protocol):
     """Parked retries, one per key. All methods raise StoreError."""
 
-    def park(self, parked: Parked, settle: Settle | None = None) -> None:
+    def park(self, parked: Parked, settle: Settle | None = None) -> bool:
         """Write a parked retry and settle the turn it follows, in one step.
 
-        It replaces one of the same key, claimed or not, unless that one has a higher fence.
+        It replaces one of the same key, claimed or not, unless that one has a higher fence. False when the
+        turn cannot be settled (see `settle`): then nothing is written.
         """
 
     def claim_due(self, framework: str, *, now: datetime, until: datetime, limit: int) -> Due:

@@ -168,10 +168,11 @@ class Store(Parking, Reserving, Shadowing, Protocol):
     def clock(self) -> datetime:
         """Return the time that the store's own machine has."""
 
-    def bury(self, letter: Letter, settle: Settle | None = None) -> None:
+    def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Write a dead letter in place of an earlier one of its job, claimed or not, and of kept entries.
 
-        And settle the turn it ended with, in one step.
+        And settle the turn it ended with, in one step. False when that turn cannot be settled (see `settle`):
+        then nothing is written.
         """
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:

@@ -87,7 +87,10 @@ class Reserving(Protocol):
         """
 
     def forget(self, turns: Sequence[Turn]) -> None:
-        """Delete the records of settled turns that still have that very fence: they cannot come again."""
+        """Delete the records of settled turns that still have that very fence: they cannot come again.
+
+        But for those that were taken over: the run that lost its turn may still end.
+        """
 
     def forget_before(self, now: datetime, *, limit: int) -> int:
         """Delete settled records whose `keep_until` has passed, so many at most; return how many."""

@@ -133,6 +133,11 @@ class Worker:
             time.sleep(0.3)  # one after the other, into one log
         return f"{said}\n\n{self.log[-20_000:]}"
 
+    @property
+    def processes(self) -> list[int]:
+        """The process ids of the worker and its pool."""
+        return [self.process.pid, *self._pool()]
+
     def _pool(self) -> list[int]:
         threads = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         return [int(pid) for thread in threads for pid in thread.read_text().split()]
@@ -227,6 +232,11 @@ class Fleet:
                 while (message := dead.get(no_ack=True, accept=["json", "pickle"])) is not None:
                     found.append(message)
         return found
+
+    def waiting(self) -> int:
+        """How many messages the broker, Valkey, has in the queue or not acknowledged."""
+        broker = client(self.settings.broker)
+        return int(broker.llen(self.settings.queue)) + int(broker.hlen("unacked"))
 
     def lines(self, job: AsyncResult) -> list[str]:
         """The worker's log lines about what was decided on a job."""

@@ -103,6 +103,13 @@ def os_exit() -> None:
     os._exit(3)
 
 
+def until(url: str, key: str) -> bool:
+    """Wait until a key is set."""
+    while not client(url).exists(key):
+        time.sleep(0.05)
+    return True
+
+
 class Noting:
     """Notes runs, handlers and events in the result backend."""
 

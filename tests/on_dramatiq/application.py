@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -41,10 +42,10 @@ class Application:
         }
 
     def start(
-        self, *, command: str = "dramatiq", fault: str = "", processes: int = 1
+        self, *, command: str = "dramatiq", fault: str = "", processes: int = 1, threads: int = 4
     ) -> subprocess.Popen[bytes]:
         """Start the command in a process group of its own."""
-        words = [COMMANDS / command, self.module, "--processes", str(processes), "--threads", "4"]
+        words = [COMMANDS / command, self.module, "--processes", str(processes), "--threads", str(threads)]
         environment = {**self.environment, "APP_FAULT": fault}
         with self.log.open("ab") as log:
             return subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
@@ -86,8 +87,16 @@ class Application:
 
     def produce(self, code: str) -> None:
         """Run a producer process."""
-        code = f"from {self.module} import *\n{textwrap.dedent(code)}"
-        subprocess.run([sys.executable, "-c", code], env=self.environment, check=True, timeout=30)
+        self._run(textwrap.dedent(code))
+
+    def ask(self, expression: str) -> Any:
+        """Return what an expression is in a producer process, from JSON."""
+        return json.loads(self._run(f"import json\nprint(json.dumps({expression}))", stdout=subprocess.PIPE))
+
+    def _run(self, code: str, **options: Any) -> bytes:
+        command = [sys.executable, "-c", f"from {self.module} import *\n{code}"]
+        done = subprocess.run(command, env=self.environment, check=True, timeout=120, **options)
+        return bytes(done.stdout or b"")
 
     def times(self, word: str) -> list[float]:
         """When a job has run."""

@@ -20,6 +20,7 @@ import pytest
 from ojs_bridge import open_store
 from ojs_bridge.store import Grant, Reservation, Settle, Store, Turn
 from tests.store.processes import in_processes
+from tests.store.test_parked import parked
 from tests.store.test_store import AWKWARD, letter
 
 #: Not a fixed time: Redis forgets by its own clock.
@@ -260,14 +261,52 @@ def test_namespaces_have_reservations_of_their_own(url: str) -> None:
 
 
 def test_a_letter_and_its_turn_are_written_together(store: Store) -> None:
-    """A letter whose turn is another's is kept all the same: rather two than none."""
+    """Again and again, as when the first answer was lost."""
     reserve(store, 1)
-    store.bury(letter(), over(1))
-    assert reserve(store, 1).grant is SETTLED
-    reserve(store, 1, key="j-2", holder=SECOND)
-    store.bury(letter("j-2"), over(1, key="j-2"))
-    assert store.get("j-2") == letter("j-2")
-    assert reserve(store, 1, key="j-2").grant is HELD
+    for _ in range(2):
+        assert store.bury(letter(), over(1))
+        assert reserve(store, 1).grant is SETTLED
+    assert store.get("j-1") == letter()
+    assert store.bury(letter("unknown"), over(1, key="unknown")), "rather two than none"
+
+
+#: What happened to a run's turn, and how the run that lost it would settle it.
+LATE: dict[str, tuple[Sequence[Step], Settle]] = {
+    "another has taken it over": ([ask(1), ask(1, at=60, holder=SECOND)], over(1)),
+    "another has dealt with it": (
+        [ask(1), ask(1, at=60, holder=SECOND), settle(1, SECOND)],
+        over(1),
+    ),
+    "it was settled for a dead one": ([ask(1), settle(1, None)], over(1)),
+    "the job has gone on": ([ask(1), ask(2, holder=SECOND)], over(1)),
+    "a dead one had settled it": ([ask(1), settle(1)], over(1, None)),
+}
+
+
+@pytest.mark.requirement("RET-12")
+@pytest.mark.parametrize(("before", "late"), LATE.values(), ids=LATE)
+def test_what_a_run_says_too_late_is_not_written(store: Store, before: Sequence[Step], late: Settle) -> None:
+    """Nor does it change what is there: an earlier letter, kept errors, the turn."""
+    for step in before:
+        step(store)
+    kept = [(0, {"attempt": 1, "type": "a.b"})]
+    store.bury(letter(queue="earlier"))
+    store.keep_errors("j-1", kept)
+    assert not store.bury(letter(queue="late"), late)
+    assert not store.park(parked(), late)
+    assert store.get("j-1") == letter(queue="earlier")
+    assert (store.count_parked(), store.kept_errors("j-1")) == (0, kept)
+    assert not store.settle(late)
+
+
+def test_a_turn_that_was_taken_over_is_not_forgotten(store: Store) -> None:
+    """Who lost it may still say something."""
+    reserve(store, 0)
+    assert reserve(store, 0, at=60, holder=SECOND).grant is LOST
+    assert store.settle(over(0, SECOND))
+    store.forget([Turn("j-1", 0)])
+    assert not store.bury(letter(), over(0))
+    assert reserve(store, 0).grant is SETTLED
 
 
 KEYS = [f"j-{n}" for n in range(50)]
@@ -305,15 +344,21 @@ def test_of_many_threads_one_has_a_turn(store: Store) -> None:
 
 
 @pytest.mark.requirement("RET-12")
-def test_either_its_holder_settles_a_turn_or_another_takes_it_over(store: Store) -> None:
+@pytest.mark.parametrize("how", ["settle", "bury", "park"])
+def test_either_its_holder_settles_a_turn_or_another_takes_it_over(store: Store, how: str) -> None:
     """Never both, though both try at the same moment; nor neither."""
     start = threading.Barrier(2)
     for key in KEYS:
         reserve(store, key=key)
+    ways: dict[str, Callable[[str], bool]] = {
+        "settle": lambda key: store.settle(over(key=key)),
+        "bury": lambda key: store.bury(letter(key), over(key=key)),
+        "park": lambda key: store.park(parked(key), over(key=key)),
+    }
 
     def settles() -> list[bool]:
         start.wait(30)
-        return [store.settle(over(key=key)) for key in KEYS]
+        return [ways[how](key) for key in KEYS]
 
     def takes_over() -> list[Grant]:
         start.wait(30)
@@ -322,6 +367,11 @@ def test_either_its_holder_settles_a_turn_or_another_takes_it_over(store: Store)
     with ThreadPoolExecutor(2) as pool:
         settled, told = pool.submit(settles), pool.submit(takes_over)
         assert [SETTLED if ours else LOST for ours in settled.result()] == told.result()
+    ours = {key for key, was_ours in zip(KEYS, settled.result(), strict=True) if was_ours}
+    if how == "bury":
+        assert {key for key in KEYS if store.get(key)} == ours
+    if how == "park":
+        assert {key for key in KEYS if store.get_parked(key)} == ours
 
 
 def busy_until_killed(url: str, told: Connection) -> None:

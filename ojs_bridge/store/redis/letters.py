@@ -21,11 +21,13 @@ from .server import Script, Word
 LARGEST_PLACE = 2**63 - 1
 
 #: KEYS: records, by_time, by_kind, kinds, entries, claims, kept, and a turn. ARGV: id, record, entry, and how
-#: to settle. Burying again writes the same again; a claim of the moment between would end, as it must.
+#: to settle; 0 and nothing written when that fails. Burying again writes the same again; a claim of the
+#: moment between would end, as it must.
 _BURY = Script(
     INDEX
     + SETTLE
     + """
+if KEYS[8] and settle(KEYS[8], ARGV[4], ARGV[5], ARGV[6]) == 0 then return 0 end
 local id, earlier = ARGV[1], redis.call('HGET', KEYS[5], ARGV[1])
 redis.call('HSET', KEYS[1], id, ARGV[2])
 redis.call('HSET', KEYS[5], id, ARGV[3])
@@ -33,8 +35,7 @@ if earlier and earlier ~= ARGV[3] then leave(KEYS[2], KEYS[3], KEYS[4], earlier)
 enter(KEYS[2], KEYS[3], KEYS[4], ARGV[3])
 redis.call('HDEL', KEYS[6], id)
 redis.call('DEL', KEYS[7])
-if KEYS[8] then settle(KEYS[8], ARGV[4], ARGV[5], ARGV[6]) end
-return 0
+return 1
 """
 )
 
@@ -134,15 +135,15 @@ class RedisLetters:
         self._letter_keys = (*listed, self._letter_entries, self._letter_claims)
         self._letter_index = RedisIndex(redis, listed, newest_first=True)
 
-    def bury(self, letter: Letter, settle: Settle | None = None) -> None:
-        """Write a dead letter, in place of an earlier one of its job and of the entries kept for it."""
+    def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
+        """Settle a letter's turn and write it, in place of an earlier one of its job and of kept entries."""
         letter_id = index_id(letter.id)
         keys = [*self._letter_keys, self._kept(letter.id)]
         words: list[Word] = [letter_id, letter_to_json(letter), _entry(letter)]
         if settle:
             keys.append(self._redis.turn(settle.turn))
             words += settle_words(settle)
-        self._redis.run(_BURY, keys, words)
+        return bool(self._redis.run(_BURY, keys, words))
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep entries; one that is there already stays as it is."""

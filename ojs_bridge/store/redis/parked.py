@@ -64,13 +64,14 @@ end
 """
 )
 
-#: And a turn. ARGV: key, record, fence, when it was parked, entry, job, framework, and how to settle.
-#: Parking again writes the same again, and ends a claim of the moment between: the fence stops what was
-#: published twice.
+#: And a turn. ARGV: key, record, fence, when it was parked, entry, job, framework, and how to settle; 0 and
+#: nothing written when that fails. Parking again writes the same again, and ends a claim of the moment
+#: between: the fence stops what was published twice.
 _PARK = Script(
     _PARKED
     + SETTLE
     + """
+if KEYS[10] and settle(KEYS[10], ARGV[8], ARGV[9], ARGV[10]) == 0 then return 0 end
 local key = ARGV[1]
 local fence, _, entry, job, framework = state_of(key)
 if not fence or fence <= tonumber(ARGV[3]) then
@@ -81,8 +82,7 @@ if not fence or fence <= tonumber(ARGV[3]) then
   end
   write(key, tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7])
 end
-if KEYS[10] then settle(KEYS[10], ARGV[8], ARGV[9], ARGV[10]) end
-return 0
+return 1
 """
 )
 
@@ -211,8 +211,8 @@ class RedisParked:
         self._parked_keys = (*listed, *others)
         self._parked_index = RedisIndex(redis, listed, newest_first=False)
 
-    def park(self, parked: Parked, settle: Settle | None = None) -> None:
-        """Write a parked retry and settle the turn it follows, in one step."""
+    def park(self, parked: Parked, settle: Settle | None = None) -> bool:
+        """Settle the turn a retry follows, and write it, in one step."""
         key, fence, parked_at = _identity(parked)
         keys = [*self._parked_keys]
         entry = entry_of((parked.queue, parked.type), parked.next_retry_at, index_id(parked.key))
@@ -220,7 +220,7 @@ class RedisParked:
         if settle:
             keys.append(self._redis.turn(settle.turn))
             words += settle_words(settle)
-        self._redis.run(_PARK, keys, words)
+        return bool(self._redis.run(_PARK, keys, words))
 
     def claim_due(self, framework: str, *, now: datetime, until: datetime, limit: int) -> Due:
         """Claim a framework's due retries, the longest due first, atomically."""

@@ -31,18 +31,20 @@ _WITHOUT_TIME = {
 }
 
 #: A record: fence, until or -1 when settled, holder, publication, the mark of the request that wrote it and
-#: what that was told. Settling again writes the same again.
+#: what that was told; -2, that the turn was taken over, stays. Settling again writes the same again.
 SETTLE = """
 local function settle(key, fence, holder, keep_until)
-  local known, publication = redis.call('GET', key), ''
+  local known, publication, told = redis.call('GET', key), '', 0
   if known then
-    local its_fence, its_until, its_holder, its_publication = cmsgpack.unpack(known)
+    local its_fence, its_until, its_holder, its_publication, _, its_told = cmsgpack.unpack(known)
     if its_fence ~= tonumber(fence) then return 0 end
     -- What its holder has settled itself was not left by a dead one.
     if its_holder ~= holder and (holder ~= '' or its_until < 0) then return 0 end
     publication = its_publication
+    if its_told == -2 then told = -2 end
   end
-  redis.call('SET', key, cmsgpack.pack(tonumber(fence), -1, holder, publication, '', 0), 'PXAT', keep_until)
+  local record = cmsgpack.pack(tonumber(fence), -1, holder, publication, '', told)
+  redis.call('SET', key, record, 'PXAT', keep_until)
   return 1
 end
 """
@@ -111,8 +113,8 @@ _FORGET = Script("""
 for n, key in ipairs(KEYS) do
   local known = redis.call('GET', key)
   if known then
-    local fence, until_ = cmsgpack.unpack(known)
-    if fence == tonumber(ARGV[n]) and until_ < 0 then redis.call('DEL', key) end
+    local fence, until_, _, _, _, told = cmsgpack.unpack(known)
+    if fence == tonumber(ARGV[n]) and until_ < 0 and told ~= -2 then redis.call('DEL', key) end
   end
 end
 return 0
@@ -159,7 +161,7 @@ class RedisReservations:
         return bool(self._redis.run(_GIVE_BACK, (self._redis.turn(settle.turn),), words))
 
     def forget(self, turns: Sequence[Turn]) -> None:
-        """Delete the records of settled turns that still have that very fence."""
+        """Delete the records of settled turns that still have that very fence and were never taken over."""
         if turns:
             self._redis.run(_FORGET, [*map(self._redis.turn, turns)], [*map(_fence, turns)])
 

@@ -31,8 +31,8 @@ _BITS = 20
 class Letters(Database):
     """The part of a store that holds dead letters."""
 
-    def bury(self, letter: Letter, settle: Settle | None = None) -> None:
-        """Write a dead letter, in place of an earlier one of its job and of kept entries; settle its turn."""
+    def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
+        """Settle a letter's turn and write it, in place of an earlier one of its job and of kept entries."""
         row = {
             "namespace": self._namespace,
             "id": index_id(letter.id),
@@ -44,10 +44,11 @@ class Letters(Database):
             "record": letter_to_json(letter),
         }
         with self._transaction() as connection:
+            if settle is not None and not mark_settled(connection, self._namespace, settle):
+                return False
             _BURY(connection, row)
             connection.execute(sa.delete(errors).where(self._of(letter.id)))
-            if settle is not None:
-                mark_settled(connection, self._namespace, settle)
+        return True
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep entries; one that is there already stays as it is."""

@@ -32,8 +32,8 @@ _SHOWN = (_c.record, _c.due_ms, _c.key)
 class ParkedRetries(Database):
     """The part of a store that holds parked retries."""
 
-    def park(self, parked: Parked, settle: Settle | None = None) -> None:
-        """Write a parked retry, unless one of its key has a higher fence, and settle the turn it follows."""
+    def park(self, parked: Parked, settle: Settle | None = None) -> bool:
+        """Settle the turn a retry follows, and write it, unless one of its key has a higher fence."""
         row = {
             "namespace": self._namespace,
             "key": index_id(parked.key),
@@ -48,9 +48,10 @@ class ParkedRetries(Database):
             **_FREE,
         }
         with self._transaction() as connection:
+            if settle is not None and not mark_settled(connection, self._namespace, settle):
+                return False
             _PARK(connection, row)
-            if settle is not None:
-                mark_settled(connection, self._namespace, settle)
+        return True
 
     def claim_due(self, framework: str, *, now: datetime, until: datetime, limit: int) -> Due:
         """Claim a framework's due retries, the longest due first, atomically, without those being claimed."""

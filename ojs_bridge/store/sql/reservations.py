@@ -109,10 +109,11 @@ class Reservations(Database):
             return connection.execute(statement.where(*where)).rowcount == 1
 
     def forget(self, turns: Sequence[Turn]) -> None:
-        """Delete the records of settled turns that still have that very fence."""
+        """Delete the records of settled turns that still have that very fence and were never taken over."""
         for batch in batches(turns):
+            over = sa.and_(self._any_of(batch), _c.settled, sa.not_(_c.lost))
             with self._statement() as connection:
-                connection.execute(sa.delete(reservations).where(self._any_of(batch), _c.settled))
+                connection.execute(sa.delete(reservations).where(over))
 
     def forget_before(self, now: datetime, *, limit: int) -> int:
         """Delete settled records whose `keep_until` has passed, and those that were abandoned long ago."""
