@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery import Celery, Task, bootsteps
-from celery.worker.request import Request
-from kombu.utils.imports import symbol_by_name
+from celery import Celery, bootsteps
 
-from .attach import attach, is_bridged, policies_of, task_policy
+from .attach import attach, policies_of, task_policy
 from .canary import check_canary
 from .caveats import say_caveats
-from .request import OJSRequest
 from .taking import take_safely
 
 
@@ -40,19 +37,7 @@ def check(app: Celery) -> None:
     policies_of(app).check(app.tasks, f"task of the app {app.main!r}")
     for task in app.tasks.values():
         task_policy(app, task).retry_on.resolve()
-        if is_bridged(task):
-            _keep_request_class(task)
     check_canary(app)
     bridge = attach(app)
     say_caveats(app, bridge)
     bridge.try_store("`<queue>.dead` on the broker")
-
-
-def _keep_request_class(task: Task) -> None:
-    """Mix a request class of the user's own with the bridge's."""
-    for cls in type(task).__mro__:
-        found = symbol_by_name(vars(cls).get("Request"))
-        if found is not None and not issubclass(found, OJSRequest):
-            if found is not Request:
-                task.Request = type(found.__name__, (OJSRequest, found), {})
-            return

@@ -25,6 +25,7 @@ from .eager import EAGER_RETRIES, EagerRetry, apply_to_the_end
 from .execution import Execution
 from .on_commit import sent_on_commit
 from .options import refuse_native
+from .request_class import RequestClass, keep
 from .wire import HEADER
 from .wish import Wish
 
@@ -38,7 +39,7 @@ setattr(Context, _RUNNING, None)
 class Bridged:
     """What a task does under the bridge, whatever its other base classes are."""
 
-    Request = "ojs_bridge.celery.request:OJSRequest"
+    Request = RequestClass()
     reject_on_worker_lost = UnderTheBridge(value=False)
     retry_on_worker_lost = UnderTheBridge(value=False)
     acks_on_failure_or_timeout = UnderTheBridge(value=True)
@@ -51,6 +52,10 @@ class Bridged:
     ojs_retry = cast("PartialPolicy | None", None)
     ojs_retry_on = cast("RetryOnLike | None", None)
     ojs_errors = cast("Mapping[type[BaseException], Mapped] | None", None)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        keep(cls)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under the bridge when a worker or `apply` does it, plainly when it is just called."""
