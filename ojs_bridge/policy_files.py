@@ -73,12 +73,17 @@ def _parse(file: str) -> Mapping[str, Any]:
         raise ValueError("must end in .toml or .json")
     text = path.read_bytes().decode("utf-8")
     try:
-        told = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        told = read_toml(text) if path.suffix == ".toml" else json.loads(text)
     except ValueError as error:
         raise ValueError(f"is not {path.suffix[1:].upper()}: {error}") from None
     if not isinstance(told, Mapping):
         raise ValueError("must hold an object: a policy, or `default` and `policies`")
     return told
+
+
+def read_toml(text: str) -> Mapping[str, Any]:
+    """Return what a text in TOML holds; raises ValueError."""
+    return tomllib.loads(text)
 
 
 def _each(told: Mapping[str, Any]) -> list[Named]:

@@ -137,14 +137,22 @@ def _importing(name: str) -> Iterator[None]:
     try:
         with redirect_stdout(sys.stderr):
             yield
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - their code, any error
+    except (Exception, SystemExit) as error:
         why = "; ".join(error.problems) if isinstance(error, InvalidRetryPolicy) else str(error)
         told = f"{type(error).__name__}: {' '.join(why.split())}{_place(error)}"
-        raise ConfigurationError(f"app: {name!r} cannot be imported: {told}") from None
+        raise ConfigurationError(f"app: {name!r} cannot be imported: {told}") from error
 
 
 def _place(error: BaseException) -> str:
-    """Return the last line of the user's own code that an error went through."""
-    here = str(Path.cwd())
-    own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(here)]
-    return f" ({Path(own[-1].filename).relative_to(here)}:{own[-1].lineno})" if own else ""
+    """Return the module at fault, the last one that was being imported, and a line."""
+    here = Path.cwd()
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    own = [(f, line) for f, line in frames if f.f_code.co_filename.startswith(str(here))]
+    modules = [(f, line) for f, line in frames if f.f_code.co_name == "<module>"]
+    if not (own or modules):
+        return ""
+    frame, line = (own or modules)[-1]
+    path = Path(frame.f_code.co_filename)
+    where = f"{path.relative_to(here) if own else path}:{line}"
+    named = f"module {modules[-1][0].f_globals.get('__name__')}, " if modules else ""
+    return f" ({named}{where})"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
+from ..errors import ConfigurationError
 from ..migration.plan.planned import Planned
 from .apps import app_of, is_celery, load_tasks
-from .plan_files import check_path, write
-from .plan_tables import as_markdown, show_plan
-from .printing import say, show_json
+from .failing import INCOMPLETE
+from .plan_files import check_path, differences, write
+from .plan_pages import show_all, show_first_page
+from .plan_tables import as_markdown
+from .printing import say, show, show_json
 
 
 class Format(str, Enum):
@@ -22,6 +27,37 @@ class Format(str, Enum):
     TABLE = "table"
     MARKDOWN = "markdown"
     JSON = "json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The options that say how a plan is told, and where it is written."""
+
+    how: Annotated[
+        Format,
+        typer.Option("--format", help="A table for people, Markdown for a review, JSON one task a line."),
+    ] = Format.TABLE
+    every: Annotated[
+        bool, typer.Option("--all", help="All tasks and all that is said of them, not only what matters.")
+    ] = False
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--write",
+            metavar="FILE.toml",
+            help="Also write the policies, as `install` reads them; to a file that is there, add what it "
+            "does not name.",
+        ),
+    ] = None
+    other: Annotated[
+        str | None,
+        typer.Option(
+            "--diff", metavar="FILE", help="Only show how this file differs from the plan, and exit 1 if so."
+        ),
+    ] = None
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an import that fails.")] = (
+        False
+    )
 
 
 def plan(
@@ -41,35 +77,48 @@ def plan(
             "--import", metavar="MODULE", help="Import this one too, as `dramatiq broker MODULE` does."
         ),
     ] = None,
-    how: Annotated[
-        Format,
-        typer.Option("--format", help="A table for people, Markdown for a review, JSON one task a line."),
-    ] = Format.TABLE,
-    file: Annotated[
-        str | None,
-        typer.Option(
-            "--write", metavar="FILE.toml", help="Also write the policies, as `install` reads them."
-        ),
-    ] = None,
-) -> None:
+    *,
+    answer: Answer,
+) -> int:
     """Show what each task does today when it fails, the retry policy nearest to that, and what to look at.
 
     No task is called, nothing is sent.
     """
-    if file is not None:
-        check_path(file)
-    found = _of(app_of(app, modules or ()), tasks or ())
-    match how:
+    if answer.file is not None:
+        check_path(answer.file)
+    with _traceback(shown=answer.debug):
+        found = _of(app_of(app, modules or ()), tasks or ())
+    if answer.other is not None:
+        return _show_differences(answer.other, found)
+    match answer.how:
         case Format.JSON:
             for one in found:
-                show_json({**asdict(one), "exact": one.policy is not None and not one.differences})
+                show_json({**asdict(one), "verdict": one.verdict, "exact": one.exact})
         case Format.MARKDOWN:
             typer.echo(as_markdown(found), nl=False)
         case Format.TABLE:
-            show_plan(found)
-    if file is not None:
-        write(file, app, found)
-        say(f"written to {file}")
+            (show_all if answer.every else show_first_page)(app, found)
+    if answer.file is not None:
+        say(write(answer.file, app, found))
+    return 0
+
+
+@contextmanager
+def _traceback(*, shown: bool) -> Iterator[None]:
+    """Show on stderr the traceback of what an import raised."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if shown and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        raise
+
+
+def _show_differences(file: str, found: Sequence[Planned]) -> int:
+    """Show how a file of policies differs from a plan; return the exit code."""
+    lines = [*differences(file, found)]
+    show(*lines or [f"{file} says what the plan says"])
+    return INCOMPLETE if lines else 0
 
 
 def _of(app: Any, names: Sequence[str]) -> list[Planned]:

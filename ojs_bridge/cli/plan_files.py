@@ -4,42 +4,96 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..errors import ConfigurationError
 from ..migration.plan.planned import Planned
+from ..policy import PartialPolicy, RetryPolicy
+from ..policy_files import load, read_toml
 from .printing import plain
 
 _GLOB = re.compile(r"([*?[])")
+_WAITS = ("initial_interval", "max_interval", "backoff_strategy", "backoff_coefficient", "jitter")
 
 
 def check_path(file: str) -> None:
-    """Raise ConfigurationError for a file that no plan is written to."""
+    """Raise ConfigurationError for a file that no plan is written to, or that cannot be read."""
     if not file.endswith(".toml"):
         raise ConfigurationError(f"write: {file!r} must end in .toml")
     if Path(file).exists():
-        raise ConfigurationError(f"write: {file!r} is there already, and a plan overwrites nothing")
+        load(file, "write")
 
 
-def write(file: str, app: str, found: Sequence[Planned]) -> None:
-    """Write the policies of a plan to a new file; raises OSError, also for one that is there."""
-    with Path(file).open("x", encoding="utf-8") as stream:
-        stream.writelines(f"{line}\n" for line in _lines(app, found))
+def write(file: str, app: str, found: Sequence[Planned]) -> str:
+    """Write the policies of a plan to a file, and return what was done, in words.
+
+    What is in the file stays as it is, comments, too: the tasks that no pattern in it names are added at its
+    end. Raises ConfigurationError for a file that cannot take them, and OSError.
+    """
+    path = Path(file)
+    if not path.exists():
+        path.write_text("".join(f"{line}\n" for line in _new(app, found)), encoding="utf-8")
+        return f"written to {file}"
+    there = load(file, "write")
+    new = [one for one in found if one.policy is not None and there.of(one.name) is None]
+    lines = [line for one in new for line in _table(one)]
+    old = path.read_text(encoding="utf-8")
+    text = old + "\n" * (not old.endswith("\n")) + "".join(f"{line}\n" for line in lines)
+    try:
+        read_toml(text)
+    except ValueError as error:
+        raise ConfigurationError(f"write: {file!r} cannot take tables at its end: {error}") from None
+    path.write_text(text, encoding="utf-8")
+    count = f"{len(new):,} task{'' if len(new) == 1 else 's'}"
+    return f"{count} added to {file}, and what was in it stays as it was: --diff shows what differs"
 
 
-def _lines(app: str, found: Iterable[Planned]) -> Iterator[str]:
+def differences(file: str, found: Sequence[Planned]) -> Iterator[str]:
+    """Yield how a file of policies differs from what a plan proposes, task by task."""
+    there = load(file, "diff")
+    for one in found:
+        layers = there.of(one.name)
+        if one.policy is None:
+            continue
+        if layers is None:
+            yield f"{plain(one.name)}: the file does not name it"
+        else:
+            yield from (f"{plain(one.name)}: {text}" for text in _unlike(layers, one.policy))
+            said = there.retry_on(one.name)
+            if one.retry_on and not (said and said.is_asked):
+                yield f"{plain(one.name)}: retry_on is not {one.retry_on!r} in the file"
+
+
+def _unlike(layers: Sequence[PartialPolicy], planned: PartialPolicy) -> Iterator[str]:
+    """Yield the fields that differ: those that the plan says, and the waits of what is retried at all."""
+    said, wanted = RetryPolicy.merge(*layers).to_ojs(), RetryPolicy.merge(planned)
+    names = {*wanted.to_ojs(only=planned), *(_WAITS if wanted.runs > 1 else ())}
+    for name, value in wanted.to_ojs().items():
+        if name in names and said[name] != value:
+            yield f"{name} is {json.dumps(said[name])} in the file, and the plan says {json.dumps(value)}"
+
+
+def _new(app: str, found: Sequence[Planned]) -> Iterator[str]:
     yield f"# Written by `ojs-bridge plan {plain(app)}`: the retry policies nearest to what each task does."
     yield '# install(app, bridge, policies="this file") moves these tasks, and leaves the others.'
     for one in found:
-        yield ""
-        if one.policy is None:
-            yield f"# {plain(one.name)} could not be read: {plain(one.unreadable)}"
-            continue
-        yield from (f"# differs: {plain(text)}" for text in one.differences)
-        yield from (f"# {plain(hazard.name)}: {plain(hazard.text)}" for hazard in one.hazards)
-        yield f"[policies.{_string(_pattern(one.name))}]"
-        yield from (f"{field} = {_value(value)}" for field, value in one.policy.items())
+        yield from _table(one)
+
+
+def _table(one: Planned) -> Iterator[str]:
+    yield ""
+    if one.unreadable:
+        yield f"# {plain(one.name)} could not be read: {plain(one.unreadable)}"
+    if one.policy is None:
+        yield f"# {plain(one.name)} is left out, since what it does is not known:"
+    yield from (f"# not known: {plain(str(found))}" for found in one.open)
+    if one.policy is None:
+        return
+    yield from (f"# differs: {plain(text)}" for text in one.differences)
+    yield from (f"# {plain(hazard.name)}: {plain(hazard.text)}" for hazard in one.hazards)
+    yield f"[policies.{_string(_pattern(one.name))}]"
+    yield from (f"{field} = {_value(value)}" for field, value in one.entry.items())
 
 
 def _pattern(name: str) -> str:

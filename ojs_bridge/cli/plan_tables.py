@@ -1,43 +1,21 @@
-"""A plan to look at: a table on a screen, Markdown for a review."""
+"""A plan in Markdown, for a review."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
-from rich.console import RenderableType
-from rich.padding import Padding
-from rich.text import Text
-
-from ..duration import spoken
-from ..migration.plan.planned import Native, Planned, Wait
-from .printing import plain, show, table
+from ..migration.plan.planned import Native, Planned
+from .plan_words import NOTHING, OVERRIDES, fields, runs, span, waited
+from .printing import plain
 
 _HEADINGS = ("task", "runs", "first wait", "last wait", "all waits", "under the policy")
-_OVERRIDES = (
-    "What a message or a handler says itself (send_with_options, apply_async, Retry) wins over these numbers."
-)
-_NOTHING = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)"
-
-
-def show_plan(found: Sequence[Planned]) -> None:
-    """Show a plan: a row a task, and beneath it what is said of one or of several of them."""
-    if not found:
-        show(_NOTHING)
-        return
-    show(table(_HEADINGS, map(_row, found)))
-    for heading, said in _sections(found):
-        show("", Text(heading, "bold"))
-        for text, names in said.items():
-            show(*_point(text, _whom(names, found)))
-    show("", _OVERRIDES)
 
 
 def as_markdown(found: Sequence[Planned]) -> str:
     """Return a plan in Markdown."""
     if not found:
-        return f"{_NOTHING}\n"
+        return f"{NOTHING}\n"
     return "".join(f"{line}\n" for line in _markdown(found))
 
 
@@ -45,37 +23,24 @@ def _row(one: Planned) -> tuple[str, ...]:
     native = one.native
     if native is None:
         return (one.name, "?", "?", "?", "?", "cannot be read")
-    first, last = (_waited(native, place) for place in (0, -1))
+    first, last = (waited(native, place) for place in (0, -1))
+    return (one.name, runs(native), first, last, span(native), _verdict(one))
+
+
+def _verdict(one: Planned) -> str:
     changes = len(one.differences)
-    verdict = "exactly the same" if not changes else f"{changes} difference{'s' if changes > 1 else ''}"
-    return (one.name, _runs(native), first, last, _span(native), verdict)
-
-
-def _runs(native: Native) -> str:
-    return "without end" if native.runs is None else f"{native.runs:,}"
-
-
-def _waited(native: Native, place: int) -> str:
-    return _told(native.waits[place]) if native.waits else ""
-
-
-def _span(native: Native) -> str:
-    if native.runs is None:
-        return "without end"
-    return _told(native.span) if native.span and native.waits else ""
-
-
-def _told(wait: Wait) -> str:
-    words = [spoken(seconds) for seconds in (wait.least, wait.mean, wait.most)]
-    return words[1] if len({*words}) == 1 else f"{words[0]} to {words[2]}, mean {words[1]}"
+    if one.policy is None:
+        return "none: it stays as it is"
+    return "exactly the same" if not changes else f"{changes} difference{'s' if changes > 1 else ''}"
 
 
 def _sections(found: Sequence[Planned]) -> Iterator[tuple[str, dict[str, list[str]]]]:
     """Yield what there is to say, under headings: each text with the names of the tasks that it is about."""
     kinds: dict[str, Callable[[Planned], Iterable[str]]] = {
         "Today": lambda one: [_today(one.native)] if one.native else [],
-        "Nearest policies": lambda one: [_fields(one.policy)] if one.policy is not None else [],
+        "Nearest policies": lambda one: [fields(one.entry)] if one.entry else [],
         "What differs": lambda one: one.differences,
+        "Not known": lambda one: map(str, one.open),
         "Hazards": lambda one: [f"{hazard.name}: {hazard.text}" for hazard in one.hazards],
         "Not read": lambda one: [one.unreadable] if one.unreadable else [],
     }
@@ -89,20 +54,11 @@ def _sections(found: Sequence[Planned]) -> Iterator[tuple[str, dict[str, list[st
 
 
 def _today(native: Native) -> str:
-    return f"retried: {native.retries}; not retried: {native.final}; in the end {native.at_the_end}"
-
-
-def _fields(policy: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {plain(value)}" for name, value in policy.items())
+    return f"retried: {native.retries}; not retried: {native.final}; in the end: {native.at_the_end}"
 
 
 def _whom(names: Sequence[str], found: Sequence[Planned]) -> str:
     return "all tasks" if len(names) == len(found) > 1 else ", ".join(names)
-
-
-def _point(text: str, whom: str) -> Iterator[RenderableType]:
-    yield Padding(Text(plain(text), overflow="fold"), (0, 0, 0, 2))
-    yield Padding(Text(plain(whom), "dim", overflow="fold"), (0, 0, 0, 4))
 
 
 def _markdown(found: Sequence[Planned]) -> Iterator[str]:
@@ -114,7 +70,7 @@ def _markdown(found: Sequence[Planned]) -> Iterator[str]:
         yield from ("", f"### {heading}", "")
         for text, names in said.items():
             yield f"- {_escaped(text)} ({_escaped(_whom(names, found))})"
-    yield from ("", _escaped(_OVERRIDES))
+    yield from ("", _escaped(OVERRIDES))
 
 
 def _cells(cells: Sequence[str], *, escaped: bool = True) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ojs_bridge.cli.plan_files import check_path, write
+from ojs_bridge.cli.plan_files import write
+from ojs_bridge.cli.plan_pages import show_first_page
 from ojs_bridge.cli.plan_tables import as_markdown
-from ojs_bridge.migration.plan.planned import Hazard, Native, Planned, Wait
+from ojs_bridge.migration.plan.planned import Hazard, Native, Open, Planned, Wait
 from ojs_bridge.policy_files import load, read_file
-from tests.cli.running import Ran, run, spawn, spawn_all
+from tests.cli.running import Ran, run, spawn_all
 
 CELERY = """
 from celery import Celery
@@ -83,6 +83,8 @@ READ = {
     "some tasks": "shop mail.* billing.charge --format json",
     "a package": "proj.celery --format json",
     "a broker": "actors:broker --format json",
+    "all of a broker": "actors:broker --all",
+    "a broker's first page": "actors:broker",
     "a bridged broker": "moved:broker --format json",
     "a file": "actors:broker --write policies.toml",
     "no actors": "empty:broker",
@@ -95,12 +97,14 @@ WRONG = {
     "shop:charge": "app: 'shop:charge' holds neither a Celery app nor a Dramatiq broker",
     "shop:number": "app: 'shop:number' holds neither a Celery app nor a Dramatiq broker",
     "shop:nope": "app: 'shop:nope' cannot be imported: ",
-    "broken:app": "app: 'broken:app' cannot be imported: ZeroDivisionError: division by zero (broken.py:1)",
+    "broken:app": "cannot be imported: ZeroDivisionError: division by zero (module broken, broken.py:1)",
     "shop:app --import nowhere": "app: 'nowhere' cannot be imported: ModuleNotFoundError",
     "shop:app mail.* nope": "names: 'nope' names no task",
     "actors:broker nope": "names: 'nope' names no actor",
     "shop:app --write policies.json": "write: 'policies.json' must end in .toml",
-    "shop:app --write there.toml": "write: 'there.toml' is there already, and a plan overwrites nothing",
+    "shop:app --write there.toml": "write: 'there.toml' is not TOML",
+    "shop:app --diff there.toml": "diff: 'there.toml' is not TOML",
+    "shop:app --diff nowhere.toml": "diff: 'nowhere.toml' cannot be read: No such file or directory",
     "shop:app --write no/where.toml": "No such file or directory: 'no/where.toml'",
     "shop:app --format html": "'html' is not one of 'table', 'markdown', 'json'",
 }
@@ -148,7 +152,9 @@ def test_json_has_everything(ran: dict[str, Ran]) -> None:
     assert (send["exact"], send["differences"], send["native"]["span"]["mean"]) == (True, [], 60.0)
     assert send["policy"]["initial_interval"] == "PT30S"
     endless, weird = ran["a broker"].json
-    assert (endless["native"]["runs"], endless["native"]["span"], endless["exact"]) == (None, None, False)
+    assert (endless["native"]["runs"], endless["native"]["span"]) == ("endless", "endless")
+    assert ([one["verdict"] for one in (charge, endless)], endless["exact"]) == (["read", "read"], False)
+    assert "max_attempts" not in endless["policy"]
     assert weird["policy"]["max_attempts"] == 4
     names = [[h["name"] for h in ran[line].json[0]["hazards"]] for line in ("a broker", "a bridged broker")]
     assert names[1] == ["already-moved", *names[0]]
@@ -176,30 +182,89 @@ def test_an_app_is_found_for_its_bridge_in_the_same_way(ran: dict[str, Ran], nam
     assert f"app: '{name}' holds neither a Celery app nor a Dramatiq broker" in one.err
 
 
-def test_a_narrow_screen(folder: Path) -> None:
-    """Nothing is wider than the screen, and no name reaches the terminal as more than text."""
-    one = spawn("plan", "actors:broker", cwd=folder, COLUMNS="80")
-    assert one.code == 0
-    assert max(map(len, one.out.splitlines())) <= 80
-    assert "\x1b" not in one.out
-    assert "\u202e" not in one.out
-    lines = one.out.splitlines()
-    assert lines[0] == "sync"
-    assert lines[1].startswith("  runs without end  first wait 15 s to 30 s, mean 22.5 s")
-    assert 'we"ird|na\\nme\\x1b[31m*`x`\\u202e' in lines
-    for heading in ("Today", "Nearest policies", "What differs", "Hazards"):
-        assert heading in lines
-    assert "infinite-retries: max_retries=None retries a job" in one.out
+def test_no_page_is_wider_than_a_screen(ran: dict[str, Ran]) -> None:
+    """80 columns, wherever it is shown, and no name reaches the terminal as more than text."""
+    for line in ("a Celery app", "all of a broker", "a broker's first page"):
+        assert ran[line].code == 0
+        assert max(map(len, ran[line].out.splitlines())) <= 80
+        assert "\x1b" not in ran[line].out
+        assert "\u202e" not in ran[line].out
+    assert 'we"ird|na\\nme\\x1b[31m*`x`\\u202e' in ran["all of a broker"].out
 
 
-def test_a_wide_screen(ran: dict[str, Ran]) -> None:
-    """A row a task; what is said of all tasks is said once."""
-    out = ran["a Celery app"].out
-    rows = [re.split(r" {2,}", line.strip()) for line in out.splitlines()[:5]]
-    assert rows[1] == ["task", "runs", "first wait", "last wait", "all waits", "under the policy"]
-    assert rows[3][:4] == ["billing.charge", "6", "0 s to 4 s, mean 2 s", "0 s to 1 min 4 s, mean 32 s"]
-    assert rows[4] == ["mail.send", "3", "30 s", "30 s", "1 min", "exactly the same"]
-    assert "    all tasks\n" in out
+def test_the_first_page_has_what_matters(ran: dict[str, Ran]) -> None:
+    """The worst first, with the tasks beneath; lesser hazards and the numbers stand behind `--all`."""
+    first, every = (" ".join(ran[x].out.split()) for x in ("a broker's first page", "all of a broker"))
+    assert first.startswith(
+        "actors:broker: 2 tasks; under the policies 2 change infinite-retries: max_retries=None"
+    )
+    assert "changes: retry 1 waits 0.75 s to 2.25 s, not 1 s to 2 s" in first
+    assert "counts-retries" not in first
+    assert "counts-retries: max_retries=3" in every
+    assert "runs endless waits 15 s to 30 s" in every
+    assert "mail.send" not in ran["a Celery app"].out
+    assert "2 tasks; under the policies 1 do exactly what they do today, 1 change" in " ".join(
+        ran["a Celery app"].out.split()
+    )
+
+
+def test_a_large_fleet_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    """However many tasks it has, and whatever is said of them."""
+    open_ = [Open(f"shop/tasks.py:{n}", "max_retries=limit is computed when it runs") for n in range(101)]
+    unknown = [planned(f"shop.tasks.unknown_{n}", open=(open_[n],)) for n in range(101)]
+    change = [
+        planned(f"shop.tasks.change_{n}", differences=("retry 1 waits 1 s, not 2 s",)) for n in range(101)
+    ]
+    show_first_page("shop:app", [*unknown, *change])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 80
+    assert "    shop.tasks.change_0, shop.tasks.change_1, shop.tasks.change_10," in lines
+    assert any("and 97 more" in line for line in lines)
+    assert "90 more statements" in " ".join(lines)
+
+
+@pytest.mark.parametrize("line", READ)
+def test_no_endless_number(ran: dict[str, Ran], line: str) -> None:
+    """What never ends has a word for it."""
+    assert "9223372036854775807" not in ran[line].out
+
+
+def test_the_traceback_of_an_import(folder: Path) -> None:
+    """For who asks for it; otherwise the module at fault and its line."""
+    (folder / "inner.py").write_text("import broken", encoding="utf-8")
+    bare, debug = spawn_all(("plan", "inner:app"), ("plan", "inner:app", "--debug"), cwd=folder)
+    assert (bare.code, debug.code) == (2, 2)
+    assert bare.err.endswith("division by zero (module broken, broken.py:1)\n")
+    assert "Traceback (most recent call last):" not in bare.err
+    assert 'inner.py", line 1, in <module>' in debug.err
+    assert debug.err.endswith(bare.err)
+
+
+def test_a_file_that_is_there(folder: Path) -> None:
+    """What it says stays as it is, comments, too; what it does not name is added."""
+    file = folder / "kept.toml"
+    mine = (
+        '# mine\n[default]\non_exhaustion = "dead_letter"\n\n[policies."mail.*"]  # my own\nmax_attempts = 9'
+    )
+    file.write_text(mine, encoding="utf-8")
+    lines = [("plan", "shop:app", *words.split()) for words in
+             ("--diff kept.toml", "--write kept.toml", "--write kept.toml", "--diff kept.toml")]  # fmt: skip
+    before, first, second, after = spawn_all(*lines, cwd=folder)
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith(mine + "\n")
+    assert text.count("[policies.") == 2
+    assert "1 task added to kept.toml" in first.err
+    assert "0 tasks added to kept.toml" in second.err
+    assert (before.code, after.code) == (1, 1)
+    assert before.out.startswith(
+        "billing.charge: the file does not name it\nmail.send: max_attempts is 9 in the file"
+    )
+    assert "billing" not in after.out
+    new, same = spawn_all(
+        ("plan", "shop:app", "--write", "new.toml"), ("plan", "shop:app", "--diff", "new.toml"), cwd=folder
+    )
+    assert (new.code, same.code, same.out) == (0, 0, "new.toml says what the plan says\n")
 
 
 def test_the_file_is_what_install_reads(folder: Path, ran: dict[str, Ran]) -> None:
@@ -254,10 +319,13 @@ def test_awkward_names_and_texts_in_a_file(tmp_path: Path) -> None:
     for name in AWKWARD:
         assert policies.of(name) == [policy], name
     assert policies.of("evil") is None
-    with pytest.raises(OSError, match="exists"):
-        write(file, "shop", plan)
-    with pytest.raises(ValueError, match=r"policies\.toml' is there already"):
-        check_path(file)
+    text = Path(file).read_text(encoding="utf-8")
+    assert write(file, "shop", plan).startswith("0 tasks added")
+    assert Path(file).read_text(encoding="utf-8") == text
+    inline = tmp_path / "inline.toml"
+    inline.write_text("policies = {b = {max_attempts = 2}}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"inline\.toml' cannot take tables at its end"):
+        write(str(inline), "shop", plan)
 
 
 def test_awkward_names_and_texts_in_markdown() -> None:
@@ -272,4 +340,4 @@ def test_awkward_names_and_texts_in_markdown() -> None:
         f"| {escaped} | 2 | 1 s | 1 s | 1 s | exactly the same |",
     ]
     assert f"- odd: {escaped} ({escaped})" in lines
-    assert "- retried: every error; not retried: nothing; in the end it is gone (all tasks)" in lines
+    assert "- retried: every error; not retried: nothing; in the end: it is gone (all tasks)" in lines

@@ -8,7 +8,7 @@ from typing import Any
 from celery import Celery
 
 from ojs_bridge.migration.plan.celery import of_celery
-from ojs_bridge.migration.plan.planned import Native, Planned, Wait
+from ojs_bridge.migration.plan.planned import Native, Planned
 
 Body = Callable[..., Any]
 
@@ -33,14 +33,3 @@ def native(app: Celery) -> Native:
     found = only(app).native
     assert found is not None
     return found
-
-
-def planned_body(body: Body, **options: Any) -> Planned:
-    """The plan of a task that is bound to its body."""
-    return only(app_with(body, bind=True, **options))
-
-
-def waits_of(found: Planned) -> list[Wait]:
-    """What is waited today."""
-    assert found.native is not None
-    return [*found.native.waits]

@@ -20,10 +20,9 @@ from dramatiq.results.backends import StubBackend
 
 from ojs_bridge import Bridge, ConfigurationError, Jitter, RetryPolicy
 from ojs_bridge.dramatiq import install
-from ojs_bridge.dramatiq.options import UNBOUNDED
 from ojs_bridge.migration.native import formulas
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
-from ojs_bridge.migration.plan.planned import Planned
+from ojs_bridge.migration.plan.planned import ENDLESS, NOT_KNOWN, Native, Planned, Runs, Wait
 
 
 def never(*_args: Any) -> Any:
@@ -69,39 +68,38 @@ def test_the_constants_are_dramatiqs_own() -> None:
 
 
 # the settings of the broker's Retries, the actor's options -> runs, seconds before the first retry
-RUNS: list[tuple[dict[str, Any], dict[str, Any], int | None, tuple[float, float] | None]] = [
+RUNS: list[tuple[dict[str, Any], dict[str, Any], Runs, tuple[float, float] | None]] = [
     ({}, {}, 21, (15, 30)),
     ({}, {"max_retries": 5, "min_backoff": 1000}, 6, (1, 2)),
     ({}, {"max_retries": 0}, 1, None),
     ({}, {"max_retries": -3}, 1, None),
     ({}, {"max_retries": 2.5}, 4, (15, 30)),
-    ({}, {"max_retries": None}, None, (15, 30)),
-    ({}, {"max_retries": float("inf")}, None, (15, 30)),
+    ({}, {"max_retries": None}, ENDLESS, (15, 30)),
+    ({}, {"max_retries": float("inf")}, ENDLESS, (15, 30)),
     ({}, {"max_backoff": 8000}, 21, (4, 8)),
     ({"max_retries": 3, "min_backoff": 500, "max_backoff": 700}, {}, 4, (0.35, 0.7)),
     ({"max_retries": 3}, {"max_retries": 1}, 2, (15, 30)),
-    ({"max_retries": None}, {}, None, (15, 30)),
-    ({"retry_when": never}, {}, None, (15, 30)),
+    ({"max_retries": None}, {}, ENDLESS, (15, 30)),
     ({"retry_when": never}, {"retry_when": None, "max_retries": 2}, 3, (15, 30)),
-    ({}, {"retry_when": never, "max_retries": 2}, None, (15, 30)),
+    ({}, {"retry_when": never, "max_retries": 2}, NOT_KNOWN, (15, 30)),
 ]
 
 
 @pytest.mark.parametrize(("settings", "options", "runs", "first"), RUNS)
 def test_how_often_and_when(
-    settings: dict[str, Any], options: dict[str, Any], runs: int | None, first: tuple[float, float] | None
+    settings: dict[str, Any], options: dict[str, Any], runs: Runs, first: tuple[float, float] | None
 ) -> None:
     """An actor's options stand over those of its broker's Retries."""
     found = plan_of(broker_with(retries=Retries(**settings)), **options)
     assert found.native is not None and found.policy is not None
     assert found.native.runs == runs
     waits = found.native.waits
+    assert waits != NOT_KNOWN
     assert (len(waits), (waits[0].least, waits[0].most) if waits else None) == (
-        20 if runs is None else min(runs - 1, 20),
+        min(runs - 1, 20) if isinstance(runs, int) else 20,
         first,
     )
-    counted = 21 if "retry_when" in settings and not options else runs or UNBOUNDED
-    assert found.policy["max_attempts"] == counted
+    assert found.policy.get("max_attempts") == (runs if isinstance(runs, int) else None)
     assert found.policy["on_exhaustion"] == "dead_letter"
     assert bool(found.differences) == (runs != 1)
 
@@ -109,7 +107,7 @@ def test_how_often_and_when(
 def test_the_span_of_the_default() -> None:
     """Twenty retries take more than a month, on average."""
     found = plan_of()
-    assert found.native is not None and found.native.span is not None
+    assert found.native is not None and isinstance(found.native.span, Wait)
     assert found.native.span.mean == pytest.approx(35 * 86_400, rel=0.01)
 
 
@@ -163,6 +161,20 @@ class Again(Middleware):
         broker.enqueue(message)
 
 
+class Writing(Middleware):
+    """It says for each message how often it is retried."""
+
+    def before_enqueue(self, broker: Broker, message: Any, delay: int | None) -> None:
+        message.options.setdefault("max_retries", 2)
+
+
+class Tracing(Middleware):
+    """It puts something of its own into each message."""
+
+    def before_enqueue(self, broker: Broker, message: Any, delay: int | None) -> None:
+        message.options["trace_id"] = 7
+
+
 def bridged() -> StubBroker:
     broker = StubBroker()
     install(broker, Bridge(), policies={"job": {"max_attempts": 7}})
@@ -194,10 +206,12 @@ HAZARDS: dict[str, tuple[Callable[[], Broker], dict[str, Any], str]] = {
     "long-delays": (StubBroker, {"max_retries": 12}, "17 h"),
     "time-limit": (StubBroker, {}, "a run is interrupted after 10 min, the broker's"),
     "over-run": (on_rabbitmq, {"time_limit": 2 * HOUR}, "30 min"),
-    "age-limit": (lambda: broker_with(AgeLimit(max_age=HOUR)), {"max_age": 9000}, "9 s old, before its"),
+    "age-limit": (
+        lambda: broker_with(AgeLimit(max_age=HOUR)),
+        {"max_age": 9000},
+        "9 s old, perhaps before its",
+    ),
     "ignored-results": (lambda: broker_with(Results(backend=StubBackend())), {}, "store_results"),
-    "own-retries": (lambda: broker_with(retries=Louder()), {}, "Louder is a Retries of its own"),
-    "sends-after-a-run": (lambda: broker_with(Again()), {}, "Again sends messages"),
 }
 
 
@@ -207,9 +221,26 @@ def test_hazards(name: str) -> None:
     make, options, told = HAZARDS[name]
     [text] = [hazard.text for hazard in plan_of(make(), **options).hazards if hazard.name == name]
     assert told in text
-    quiet = broker_with(Results(backend=StubBackend(), store_results=True))
+    quiet = broker_with(Tracing(), Results(backend=StubBackend(), store_results=True))
     calm = {"max_retries": 0, "time_limit": float("inf")}
     assert plan_of(quiet, **calm).hazards == ()
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: broker_with(retries=Louder()), "Louder: it is a Retries of its own"),
+        (lambda: broker_with(Again()), "Again.after_process_message may send a message again"),
+        (lambda: broker_with(Writing()), "Writing.before_enqueue may write the options of a message"),
+        (lambda: broker_with(retries=Retries(retry_when=never)), "the broker's retry_when says whether"),
+    ],
+)
+def test_what_a_broker_leaves_open(make: Callable[[], Broker], told: str) -> None:
+    """Nothing is said of its actors, with or without numbers of their own, and none gets a policy."""
+    for options in ({}, {"max_retries": 3}):
+        found = plan_of(make(), **options)
+        assert (found.native, found.policy) == (Native.unknown(), None)
+        assert told in str(found.open[0])
 
 
 def test_pickled_messages() -> None:
@@ -244,6 +275,7 @@ def test_an_actor_that_speaks_of_policies_already() -> None:
     broker = bridged()
     found = plan_of(broker, ojs_retry={"max_attempts": 4, "jitter": False})
     assert found.native is not None
+    assert found.native.waits != NOT_KNOWN
     assert ([w.mean for w in found.native.waits], found.differences) == ([1, 2, 4], ())
     assert found.policy == {"max_attempts": 4, "jitter": False}
     assert [hazard.name for hazard in found.hazards] == ["already-moved"]

@@ -5,9 +5,17 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from ...errors import ConfigurationError
+
+Endless: TypeAlias = Literal["endless"]
+NotKnown: TypeAlias = Literal["not known"]
+#: How often a job runs.
+Runs: TypeAlias = int | Endless | NotKnown
+
+ENDLESS: Endless = "endless"
+NOT_KNOWN: NotKnown = "not known"
 
 #: How many waits are listed one by one; the span covers all of them.
 MOST = 20
@@ -36,38 +44,50 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
-    """What a task does today, under its framework alone."""
+class Open:
+    """What the reading of code leaves open."""
 
-    #: In total, the first one included; None without end.
-    runs: int | None
-    #: Before retry 1, 2 and so on: at most the first MOST; none if they are known only when the task runs.
-    waits: tuple[Wait, ...]
+    #: The line that leaves it open, such as `shop/tasks.py:12`, or the option that does.
+    where: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """What a task does today, under its framework alone; nothing in it is a guess."""
+
+    #: At most, in total, the first one included.
+    runs: Runs
+    #: Before retry 1, 2 and so on: at most the first MOST.
+    waits: tuple[Wait, ...] | NotKnown
     #: In words: which errors are retried.
     retries: str
     #: In words: which are not.
     final: str
     #: In words: what happens when it gives up.
     at_the_end: str
-    #: All waits together; None without end, and if they are known only when the task runs.
-    span: Wait | None = None
+    #: All waits together.
+    span: Wait | Endless | NotKnown = NOT_KNOWN
 
     @classmethod
     def computed(
-        cls,
-        runs: int | None,
-        wait: Callable[[int], Wait] | None,
-        *,
-        retries: str,
-        final: str,
-        at_the_end: str,
+        cls, runs: Runs, wait: Callable[[int], Wait] | None, *, retries: str, final: str, at_the_end: str
     ) -> Native:
-        """Return it with its waits and its span, of `wait(n)` before retry n; without, if it is not known."""
+        """Return it with its waits and its span, of `wait(n)` before retry n; None is not known."""
         if wait is None:
-            return cls(runs, (), retries, final, at_the_end)
-        listed = MOST if runs is None else min(runs - 1, MOST)
+            return cls(runs, NOT_KNOWN, retries, final, at_the_end)
+        listed = min(runs - 1, MOST) if isinstance(runs, int) else MOST
         waits = tuple(wait(n) for n in range(1, listed + 1))
-        return cls(runs, waits, retries, final, at_the_end, None if runs is None else _span(runs, wait))
+        span = _span(runs, wait) if isinstance(runs, int) else runs
+        return cls(runs, waits, retries, final, at_the_end, span)
+
+    @classmethod
+    def unknown(cls) -> Native:
+        """Return what is said of a task of which nothing is known."""
+        return cls(NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN)
 
 
 def _span(runs: int, wait: Callable[[int], Wait]) -> Wait:
@@ -91,13 +111,32 @@ class Planned:
     name: str
     #: None where the task could not be read.
     native: Native | None
-    #: A partial policy in OJS's JSON form; None where the task could not be read.
+    #: A partial policy in OJS's JSON form; None where none is proposed: the task stays with its framework.
     policy: dict[str, Any] | None
     #: How the policy differs from today, sentence by sentence; none, if it is exact.
     differences: tuple[str, ...]
     hazards: tuple[Hazard, ...]
+    #: Which failures are retried, as `install` takes it; None for what the task's own options say.
+    retry_on: str | None = None
+    #: What is not known of it, and which lines leave it open.
+    open: tuple[Open, ...] = ()
     #: Why the task could not be read.
     unreadable: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """How far the numbers can be trusted: `read`, or `not known`."""
+        return NOT_KNOWN if self.open or self.unreadable else "read"
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """What stands for it among the `policies` of an `install`: the policy, and `retry_on` beside it."""
+        return {**({"retry_on": self.retry_on} if self.retry_on else {}), **(self.policy or {})}
+
+    @property
+    def exact(self) -> bool:
+        """Whether the policy does what the framework does today."""
+        return self.policy is not None and not self.differences
 
 
 def planned(name: str, read: Callable[[], Planned]) -> Planned:

@@ -9,11 +9,12 @@ from celery import Celery, Task
 
 from ....celery.attach import POLICIES, is_bridged, task_policy
 from ....policy import RetryPolicy
-from ..already import already_ojs
+from ..already import already_ojs, attempts_of
 from ..planned import Hazard, Planned, chosen, planned
 from .hazards import hazards
 from .native import read
-from .policy import differences_of, policy_of
+from .policy import differences_of, policy_of, retry_on_of
+from .reading import Fleet
 
 
 def of_celery(app: Celery, names: Collection[str] = ()) -> list[Planned]:
@@ -23,28 +24,31 @@ def of_celery(app: Celery, names: Collection[str] = ()) -> list[Planned]:
     broker is asked. Raises ConfigurationError for a name that matches none.
     """
     known = (name for name in app.tasks if not name.startswith("celery."))
-    return [planned(name, partial(_plan, app, app.tasks[name])) for name in chosen(known, names, "task")]
+    chosen_names, fleet = chosen(known, names, "task"), Fleet(app)
+    return [planned(name, partial(_plan, app, fleet, app.tasks[name])) for name in chosen_names]
 
 
-def _plan(app: Celery, task: Task) -> Planned:
+def _plan(app: Celery, fleet: Fleet, task: Task) -> Planned:
     if is_bridged(task) and task.ojs_native is None:
         return already_ojs(task.name, "is an ojs_task", _resolved(app, task), task.ojs_retry)
-    reading = read(task)
-    found, policy = policy_of(reading)
+    reading = read(fleet, task)
+    policy = policy_of(reading)
     return Planned(
         task.name,
         reading.native,
-        found,
-        tuple(differences_of(reading, policy)),
+        policy,
+        () if policy is None else tuple(differences_of(reading, policy)),
         (*_moved(app, task), *hazards(app, reading)),
+        retry_on=retry_on_of(reading),
+        open=reading.open,
     )
 
 
 def _moved(app: Celery, task: Task) -> tuple[Hazard, ...]:
     if not is_bridged(task):
         return ()
-    runs = task_policy(app, task).policy.runs
-    text = f"it is under the bridge already, with max_attempts={runs}: this is what Celery alone would do"
+    attempts = attempts_of(task_policy(app, task).policy)
+    text = f"it is under the bridge already, with {attempts}: this is what Celery alone would do"
     return (Hazard("already-moved", text),)
 
 

@@ -10,10 +10,8 @@ from ....celery.attach import is_bridged
 from ....celery.options import automatic, explicit
 from ....celery.sending import visibility_timeout
 from ....duration import spoken
-from ..comparing import told
-from ..planned import Hazard
+from ..planned import ENDLESS, NOT_KNOWN, Hazard, Runs, Wait
 from .native import Reading, is_unseen
-from .retry_calls import RetryCall
 from .ways import autoretries, backoff_of, retry_kwargs, runs_of
 
 _ON_REDIS = ("redis", "sentinel", "valkey")
@@ -23,51 +21,57 @@ _CONSUMER_TIMEOUT = 1800.0
 
 def hazards(app: Celery, reading: Reading) -> Iterator[Hazard]:
     """Yield what to look at before a task of an app is moved."""
-    yield from dict.fromkeys(hazard for look in _ALL for hazard in look(app, reading))
+    looks = _ALL if reading.native.runs != NOT_KNOWN else _OF_OPTIONS
+    yield from dict.fromkeys(hazard for look in looks for hazard in look(app, reading))
 
 
 def _runs(_app: Celery, reading: Reading) -> Iterator[Hazard]:
-    runs, retries = reading.native.runs, reading.task.max_retries
+    runs, task = reading.native.runs, reading.task
     limits = [*_limits(reading)]
-    for text, _ in limits[:1]:
-        if not reading.ways:
-            yield Hazard("unused-max-retries", f"{text} is never read: nothing retries, it runs once")
-    for text, value in [limit for limit in limits if reading.ways and runs_of(limit[1]) == runs][:1]:
-        if value is not None:
-            yield Hazard(
-                "counts-retries",
-                f"{text} counts retries, so that a job runs {_times(runs)}; max_attempts counts runs: "
-                f"{runs}, not {value}",
-            )
+    if not reading.ways and explicit(task, "max_retries"):
+        yield Hazard(
+            "unused-max-retries",
+            f"max_retries={task.max_retries} is never read: nothing retries, it runs once",
+        )
+    for text, value in [limit for limit in limits if runs_of(limit[1]) == runs != ENDLESS][:1]:
+        yield Hazard(
+            "counts-retries",
+            f"{text} counts retries, so that a job runs {_times(runs)}; max_attempts counts runs: "
+            f"{runs}, not {value}",
+        )
     if reading.ways and not limits:
         yield Hazard(
             "default-retries",
-            f"nobody has set max_retries: Celery's default, {retries}, lets a job run {runs} times; the Open "
-            "Job Spec's default is 3 runs",
+            f"max_retries={task.max_retries} is Celery's default: a job runs {runs} times; the Open Job "
+            "Spec's default is 3 runs",
         )
 
 
-def _times(runs: int | None) -> str:
+def _times(runs: Runs) -> str:
     return "once" if runs == 1 else f"{runs} times"
 
 
 def _limits(reading: Reading) -> Iterator[tuple[str, float | None]]:
     """Yield what limits the retries, in words, and its value; what counts first comes first."""
+    if not reading.ways:
+        return
     asked = retry_kwargs(reading.task).get("max_retries") if autoretries(reading.task) else None
     if asked is not None:
         yield f"retry_kwargs={{'max_retries': {asked}}}", asked
-    for call in reading.calls:
-        if call.max_retries is not None:
-            yield f"self.retry(max_retries={call.max_retries}) in {call.where}", call.max_retries
+    for ask in reading.asks:
+        if ask.max_retries is not None:
+            where = reading.code.where(ask.line)
+            yield f"self.retry(max_retries={ask.max_retries}) in {where}", ask.max_retries
     if explicit(reading.task, "max_retries"):
         yield f"max_retries={reading.task.max_retries}", reading.task.max_retries
 
 
 def _endless(_app: Celery, reading: Reading) -> Iterator[Hazard]:
-    if reading.native.runs is None:
+    if reading.native.runs == ENDLESS:
         yield Hazard(
             "infinite-retries",
-            "max_retries=None retries a job without end, however long it has failed; a max_attempts ends it",
+            "max_retries=None retries a job without end, however long it has failed, and so does the bridge: "
+            "say a max_attempts",
         )
 
 
@@ -88,17 +92,13 @@ def _backoff(_app: Celery, reading: Reading) -> Iterator[Hazard]:
             "cap-below-backoff",
             f"retry_backoff_max={cap} is below retry_backoff={asked!r}: no retry waits longer than {cap} s",
         )
-    if automatic(task, "retry_jitter", default=True) and reading.native.waits:
-        yield Hazard(
-            "backoff-from-zero",
-            f"retry_jitter draws from 0 s on: retry 1 waits {told(reading.native.waits[0])}, so that it may "
-            "come at once",
-        )
+    if automatic(task, "retry_jitter", default=True):
+        yield Hazard("backoff-from-zero", "retry_jitter draws from 0 s on, so that a retry may come at once")
 
 
 def _long_waits(app: Celery, reading: Reading) -> Iterator[Hazard]:
     broker = _transport(app)
-    longest = max((way.longest or 0.0 for way in reading.ways), default=0.0)
+    longest = _longest(reading)
     if broker.startswith(_ON_REDIS) and longest > visibility_timeout(app):
         yield Hazard(
             "beyond-visibility-timeout",
@@ -115,6 +115,13 @@ def _long_waits(app: Celery, reading: Reading) -> Iterator[Hazard]:
         )
 
 
+def _longest(reading: Reading) -> float:
+    """Return the longest of the waits that are known."""
+    waits = [wait for way in reading.ways for wait in way.listed() or ()]
+    last = [way.wait(way.runs - 1) for way in reading.ways if way.wait and isinstance(way.runs, int)]
+    return max((wait.most for wait in (*waits, *last)), default=0.0)
+
+
 def _limits_in_time(app: Celery, reading: Reading) -> Iterator[Hazard]:
     limit = reading.task.time_limit or app.conf.task_time_limit
     expires, span = reading.task.expires, reading.native.span
@@ -124,7 +131,7 @@ def _limits_in_time(app: Celery, reading: Reading) -> Iterator[Hazard]:
             f"time_limit={limit} ends a job at once, whatever is retried; under the bridge it uses an "
             "attempt, of the error type timeout",
         )
-    if isinstance(expires, (int, float)) and span and span.most > expires:
+    if isinstance(expires, (int, float)) and isinstance(span, Wait) and span.most > expires:
         yield Hazard(
             "expires",
             f"expires={expires} counts from the first sending, and the retries take up to "
@@ -190,30 +197,15 @@ def _pickle(app: Celery, reading: Reading) -> Iterator[Hazard]:
 
 
 def _calls(_app: Celery, reading: Reading) -> Iterator[Hazard]:
-    for call in reading.calls:
+    for ask in reading.asks:
+        where = reading.code.where(ask.line)
+        hint = "its countdown is a hint, which max_interval caps"
+        wait = "the policy's own wait that of default_retry_delay" if ask.countdown is None else hint
         yield Hazard(
             "retry-in-body",
-            f"self.retry in {call.where} is a failure to the bridge: max_attempts takes the place of "
-            f"max_retries, and {_own_wait(call)}",
+            f"self.retry in {where} is a failure to the bridge: max_attempts takes the place of max_retries, "
+            f"and {wait}",
         )
-        if call.swallowed:
-            yield Hazard(
-                "swallowed-retry",
-                f"an except or suppress around self.retry in {call.where} swallows the Retry that it raises: "
-                "the retry is sent, and this run goes on as if it were not",
-            )
-        if call.max_retries is not None and autoretries(reading.task):
-            yield Hazard(
-                "lasting-max-retries",
-                f"self.retry(max_retries={call.max_retries}) in {call.where} stays behind in the process: "
-                "autoretry_for takes it as the limit of later jobs; the policy has one limit for all",
-            )
-
-
-def _own_wait(call: RetryCall) -> str:
-    if call.countdown is None and "eta" not in call.unknown and "countdown" not in call.unknown:
-        return "the policy's own wait that of default_retry_delay"
-    return "its countdown is a hint, which max_interval caps"
 
 
 def _throws(_app: Celery, reading: Reading) -> Iterator[Hazard]:
@@ -246,7 +238,7 @@ def _unused(_app: Celery, reading: Reading) -> Iterator[Hazard]:
 
 
 def _is_delay_read(reading: Reading) -> bool:
-    if any(call.countdown is None and not call.unknown for call in reading.calls):
+    if any(ask.countdown is None for ask in reading.asks):
         return True
     given = retry_kwargs(reading.task)
     automatic = autoretries(reading.task) and not backoff_of(reading.task)
@@ -259,7 +251,8 @@ def _why_not(reading: Reading) -> str:
     return "each retry says its own countdown" if reading.ways else "nothing retries"
 
 
-_ALL: tuple[Callable[[Celery, Reading], Iterator[Hazard]], ...] = (
-    *(_endless, _runs, _backoff, _long_waits, _limits_in_time, _calls),
-    *(_lost_workers, _results, _throws, _unused, _pickle),
+#: What the options say alone, whatever the code does.
+_OF_OPTIONS: tuple[Callable[[Celery, Reading], Iterator[Hazard]], ...] = (
+    *(_backoff, _lost_workers, _results, _throws, _pickle),
 )
+_ALL = (_endless, _runs, _long_waits, _limits_in_time, _calls, *_OF_OPTIONS, _unused)

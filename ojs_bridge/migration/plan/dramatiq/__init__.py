@@ -18,22 +18,24 @@ from ....duration import spoken
 from ....policy import RetryPolicy, partial_to_ojs
 from ..already import already_ojs
 from ..comparing import differing, policy_wait
-from ..planned import Native, Planned, chosen, planned
+from ..planned import NOT_KNOWN, Native, Open, Planned, chosen, planned
 from .hazards import hazards
+from .reading import Fleet, open_by_code, open_by_settings, where_of
 from .settings import Settings, task_policy
 
 
 def of_dramatiq(broker: Broker, names: Collection[str] = ()) -> list[Planned]:
     """Return the plan of a broker's actors, by name: of all, or of those that `names` matches.
 
-    `names` are patterns such as `billing.*`. Options are read; no actor is called, nothing is sent, and no
-    broker is asked. Raises ConfigurationError for a name that matches none.
+    `names` are patterns such as `billing.*`. Options and code are read; no actor is called, nothing is sent,
+    and no broker is asked. Raises ConfigurationError for a name that matches none.
     """
-    actors = broker.actors
-    return [planned(name, partial(_read, actors[name], broker)) for name in chosen(actors, names, "actor")]
+    actors, fleet = broker.actors, Fleet(broker)
+    chosen_names = chosen(actors, names, "actor")
+    return [planned(name, partial(_read, fleet, actors[name], broker)) for name in chosen_names]
 
 
-def _read(actor: Actor[..., Any], broker: Broker) -> Planned:
+def _read(fleet: Fleet, actor: Actor[..., Any], broker: Broker) -> Planned:
     moved = task_policy(broker, actor)
     if moved is not None and RETRY_OPTION in actor.options:
         return already_ojs(actor.actor_name, "has an ojs_retry", moved.policy, moved.partials[-1])
@@ -44,15 +46,23 @@ def _read(actor: Actor[..., Any], broker: Broker) -> Planned:
         if option == "throws":
             why += "; the bridge refuses an actor with it"
         return Planned(actor.actor_name, None, None, (), (), unreadable=why)
-    native = _native(settings, broker)
-    policy = _policy(settings)
+    opened = (*open_by_settings(settings, broker), *open_by_code(fleet, broker, actor))
+    native = Native.unknown() if opened else _native(settings, broker)
+    own_retry_when = native.runs == NOT_KNOWN and settings.is_asked
+    policy = None if opened else _policy(settings)
     return Planned(
         actor.actor_name,
         native,
         policy,
-        tuple(_differences(settings, native, policy)),
+        () if policy is None else tuple(_differences(native, policy)),
         tuple(hazards(settings, native, broker)),
+        open=opened or ((_own_retry_when(settings),) if own_retry_when else ()),
     )
+
+
+def _own_retry_when(settings: Settings) -> Open:
+    """Return what leaves it open how often an actor runs that has a `retry_when` of its own."""
+    return Open(where_of(settings.retry_when), "retry_when says at each failure whether there is a retry")
 
 
 def _native(settings: Settings, broker: Broker) -> Native:
@@ -97,30 +107,16 @@ def _grave(actor: Actor[..., Any], broker: Broker) -> str:
 def _policy(settings: Settings) -> dict[str, Any]:
     if settings.retries is None:
         return partial_to_ojs({"max_attempts": 1, "on_exhaustion": "discard"})
-    runs = settings.runs if settings.is_asked else settings.counted
-    found = native_partial(
-        {
-            "max_retries": None if runs is None else runs - 1,
-            "min_backoff": settings.min_backoff,
-            "max_backoff": settings.max_backoff,
-        }
-    )
+    found = native_partial({"min_backoff": settings.min_backoff, "max_backoff": settings.max_backoff})
+    if isinstance(settings.runs, int):
+        found = {"max_attempts": settings.runs, **found}
     if settings.thrown:
         found["non_retryable_errors"] = [*map(_name, settings.thrown)]
     kind = {"backoff_strategy": "exponential", "backoff_coefficient": 2.0, "jitter": True}
     return partial_to_ojs({**found, **kind, "on_exhaustion": "dead_letter"})
 
 
-def _differences(settings: Settings, native: Native, found: dict[str, Any]) -> Iterator[str]:
+def _differences(native: Native, found: dict[str, Any]) -> Iterator[str]:
     policy = RetryPolicy.merge(found)
-    if settings.retry_when is not None and not settings.is_asked:
-        yield (
-            f"it runs {_times(settings.counted)}, as max_retries says, not while retry_when says so: the "
-            "bridge asks an actor's own retry_when, not that of the broker's Retries"
-        )
-    waits = native.waits[: policy.runs - 1]
+    waits = [] if native.waits == NOT_KNOWN else [*native.waits]
     yield from differing(waits, [policy_wait(policy, n) for n in range(1, len(waits) + 1)])
-
-
-def _times(runs: int | None) -> str:
-    return "without end" if runs is None else "once" if runs == 1 else f"{runs:,} times"

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 
 import dramatiq
 from dramatiq.broker import Broker
-from dramatiq.middleware import Retries
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF
 
 from ....dramatiq.caveats import PATIENCE
 from ....dramatiq.on_redis import is_broker
 from ....duration import spoken
-from ..planned import Hazard, Native
-from .settings import Settings, beside, ignores_results, max_age, task_policy, time_limit
+from ..already import attempts_of
+from ..planned import ENDLESS, NOT_KNOWN, Hazard, Native, Wait
+from .settings import Settings, ignores_results, max_age, task_policy, time_limit
 
 #: From here on a wait outlives what a worker's memory should hold.
 _LONG = PATIENCE.total_seconds()
@@ -28,7 +28,7 @@ def hazards(settings: Settings, native: Native, broker: Broker) -> Iterator[Haza
 def _already_moved(settings: Settings, _native: Native, broker: Broker) -> Iterator[Hazard]:
     moved = task_policy(broker, settings.actor)
     if moved is not None:
-        text = f"it is under the bridge already, with max_attempts={moved.policy.runs}"
+        text = f"it is under the bridge already, with {attempts_of(moved.policy)}"
         yield Hazard("already-moved", f"{text}: this is what Dramatiq alone would do")
 
 
@@ -42,13 +42,13 @@ def _no_retries(settings: Settings, _native: Native, _broker: Broker) -> Iterato
 
 
 def _runs(settings: Settings, native: Native, _broker: Broker) -> Iterator[Hazard]:
-    if settings.retries is None or settings.retry_when is not None:
+    if settings.retries is None or native.runs == NOT_KNOWN:
         return
-    if native.runs is None:
+    if native.runs == ENDLESS:
         yield Hazard(
             "infinite-retries",
-            f"max_retries={settings.max_retries} retries a job without end, however long it has failed; a "
-            "max_attempts ends it in the dead letters",
+            f"max_retries={settings.max_retries} retries a job without end, however long it has failed, "
+            "and so does the bridge: say a max_attempts",
         )
     elif native.runs == 1:
         return
@@ -58,11 +58,11 @@ def _runs(settings: Settings, native: Native, _broker: Broker) -> Iterator[Hazar
             f"max_retries={settings.max_retries} counts retries, so that a job runs {native.runs} times; "
             f"max_attempts counts runs: {native.runs}, not {settings.max_retries}",
         )
-    elif native.span:
+    elif isinstance(native.span, Wait):
         yield Hazard(
             "default-retries",
-            f"nobody has set max_retries: Dramatiq's default, {settings.max_retries}, lets a job run "
-            f"{native.runs} times over {spoken(native.span.least)} to {spoken(native.span.most)}",
+            f"max_retries is {settings.max_retries}, as by default: a job runs {native.runs} times over "
+            f"{spoken(native.span.least)} to {spoken(native.span.most)}",
         )
 
 
@@ -70,7 +70,7 @@ def _retry_when(settings: Settings, _native: Native, _broker: Broker) -> Iterato
     if settings.retry_when is None or settings.retries is None:
         return
     asked = (
-        "the bridge goes on asking it, and max_attempts ends what it does not"
+        "the bridge goes on asking it: say a max_attempts for what it never ends"
         if settings.is_asked
         else "it is set on the broker's Retries, which the bridge does not ask: set it on the actor"
     )
@@ -97,7 +97,8 @@ def _waits(settings: Settings, native: Native, broker: Broker) -> Iterator[Hazar
             f"max_backoff={settings.max_backoff} is {spoken(settings.max_backoff / 1000)}, which Dramatiq "
             f"cuts to {spoken(DEFAULT_MAX_BACKOFF / 1000)}",
         )
-    longest = max((wait.most for wait in native.waits), default=0.0)
+    waits = () if native.waits == NOT_KNOWN else native.waits
+    longest = max((wait.most for wait in waits), default=0.0)
     if longest > _LONG:
         yield Hazard(
             "long-delays",
@@ -131,8 +132,8 @@ def _limits(settings: Settings, native: Native, broker: Broker) -> Iterator[Haza
         )
     age = max_age(broker, settings.actor)
     if age:
-        late = native.span is None or native.span.most > age / 1000
-        but = ", before its retries are through" if late else ""
+        late = not isinstance(native.span, Wait) or native.span.most > age / 1000
+        but = ", perhaps before its retries are through" if late else ""
         yield Hazard("age-limit", f"max_age drops a job that is {spoken(age / 1000)} old{but}")
 
 
@@ -152,24 +153,7 @@ def _pickle(_settings: Settings, _native: Native, _broker: Broker) -> Iterator[H
         )
 
 
-def _others(_settings: Settings, _native: Native, broker: Broker) -> Iterator[Hazard]:
-    for middleware in beside(broker):
-        name = f"{type(middleware).__module__}.{type(middleware).__qualname__}"
-        if isinstance(middleware, Retries):
-            yield Hazard(
-                "own-retries",
-                f"{name} is a Retries of its own: what it overrides cannot be read, and no worker starts "
-                "with it and the bridge together",
-            )
-        else:
-            yield Hazard(
-                "sends-after-a-run",
-                f"{name} sends messages in after_process_message: if it retries by itself, it will do so "
-                "beside the policy",
-            )
-
-
 _ALL: tuple[Callable[[Settings, Native, Broker], Iterator[Hazard]], ...] = (
     *(_already_moved, _no_retries, _runs, _retry_when, _throws, _waits),
-    *(_limits, _results, _pickle, _others),
+    *(_limits, _results, _pickle),
 )

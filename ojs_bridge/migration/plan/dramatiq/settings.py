@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from ....dramatiq import OJSRetries
 from ....dramatiq.translate import names_exceptions
 from ....runs import TaskPolicy
 from ...native.formulas import dramatiq_wait
-from ..planned import Wait
+from ..planned import ENDLESS, NOT_KNOWN, Endless, Runs, Wait
 
 #: What an actor may leave to the middleware.
 _INHERITED = ("max_retries", "min_backoff", "max_backoff", "retry_when")
@@ -62,17 +61,17 @@ class Settings:
         return None if _is_number(self.max_backoff) else "max_backoff"
 
     @property
-    def runs(self) -> int | None:
-        """How often a job runs at most; None where no number ends it."""
+    def runs(self) -> Runs:
+        """How often a job runs at most; what `retry_when` will say is not known."""
         if self.retries is None:
             return 1
-        return None if self.retry_when is not None else self.counted
+        return NOT_KNOWN if self.retry_when is not None else self.counted
 
     @property
-    def counted(self) -> int | None:
-        """How often a job runs by `max_retries` alone, which counts retries; None without end."""
+    def counted(self) -> int | Endless:
+        """How often a job runs by `max_retries` alone, which counts retries."""
         if self.max_retries is None or not self.max_retries < math.inf:
-            return None
+            return ENDLESS
         return max(math.ceil(float(self.max_retries)), 0) + 1
 
     @property
@@ -127,16 +126,3 @@ def ignores_results(broker: Broker, actor: Actor[..., Any]) -> bool:
 def _over(broker: Broker, actor: Actor[..., Any], cls: type[Middleware], option: str) -> Any:
     of_middleware = next((getattr(m, option) for m in broker.middleware if isinstance(m, cls)), None)
     return actor.options.get(option, of_middleware)
-
-
-def beside(broker: Broker) -> Iterator[Middleware]:
-    """Yield what may retry by itself beside the stock `Retries` and the bridge's."""
-    for middleware in broker.middleware:
-        cls = type(middleware)
-        if isinstance(middleware, OJSRetries) or cls.__module__.split(".")[0] == "dramatiq":
-            continue
-        code = getattr(cls.after_process_message, "__code__", None)
-        if isinstance(middleware, Retries) or (
-            code and {"enqueue", "send", "send_with_options"} & {*code.co_names}
-        ):
-            yield middleware

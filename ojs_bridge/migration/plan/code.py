@@ -1,0 +1,258 @@
+"""What functions mention, read off their compiled code: nothing is run, and no source is needed."""
+
+from __future__ import annotations
+
+import ast
+import dis
+import inspect
+import linecache
+import sys
+import sysconfig
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeAlias
+
+FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
+#: What stands for no object at all, or for one that exists only while the function runs.
+NOTHING = object()
+
+#: The packages that run the tasks, and the bridge itself: what they do is known.
+_FRAMEWORKS = {"amqp", "billiard", "celery", "dramatiq", "kombu", "ojs_bridge", "vine"}
+_INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """A word in a function's code: a `name` or `attribute` that it reads, one that it `sets`, or a `text`."""
+
+    kind: str
+    word: str
+    line: int
+    #: The local variable whose attribute it is, if it is one's.
+    of: str = ""
+
+
+def mentions(code: CodeType) -> Iterator[Mention]:
+    """Yield what a function's code mentions, with that of the functions inside it."""
+    lines = {offset: line or 0 for start, end, line in code.co_lines() for offset in range(start, end)}
+    before: Any = None
+    for step in dis.get_instructions(code):
+        line = lines.get(step.offset, 0)
+        if isinstance(step.argval, CodeType):
+            yield from mentions(step.argval)
+        for kind, word in _words(step.opname, step.argval):
+            yield Mention(kind, word, line, _local(before))
+        before = step
+
+
+def _words(operation: str, value: Any) -> Iterator[tuple[str, str]]:
+    if operation in ("STORE_ATTR", "DELETE_ATTR"):
+        yield "sets", value
+    elif operation in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"):
+        yield "attribute", value
+    elif operation.startswith(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF", "IMPORT_")):
+        yield "name", value
+    elif operation in ("LOAD_CONST", "KW_NAMES", "RETURN_CONST"):
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str):
+                yield "text", text
+
+
+def _local(step: dis.Instruction | None) -> str:
+    """Return the local variable that an instruction leaves on top of the stack."""
+    if step is None or not step.opname.startswith("LOAD_FAST"):
+        return ""
+    return str(step.argval[-1] if isinstance(step.argval, tuple) else step.argval)
+
+
+def resolve(function: FunctionType, name: str) -> object:
+    """Return the object outside a function that a name in it stands for."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    with suppress(ValueError):  # an empty cell
+        for variable, cell in cells:
+            if variable == name:
+                return cell.cell_contents
+    return function.__globals__.get(name, NOTHING)
+
+
+def wrapped(function: Any) -> list[FunctionType]:
+    """Return a function, and the user's functions that it holds: what decorators wrap."""
+    seen: list[FunctionType] = []
+    ahead = [function]
+    while ahead:
+        one = ahead.pop(0)
+        one = getattr(one, "__func__", one) if type(one) in _HOLDERS else one
+        if type(one) is not FunctionType or one in seen:
+            continue
+        seen.append(one)
+        ahead.append(vars(one).get("__wrapped__"))
+        for cell in one.__closure__ or ():
+            with suppress(ValueError):
+                ahead.append(cell.cell_contents)
+    return [one for one in seen if is_the_users(one)]
+
+
+_HOLDERS = (staticmethod, classmethod, type(Path().exists))
+
+
+def methods(cls: type, names: frozenset[str] | None = None) -> Iterator[tuple[str, FunctionType]]:
+    """Yield a class's own methods and the functions of its properties, or those of some names."""
+    for name, value in vars(cls).items():
+        if names is None or name in names:
+            parts = (value.fget, value.fset) if type(value) is property else (value,)
+            yield from ((name, function) for part in parts for function in wrapped(part))
+
+
+def is_the_users(function: FunctionType) -> bool:
+    """Return whether a function is neither Python's nor a framework's."""
+    return _is_the_users_module(str(function.__globals__.get("__name__")))
+
+
+def _is_the_users_module(name: str) -> bool:
+    package = name.split(".", maxsplit=1)[0]
+    return package not in _FRAMEWORKS and package not in sys.stdlib_module_names
+
+
+def functions_around(
+    framework: str, functions: Iterable[FunctionType], things: Collection[object]
+) -> dict[str, list[FunctionType]]:
+    """Return by name the functions of the modules of some functions, and of those that hold one of `things`.
+
+    And of the user's modules that these modules name. Of installed packages only those count that know the
+    framework.
+    """
+    ids = {id(thing) for thing in things}
+    ahead = [str(function.__globals__.get("__name__")) for function in functions]
+    ahead += [name for name, module in [*sys.modules.items()] if any(id(x) in ids for x in _values(module))]
+    seen: dict[str, ModuleType] = {}
+    found: dict[str, list[FunctionType]] = {}
+    while ahead:
+        name = ahead.pop()
+        module = sys.modules.get(name)
+        if name in seen or type(module) is not ModuleType or not _is_read(module, framework):
+            continue
+        seen[name] = module
+        ahead += {_module_of(value) for value in _values(module)}
+        for called, function in _functions_in(module):
+            found.setdefault(called, []).append(function)
+    return found
+
+
+def _values(module: object) -> list[object]:
+    return [*vars(module).values()] if type(module) is ModuleType else []
+
+
+def _is_read(module: ModuleType, framework: str) -> bool:
+    """Return whether a module is the project's own, or an installed one in which a framework is named."""
+    if not _is_the_users_module(module.__name__):
+        return False
+    file = vars(module).get("__file__")
+    is_own = isinstance(file, str) and not file.startswith(_INSTALLED)
+    return is_own or any(_module_of(value).split(".")[0] == framework for value in _values(module))
+
+
+def _module_of(value: object) -> str:
+    """Return the module that a value comes from, without asking somebody's lazy object for it."""
+    kind = type(value)
+    if kind is ModuleType:
+        return str(vars(value).get("__name__"))
+    found = inspect.getattr_static(value if kind in (FunctionType, type) else kind, "__module__", "")
+    return found if isinstance(found, str) else ""
+
+
+def _functions_in(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
+    """Yield the functions that a module defines, with the names by which code may reach them."""
+    for name, value in [*vars(module).items()]:
+        if issubclass(type(value), type):
+            if _module_of_class(value) == module.__name__:
+                for method, function in methods(value):
+                    yield (name if method.startswith("__") else method), function
+        else:
+            yield from ((name, x) for x in wrapped(value) if x.__module__ == module.__name__)
+
+
+def _module_of_class(cls: type) -> object:
+    return type.__getattribute__(cls, "__dict__").get("__module__")
+
+
+def path_of(function: FunctionType) -> str:
+    """Return the file of a function, relative where it can be."""
+    path = Path(function.__code__.co_filename)
+    with suppress(ValueError):
+        path = path.relative_to(Path.cwd())
+    return str(path)
+
+
+def place(function: FunctionType, line: int) -> str:
+    """Return where a line of a function stands, as `path:line`."""
+    return f"{path_of(function)}:{line}"
+
+
+def source_of(function: FunctionType) -> FunctionNode | None:
+    """Return a function's source; None where it is not there, or is not what was loaded."""
+    code = function.__code__
+    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    found = _functions(text).get((code.co_firstlineno, code.co_name), [])
+    return found[0] if len(found) == 1 else None
+
+
+@lru_cache(maxsize=32)
+def _functions(text: str) -> Mapping[tuple[int, str], list[FunctionNode]]:
+    """Return the functions in a file by their first line, decorators included, and their name."""
+    found: dict[tuple[int, str], list[FunctionNode]] = {}
+    with suppress(SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = min(x.lineno for x in (node, *node.decorator_list))
+                found.setdefault((first, node.name), []).append(node)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A line of a function that asks for a retry, or calls by its name what does."""
+
+    where: str
+    why: str
+
+
+Signs: TypeAlias = Callable[[FunctionType, list[Mention]], "Sign | None"]
+
+
+class Askers:
+    """The user's functions that ask for retries, themselves or by others that they call, in a whole fleet.
+
+    What a name or an attribute stands for is not followed: whatever has the name of an asker may be it.
+    """
+
+    def __init__(self, functions: Mapping[str, list[FunctionType]], sign: Signs) -> None:
+        """Look at functions by name; `sign` returns what asks directly."""
+        self._said: dict[str, Sign] = {}
+        read = [(name, x, [*mentions(x.__code__)]) for name, found in functions.items() for x in found]
+        for name, function, words in read:
+            if name not in self._said and (found_sign := sign(function, words)):
+                self._said[name] = found_sign
+        while new := [(n, x) for n, f, w in read if n not in self._said and (x := self.called_by(f, w))]:
+            self._said.update(new)
+
+    def called_by(self, function: FunctionType, words: list[Mention]) -> Sign | None:
+        """Return the first mention of an asker in a function, if there is one."""
+        for mention in words:
+            said = self._said.get(mention.word) if mention.kind in ("name", "attribute") else None
+            if said and self._may_be(function, mention):
+                return Sign(
+                    place(function, mention.line), f"{mention.word} may ask for a retry ({said.where})"
+                )
+        return None
+
+    @staticmethod
+    def _may_be(function: FunctionType, mention: Mention) -> bool:
+        """Return whether what a name stands for may be a function or class of the user's."""
+        if mention.kind == "attribute":
+            return True
+        found = resolve(function, mention.word)
+        return found is NOTHING or issubclass(type(found), (FunctionType, type))
