@@ -160,6 +160,14 @@ class Bridge:
         """Say in the log, when a worker starts, what goes without a store or with one that does not work."""
         try_store(self.store, self._turns.prove, self.now, dead_queue, fail_open=self._fail_open)
 
+    def store_answers(self) -> bool:
+        """Return whether jobs can begin now; without a store they always can."""
+        try:
+            self._turns.prove()
+        except StoreError:
+            return False
+        return True
+
     def now(self) -> datetime:
         """Return the time, in UTC."""
         return datetime.now(timezone.utc)
@@ -415,7 +423,7 @@ class Bridge:
     def let_run_out(self, run: Run) -> None:
         """Extend a run's turn no more, because nothing could be done with its outcome, and nobody knows it.
 
-        The delivery goes back to its queue, and the next one after the turn ran out is a lost attempt.
+        When its worker dies, too, the next delivery after the turn ran out is a lost attempt.
         """
         self._turns.let_run_out(run)
 

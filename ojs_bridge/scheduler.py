@@ -53,6 +53,7 @@ class Scheduler:
     polling: StorageRetry = POLLING
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+    _waiting: set[str] = field(default_factory=set)
 
     def start(self) -> None:
         """Start the thread, once; it ends with `stop`."""
@@ -126,10 +127,16 @@ class Scheduler:
     def _publish_all(self, framework: str, publisher: Publisher) -> bool:
         """Publish a framework's batch; return whether there may be more."""
         try:
-            return self._insist(lambda: self.publish_due(framework, publisher)) == BATCH
-        except Exception as error:  # noqa: BLE001 - whatever it is, it comes again in a second
-            logger.warning("parked retries of %s wait: %r", framework, error)
+            more = self._insist(lambda: self.publish_due(framework, publisher)) == BATCH
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again in a second
+            if framework not in self._waiting:
+                self._waiting.add(framework)
+                logger.warning("parked retries of %s wait: %r", framework, error)
             return False
+        if framework in self._waiting:
+            self._waiting.remove(framework)
+            logger.warning("parked retries of %s go on", framework)
+        return more
 
     def _insist(self, operation: Callable[[], int]) -> int:
         return self.polling.run(operation, (StoreError, Unreachable), wait=self._stop.wait)

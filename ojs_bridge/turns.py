@@ -76,8 +76,15 @@ class Turns:
         return self._refused(taken, found)
 
     def take_over(self, run: Run, publication: str, process: int | None) -> Run | Postpone | Drop:
-        """Return what becomes of a run whose process, on this machine, is dead; never raises StoreError."""
-        found = self.take(run, publication, can_wait=False)
+        """Return what becomes of a run whose process, on this machine, does nothing more about it.
+
+        Never raises StoreError: what was decided may have a place at the broker.
+        """
+        try:
+            found = self.take(run, publication, can_wait=True)
+        except StoreError as error:
+            logger.info("job %s: it is ended without its reservation: %r", run.job.id, error)
+            return run
         if isinstance(found, Lost):
             return found.run
         if isinstance(found, Postpone) and was_held_by(process, found.holder):

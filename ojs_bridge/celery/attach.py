@@ -77,6 +77,7 @@ def prepare(app: Celery) -> None:
         setattr(app, _PREPARED, True)
         app.steps["worker"].add("ojs_bridge.celery.start_up:StartUp")
         app.steps["consumer"].add("ojs_bridge.celery.visibility:Visibility")
+        app.steps["consumer"].add("ojs_bridge.celery.holding:Holding")
         _read_retry_option(app)
         warn_outside(app)
 

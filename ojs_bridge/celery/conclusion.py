@@ -1,15 +1,15 @@
-"""Carrying out what was decided of a Celery job: sent on, parked, buried, or given back to its queue."""
+"""Carrying out what was decided of a Celery job: sent on, parked, buried, or held by the worker."""
 
 from __future__ import annotations
 
 import logging
-import time
+import os
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from celery import Task
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Retry
 
 from ..bridge import Bridge
 from ..decision import DeadLetter, Decision, RetryAt, Snooze
@@ -24,14 +24,12 @@ from . import wire as wires
 from .attach import FRAMEWORK
 from .delivery import Delivery
 from .eager import EAGER_RETRIES
+from .holding import Held, Unsettled, portable
 from .retry_state import store_retry
 from .wire import HEADER, Wire
 from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
-
-#: Seconds before a delivery goes back to a broker or store that could not be reached.
-PAUSE = 1.0
 
 
 class RefusedJob(Exception):
@@ -49,21 +47,20 @@ class Conclusion:
     """The end of one delivery; every method returns the exception that tells Celery of it."""
 
     def __init__(
-        self, bridge: Bridge, task: Task, request: Any, delivery: Delivery, wish: Wish | None, pause: float
+        self, bridge: Bridge, task: Task, request: Any, delivery: Delivery, wish: Wish | Unsettled | None
     ) -> None:
         self._bridge = bridge
         self._task = task
         self._request = request
         self._delivery = delivery
         self._wish = wish
-        self._pause = pause
 
     def conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         """Carry a decision out.
 
-        What cannot be carried out now is given back to its queue; what never can be becomes a dead letter,
-        and so does what its queue has forgotten, being acknowledged before it ran. A run whose reservation
-        was taken over is dropped.
+        What cannot be carried out now is held by the worker; what never can be becomes a dead letter, and so
+        does what its queue has forgotten, being acknowledged before it ran. A run whose reservation was taken
+        over is dropped.
         """
         try:
             self._bridge.check_turn(begun)
@@ -76,7 +73,7 @@ class Conclusion:
             signal = self._execute(begun, decision, shown)
         except Exception as error:
             if self._delivery.returnable and isinstance(error, self._out_of_reach()):
-                return self._leave(begun, error)
+                return self._leave(begun, decision, shown, error)
             logger.exception("job %s: what was decided cannot be carried out", begun.job.id)
             return self._keep(begun, self._bridge.impossible(begun.job, decision, error), shown)
         self._bridge.settled(begun, decision)
@@ -93,21 +90,18 @@ class Conclusion:
             changes = {HEADER: self._bridge.header(begun.job).text}
             self._hand_on(begun, begun.job, begun.at, "came before its time", changes)
         except Exception as error:
-            # Who holds its turn ends it; any other job that no message can carry would come again for ever.
+            # Who holds its turn ends it; any other job that no message can carry would wait for ever.
             passes = begun.turn is not None or isinstance(error, self._out_of_reach())
             if self._delivery.returnable and passes:
-                return self.give_back(error)
+                return self.wait(error)
             logger.exception("job %s cannot be put off", begun.job.id)
             refused = Refuse(begun.job, self._bridge.impossible(begun.job, None, error))
             return self._keep(refused, refused.decision, RefusedJob(refused.decision.reason))
         return ignored
 
-    def give_back(self, error: BaseException) -> Exception:
-        """Have the broker deliver the message again, after a pause."""
-        logger.error("job %s goes back to its queue: %r", self._request.id, error)
-        time.sleep(self._pause)
-        requeued: Exception = Reject(error, requeue=True)
-        return requeued
+    def wait(self, error: BaseException) -> Exception:
+        """Have the worker hold the delivery, and hand it to its pool again when the job may begin."""
+        return Held(repr(error), needs_store=isinstance(error, StoreError))
 
     def _execute(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         match decision:
@@ -123,30 +117,39 @@ class Conclusion:
         try:
             self._bury(begun, decision)
         except Exception as error:  # noqa: BLE001 - the delivery itself is the last place for the job
-            return self._leave(begun, error)
+            return self._leave(begun, decision, shown, error)
         self._bridge.settled(begun, decision)
         return shown
 
-    def _leave(self, begun: Run | Refuse, error: Exception) -> Exception:
-        """Leave a delivery whose outcome has no place; with a reservation, its attempt is lost."""
+    def _leave(
+        self, begun: Run | Refuse, decision: Decision, shown: Exception, error: Exception
+    ) -> Exception:
+        """Leave an outcome that has no place now to the worker; if the worker dies, the attempt is lost."""
         if isinstance(begun, Run):
             self._bridge.let_run_out(begun)
-        return self.leave(error)
+        if isinstance(decision, (RetryAt, Snooze)):
+            shown = self._reason(shown) or shown
+        wish = self._wish
+        asked = (wish.arguments, wish.options) if wish else ()
+        return self.leave(error, portable(Unsettled(os.getpid(), decision, shown, *asked)))
 
-    def leave(self, error: Exception) -> Exception:
-        """Give a delivery back that has no other place, if the broker still has it."""
+    def leave(self, error: Exception, outcome: Unsettled | None = None) -> Exception:
+        """Have the worker hold a delivery that has no other place, if the broker still has it."""
         if self._delivery.returnable:
-            return self.give_back(error)
+            return Held(repr(error), outcome=outcome)
         logger.critical("job %s is lost, being acknowledged before it ran: %r", self._request.id, error)
         return error
+
+    def _reason(self, shown: Exception) -> Any:
+        """Return the error that a retry is shown to be for."""
+        wish = self._wish
+        return wish.cause if isinstance(wish, Wish) and shown is wish.error else shown
 
     def _out_of_reach(self) -> tuple[type[Exception], ...]:
         return (StoreError, *sending.out_of_reach(self._task.app))
 
     def _send_on(self, begun: Run | Refuse, job: Job, decision: RetryAt | Snooze, shown: Exception) -> Retry:
-        wish = self._wish
-        reason = wish.cause if wish and shown is wish.error else shown
-        signal = Retry(exc=reason, when=decision.delay, is_eager=self._request.is_eager)
+        signal = Retry(exc=self._reason(shown), when=decision.delay, is_eager=self._request.is_eager)
         # As Task.retry raises it: while what the task raised is handled, and shown with its traceback.
         signal.__context__ = shown
         if self._request.is_eager:
@@ -184,8 +187,8 @@ class Conclusion:
         except out_of_reach as error:
             if self._bridge.store is None:
                 raise
-            logger.warning("job %s: %r; it is kept the other way", job.id, error)
             second()
+            logger.warning("job %s: %r; it is kept the other way", job.id, error)
 
     def _asked_for(self) -> tuple[Wire, Mapping[str, Any]]:
         """Return the message and the publishing options, with what `self.retry(...)` changed of them."""
@@ -213,9 +216,12 @@ class Conclusion:
                 message = {**wires.to_json(wire), **self._parameters()}
                 self._bridge.bury(begun, job, decision, FRAMEWORK, message)
             except Exception:
+                self._bury_in_broker(wire, job)
                 logger.exception("job %s: kept in the broker's dead queue, not in the store", job.id)
-            else:
-                return
+        else:
+            self._bury_in_broker(wire, job)
+
+    def _bury_in_broker(self, wire: Wire, job: Job) -> None:
         if not self._request.is_eager:
             sending.bury(self._task.app, wire, {"retries": job.attempt, **self._final_state(job)})
 

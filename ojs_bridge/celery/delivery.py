@@ -11,7 +11,8 @@ from celery import Task
 from ..errors import InvalidState
 from ..job import Job, count_of, decoded
 from . import wire as wires
-from .wire import HEADER, KEY, Carried, Wire
+from .holding import Unsettled
+from .wire import HEADER, KEY, OUTCOME, Carried, Wire
 
 
 class Delivery:
@@ -20,7 +21,9 @@ class Delivery:
     def __init__(self, task: Task, request: Any) -> None:
         self._task = task
         self._request = request
-        self._parts = _take_parts(request)
+        #: What was decided of a run that has ended already, and could not be carried out.
+        self.unsettled: Unsettled | None = None
+        self._parts = self._take_parts(request)
         self._headers = (request.headers or {}) if self._parts is None else self._parts[3]
 
     @property
@@ -80,10 +83,10 @@ class Delivery:
         """Return the job with the state that its message carries, or why that cannot be read."""
         return decoded(self._headers.get(HEADER), bare, self._request.retries)
 
-
-def _take_parts(request: Any) -> Carried | None:
-    """Return the message a request carries, and take it and the job's state from what users pass on."""
-    properties = dict(request.properties or {})
-    parts: Carried | None = properties.pop(KEY, None)
-    request.properties = properties
-    return parts
+    def _take_parts(self, request: Any) -> Carried | None:
+        """Return the message a request carries, and take what is the bridge's from what users pass on."""
+        properties = dict(request.properties or {})
+        parts: Carried | None = properties.pop(KEY, None)
+        self.unsettled = properties.pop(OUTCOME, None)
+        request.properties = properties
+        return parts

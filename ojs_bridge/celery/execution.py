@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 from billiard.exceptions import WorkerLostError
@@ -20,8 +21,9 @@ from ..store import StoreError
 from ..turns import TakenOver
 from .arguments import Arguments
 from .attach import attach, task_policy
-from .conclusion import PAUSE, Conclusion, dropped
+from .conclusion import Conclusion, dropped
 from .delivery import Delivery
+from .holding import Held, Unsettled
 from .interrupts import is_the_tasks_own, undisturbed
 from .outcomes import outcome, shown
 from .wish import Wish
@@ -29,6 +31,9 @@ from .wish import Wish
 logger = logging.getLogger("ojs_bridge")
 
 T = TypeVar("T")
+
+#: When a job is due that only waits for the next delivery.
+SOON = timedelta(seconds=1)
 
 
 class LostAttempt(Exception):
@@ -50,10 +55,9 @@ class Ended:
 class Execution:
     """One run of a task under the bridge: it translates and executes, it never decides."""
 
-    def __init__(self, task: Task, request: Any, *, pause: float = PAUSE) -> None:
+    def __init__(self, task: Task, request: Any) -> None:
         self._task = task
         self._request = request
-        self._pause = pause
         self._delivery = Delivery(task, request)
         self._wish: Wish | None = None
         self._begun: Run | None = None
@@ -65,6 +69,9 @@ class Execution:
 
     def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Run the user's code and carry out what is decided; raises what tells Celery of it."""
+        if self._delivery.unsettled is not None:
+            with undisturbed():
+                raise self._safely(self._end, self._delivery.unsettled)
         if self.bridge.store or self.bridge.listened_to or not self._delivery.is_plain:
             self._begin_in_time()
         # Otherwise there is nothing to read and nobody to tell: the job is begun when it fails.
@@ -141,10 +148,30 @@ class Execution:
             if early is not None:
                 raise self.postpone(early)
 
-    def _conclusion(self) -> Conclusion:
-        return Conclusion(
-            self.bridge, self._task, self._request, self._delivery, self._wish, pause=self._pause
-        )
+    def send_on(self) -> Exception:
+        """Have a job that waits delivered anew, and return the exception that tells Celery of it."""
+        job, at = self._delivery.job(self._delivery.bare_job()), self.bridge.now() + SOON
+        if not isinstance(job, Job):
+            return Held("its message cannot be read")
+        return self.postpone(Postpone(job.waiting(at), at))
+
+    def _end(self, unsettled: Unsettled) -> Exception:
+        """Carry out what was decided of a run that has ended."""
+        begun = self.resume(unsettled.process)
+        match begun:
+            case Run():
+                return self._conclusion(unsettled).conclude(begun, unsettled.decision, unsettled.shown)
+            case Postpone():
+                # Until its reservation has run out, in case that somebody else has it.
+                return Held(f"attempt {begun.job.attempt} is reserved", outcome=unsettled)
+            case Refuse():
+                return self._conclusion().refuse(begun)
+            case Drop():
+                ignored: Exception = Ignore(begun.reason)
+                return ignored
+
+    def _conclusion(self, unsettled: Unsettled | None = None) -> Conclusion:
+        return Conclusion(self.bridge, self._task, self._request, self._delivery, unsettled or self._wish)
 
     def _succeed(self) -> None:
         """End the run; one that is reserved when Celery has stored its result and sent what follows it."""
@@ -161,12 +188,12 @@ class Execution:
         self._request.ojs_ended = end
 
     def _begin_in_time(self) -> None:
-        """Begin, and give the delivery back when its time is up before anybody has said that it may run."""
+        """Begin, and have the delivery wait when its time is up before the store said that it may run."""
         try:
             self._begin()
         except SoftTimeLimitExceeded as struck:
             if self._delivery.returnable:
-                raise self._conclusion().give_back(struck) from None
+                raise self._conclusion().wait(struck) from None
             with undisturbed():
                 raise self._safely(self._out_of_time, struck) from None
 
@@ -188,7 +215,7 @@ class Execution:
         try:
             begun = self._asked()
         except StoreError as error:
-            raise self._conclusion().give_back(error) from None
+            raise self._conclusion().wait(error) from None
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - Celery would take it for the task's own

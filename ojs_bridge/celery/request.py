@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
+from copy import copy
+from functools import partial
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import signals
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Retry
 from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.state import task_ready
@@ -19,7 +23,8 @@ from ..store import Turn
 from .attach import attach
 from .canary import handled_natively, is_outside
 from .execution import Execution
-from .wire import HEADER, KEY, carried, chain_of
+from .holding import Held, hold
+from .wire import HEADER, KEY, OUTCOME, carried, chain_of
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -28,6 +33,7 @@ class OJSRequest(Request):  # type: ignore[misc]
     """A request whose task runs under the bridge."""
 
     _ojs_settled = False
+    _ojs_held_at = 0.0
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
@@ -49,16 +55,19 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; what the child could not report, because it died, is judged here."""
+        raised = _raised(exc_info)
+        if isinstance(raised, Held) and self._ojs_hold(raised):
+            return None
         if self._ojs_is_native():
             with handled_natively():
                 return super().on_failure(exc_info, send_failed_event, return_ok)
-        crash = None if return_ok or self._already_cancelled or self._already_revoked else _crash(exc_info)
+        crash = None if return_ok or self._already_cancelled or self._already_revoked else _crash(raised)
         pending = crash is not None and not self._ojs_settled and not self._ojs_succeeded(crash)
         if crash is not None and pending:
             if isinstance(crash, WorkerLostError) and self.task.acks_late and _is_cold_shutdown():
                 return self._ojs_give_back()
-            if self._ojs_retried(crash, exc_info):
-                return None
+            natively = partial(super().on_failure, exc_info, send_failed_event, return_ok)
+            return self._ojs_end(crash, exc_info, self.worker_pid, natively)
         return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
@@ -71,9 +80,33 @@ class OJSRequest(Request):  # type: ignore[misc]
         if self._ojs_settled:
             return None
         exc = TimeLimitExceeded(timeout)
-        if self._ojs_retried(exc, _info(exc)):
-            return None
-        return super().on_timeout(soft, timeout)
+        return self._ojs_end(exc, _info(exc), self.worker_pid, partial(super().on_timeout, soft, timeout))
+
+    @property
+    def ojs_age(self) -> float:
+        """For how many seconds the worker has held the message."""
+        return time.monotonic() - self._ojs_held_at if self._ojs_held_at else 0.0
+
+    def ojs_send_on(self) -> bool:
+        """Publish the message anew and acknowledge it; return whether that could be done."""
+        execution = self._ojs_execution()
+        with execution.bridge.at_once():
+            sent = isinstance(execution.send_on(), Ignore)
+        if sent:
+            task_ready(self)
+            self.acknowledge()
+        return sent
+
+    def _ojs_hold(self, why: Held, again: Callable[[], object] | None = None) -> bool:
+        """Have the worker keep the message; False when it cannot, so that it goes back to its queue."""
+        self._ojs_held_at = self._ojs_held_at or time.monotonic()
+        if why.outcome is not None:
+            self._request_dict["properties"] = {**self._request_dict["properties"], OUTCOME: why.outcome}
+        return hold(self._app, self, why, again)
+
+    def _ojs_execution(self) -> Execution:
+        # It takes the message out of its context, and may not be the last one.
+        return Execution(self.task, copy(self._context))
 
     def _ojs_is_native(self) -> bool:
         """Return whether Celery itself runs the job, rather than the bridge sends it on until its time."""
@@ -93,37 +126,39 @@ class OJSRequest(Request):  # type: ignore[misc]
         """Leave the message to the broker, its attempt unused: the worker itself has ended the process."""
         self._ojs_settled = True
         task_ready(self)
-        execution = Execution(self.task, self._context, pause=0)
+        execution = self._ojs_execution()
         with execution.bridge.at_once():
             begun = execution.resume(self.worker_pid)
             if isinstance(begun, Run):
                 execution.bridge.give_back(begun)
 
-    def _ojs_retried(self, exc: Exception, exc_info: Any) -> bool:
-        """Have a crash judged; True when the job was sent on and is done with here."""
+    def _ojs_end(
+        self, exc: Exception, exc_info: Any, process: int | None, natively: Callable[[], object]
+    ) -> Any:
+        """Have a crash judged; `natively` has Celery end the job when it was not sent on."""
         self._ojs_settled = True
         # This is the worker's main process, which must not wait.
-        execution = Execution(self.task, self._context, pause=0)
+        execution = self._ojs_execution()
         with execution.bridge.at_once():
-            signal = self._ojs_judged(execution, exc)
-        if isinstance(signal, Ignore):
-            task_ready(self)
-            self.acknowledge()
-            return True
-        if isinstance(signal, Reject):
-            task_ready(self)
-            self.reject(requeue=True)
-            return True
-        if not isinstance(signal, Retry):
-            return False
+            signal = self._ojs_judged(execution, exc, process)
+        if isinstance(signal, Held):
+            again = partial(self._ojs_end, exc, exc_info, process, natively)
+            if self._ojs_hold(Held(signal.reason), again):
+                return
         task_ready(self)
-        self._ojs_report_retry(signal, exc, exc_info)
-        return True
+        if isinstance(signal, Ignore):
+            self.acknowledge()
+        elif isinstance(signal, Held):
+            self.reject(requeue=True)
+        elif isinstance(signal, Retry):
+            self._ojs_report_retry(signal, exc, exc_info)
+        else:
+            natively()
 
-    def _ojs_judged(self, execution: Execution, exc: Exception) -> Exception:
+    def _ojs_judged(self, execution: Execution, exc: Exception, process: int | None) -> Exception:
         """Return what tells Celery of what was decided of a crash."""
         # Nobody knows which child it was when it died before the word of its beginning was read.
-        begun = execution.resume(self.worker_pid)
+        begun = execution.resume(process)
         match begun:
             case Drop():
                 # The child died after it had ended the job, and before it could say so.
@@ -151,11 +186,15 @@ class OJSRequest(Request):  # type: ignore[misc]
             self.task.request_stack.pop()
 
 
-def _crash(exc_info: Any) -> Exception | None:
-    """Return what killed the process that ran the task, or None for what the task itself raised."""
+def _raised(exc_info: Any) -> BaseException:
     exc: BaseException = exc_info.exception
     if isinstance(exc, ExceptionWithTraceback):
         exc = exc.exc
+    return exc
+
+
+def _crash(exc: BaseException) -> Exception | None:
+    """Return what killed the process that ran the task, or None for what the task itself raised."""
     if isinstance(exc, Exception):
         return exc if isinstance(exc, (WorkerLostError, TimeLimitExceeded)) else None
     lost: Exception = WorkerLostError(f"the worker process ended: {exc!r}")

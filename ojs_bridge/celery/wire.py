@@ -23,6 +23,8 @@ from kombu.utils import json as kombu_json
 HEADER = "ojs"
 #: The key among a request's properties under which its message travels to the process that runs the task.
 KEY = "ojs_wire"
+#: The key under which what was decided of its run travels along, until it can be carried out.
+OUTCOME = "ojs_outcome"
 
 #: What of a message's properties is its own, not its transport's.
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")

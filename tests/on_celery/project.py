@@ -65,12 +65,16 @@ class Settings:
     acks_late: bool = True
     quorum: bool = False
     limit: int | None = None
+    #: After how many deliveries RabbitMQ drops a message of the fleet's own queue, a quorum queue then.
+    deliveries: int | None = None
     reservation: str = "PT1M"
     park_after: str = "PT1M"
     visibility: float | None = None
     fail_open: bool = False
     insist: int = 5
     soft_shutdown: float = 0
+    #: Seconds after which a message that waits in its worker is published anew.
+    longest_wait: float = 600
 
     def to_env(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -207,6 +211,8 @@ def queues_of(settings: Settings) -> list[Queue]:
     if not settings.quorum:
         direct = Exchange(settings.queue, type="direct")
         limited = settings.limit and {"x-max-length": settings.limit, "x-overflow": "reject-publish"}
+        if settings.deliveries:
+            limited = {"x-queue-type": "quorum", "x-delivery-limit": settings.deliveries}
         queues += [
             Queue(settings.queue, direct, routing_key=settings.queue, queue_arguments=limited),
             Queue(f"{settings.queue}-other", Exchange(f"{settings.queue}-x"), routing_key="strange.key"),

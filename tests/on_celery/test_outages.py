@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 import redis
@@ -126,19 +125,6 @@ def test_a_retry_that_cannot_be_published_is_parked(separate, broker: type[Valke
             assert_two_attempts(fleet, job, seconds=90 if anew else 45)
 
 
-def test_while_the_store_is_away_jobs_wait(separate, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    fleet = separate(broker=rabbitmq.url, store=f"sqlite:///{tmp_path}/later/ojs.db", insist=1)
-    worker = fleet.start("-c", "2")
-    worker.await_ready()
-    job = fleet.send("act", "OSError()", "'ok'")
-    said = f"job {job.id} goes back to its queue"
-    eventually(lambda: worker.log.count(said) >= 2, seconds=40, what=said)
-    assert fleet.runs(job) == []
-    (tmp_path / "later").mkdir()
-    assert fleet.end(job) == "SUCCESS"
-    assert [run.attempt for run in fleet.runs(job)] == [1, 2]
-
-
 def test_a_worker_that_judges_a_dead_child_does_not_wait_for_a_store_that_hangs(separate) -> None:
     """Its main process would wait with it, and with that everything: deliveries, results, heartbeats."""
     with Valkey() as store:
@@ -223,32 +209,13 @@ def test_a_retry_that_a_dying_broker_did_not_confirm_is_not_lost(separate) -> No
             time.sleep(3)
             assert types(fleet, job) == ["job.started"]
             server.kill()
-        said = f"job {job.id} goes back to its queue"
-        eventually(lambda: said in fleet.worker.log, seconds=40, what=said)
-        assert job.state == "RETRY"
+        eventually(lambda: job.state == "RETRY", seconds=40, what="the end of the run")
+        time.sleep(3)  # the publishing is tried five times
         server.start()
         assert fleet.end(job, seconds=60) == "FAILURE"
         assert [run.attempt for run in fleet.runs(job)] == [1, 1, 2]
         (message,) = dead(fleet)
         assert json.loads(message.headers["ojs"])["attempt"] == 2
-
-
-@pytest.mark.requirement("RET-01")
-def test_a_retry_that_its_full_queue_refuses_is_not_lost(separate, rabbitmq: RabbitMQ) -> None:
-    fleet = separate(broker=rabbitmq.url, store=None, limit=1)
-    fleet.start("-c", "1").await_ready()
-    job = fleet.send("act", "time.sleep(10) or OSError('full')", "OSError('not full')", "'ok'")
-    eventually(lambda: fleet.runs(job), seconds=20, what="a run")
-    others = []
-    for _ in range(3):  # they wait in the worker
-        others.append(fleet.send("act", "'ok'"))
-        received = f"[{others[-1].id}] received"
-        eventually(lambda said=received: said in fleet.worker.log, what=received)
-    others.append(fleet.send("act", "'ok'"))  # fills the queue
-    assert len(fleet.runs(job)) == 1
-    assert [fleet.end(one) for one in (job, *others)] == ["SUCCESS"] * 5
-    assert [run.attempt for run in fleet.runs(job)] == [1, 1, 2]
-    assert f"job {job.id} goes back to its queue" in fleet.worker.log
 
 
 def test_a_listener_that_blocks_delays_no_job(separate) -> None:

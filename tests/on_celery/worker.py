@@ -8,11 +8,13 @@ from typing import Any
 
 from celery import signals
 
+from ojs_bridge.celery import holding
 from tests.on_celery.project import Noting, Settings, client, make_app
 
 #: What `Worker.say_where_it_stands` sends; a forked child hears it too.
 faulthandler.register(signal.SIGRTMIN)
 settings = Settings.from_env()
+holding.LONGEST_WAIT = settings.longest_wait
 app = make_app(settings)
 app.set_current()
 

@@ -1,0 +1,217 @@
+"""What a worker keeps because it can neither begin nor end it now, and how it tries again.
+
+RabbitMQ counts how often it delivers a message of a quorum queue, and drops the message at a limit. So a
+delivery that has to wait does not go back to its queue: its message stays unacknowledged in the worker's main
+process, which hands the same request to the pool again. The prefetch count bounds what a worker keeps, and a
+worker that has so many messages takes no more.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from celery import Celery, bootsteps
+from celery.exceptions import Reject
+from celery.worker import state
+
+from ..decision import Decision
+from ..waiting import Outage
+from .arguments import Arguments
+from .attach import attach
+from .outcomes import HandlerFailed
+
+logger = logging.getLogger("ojs_bridge")
+
+#: For how many seconds nothing must have come to wait before an outage is over.
+QUIET = 5.0
+#: After how many seconds a message that waits is published anew: RabbitMQ closes the channel of a consumer
+#: that has kept one for half an hour, and counts that as a delivery, too.
+LONGEST_WAIT = 600.0
+
+_HOLDING = "_ojs_holding"
+
+
+class Unsettled(NamedTuple):
+    """What was decided of a run, in a process of this number, that could not be carried out."""
+
+    process: int
+    decision: Decision
+    shown: Exception
+    arguments: Arguments | None = None
+    options: Mapping[str, Any] = {}
+
+
+class Held(Reject):  # type: ignore[misc]
+    """Raised where a task runs: the worker is to hold the delivery, and to hand it to its pool again.
+
+    For a request of another class than the bridge's, and for a worker that stops, it is a Reject like any
+    other: the delivery goes back to its queue. `outcome` is what is left to do of a run that has ended.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        requeue: bool = True,
+        *,
+        needs_store: bool = False,
+        outcome: Unsettled | None = None,
+    ) -> None:
+        super().__init__(reason, requeue)
+        self.needs_store = needs_store
+        self.outcome = outcome
+
+    def __str__(self) -> str:
+        return str(self.reason)
+
+
+class _Unsaid(logging.Filter):
+    """Leaves out Celery's warning of each job that is rejected: what waits is said once for all."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], Held))
+
+
+logging.getLogger("celery.app.trace").addFilter(_Unsaid())
+
+
+def portable(unsettled: Unsettled) -> Unsettled | None:
+    """Return an outcome as another process can read it; None for one that no process can be sent."""
+    failed = HandlerFailed(f"{type(unsettled.shown).__name__}: {unsettled.shown}")
+    return next(filter(_can_be_sent, (unsettled, unsettled._replace(shown=failed))), None)
+
+
+def _can_be_sent(unsettled: Unsettled) -> bool:
+    try:
+        pickle.loads(pickle.dumps(unsettled))  # noqa: S301 - it is our own
+    except Exception:  # noqa: BLE001 - whatever a class of the user's raises
+        return False
+    return True
+
+
+class _Waiting(NamedTuple):
+    request: Any
+    again: Callable[[], object]
+    needs_store: bool
+    can_be_sent: bool
+
+
+class Holding(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Keeps requests, and tries each again after a pause; says when that begins and when it is over."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._consumer = consumer
+        self._channel: Any = None
+        self._waiting: dict[Any, _Waiting] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._held_at = 0.0
+        self._outage = Outage(
+            "jobs wait in this worker: they cannot begin, or what became of them has no place", "jobs go on"
+        )
+        setattr(consumer.app, _HOLDING, self)
+
+    def start(self, consumer: Any) -> None:
+        """Hold what comes on the channel of this connection."""
+        with self._lock:
+            self._channel = consumer.task_consumer.channel
+
+    def stop(self, _: Any) -> None:
+        """Forget what waits: its connection ends, with which the broker has it back."""
+        with self._lock:
+            self._channel = None
+            self._waiting.clear()
+
+    def hold(self, request: Any, why: Held, again: Callable[[], object] | None = None) -> bool:
+        """Keep a request, to call `again` or hand it to the pool later; False where it cannot be kept."""
+        with self._lock:
+            if not self._has(request):
+                return False
+            _reserve(request)
+            again = again or partial(self._consumer.call_soon, self._hand_over, request)
+            can_be_sent = why.outcome is None and why.needs_store
+            self._waiting[request] = _Waiting(request, again, why.needs_store, can_be_sent)
+            self._held_at = time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, args=(why,), name="ojs-holding", daemon=True
+                )
+                self._thread.start()
+        return True
+
+    def _has(self, request: Any) -> bool:
+        """Return whether a request's message is still this worker's."""
+        return self._channel is not None and request.message.channel is self._channel
+
+    def _hand_over(self, request: Any) -> None:
+        with self._lock:
+            kept = self._has(request)
+        if kept:
+            self._consumer.on_task_request(request)
+
+    def _run(self, why: Held) -> None:
+        while not self._is_over():
+            self._outage.wait(why, lambda: False)
+            try:
+                self._try_again()
+            except Exception:
+                logger.exception("jobs wait on")
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            if self._waiting or time.monotonic() - self._held_at < QUIET:
+                return False
+            self._thread = None
+        self._outage.over()
+        return True
+
+    def _try_again(self) -> None:
+        """Try what waits; where the store is needed for that, one question to it stands for all."""
+        with self._lock:
+            waiting = tuple(self._waiting.values())
+        needy = any(one.needs_store for one in waiting)
+        answers = needy and attach(self._consumer.app).store_answers()
+        for one in waiting:
+            if answers or not one.needs_store:
+                self._retry(one)
+            elif one.can_be_sent and one.request.ojs_age > LONGEST_WAIT:
+                self._send(one)
+
+    def _retry(self, one: _Waiting) -> None:
+        if self._takes_out(one):
+            try:
+                one.again()
+            except Exception:
+                logger.exception("job %s: its message stays unacknowledged", one.request.id)
+
+    def _takes_out(self, one: _Waiting) -> bool:
+        with self._lock:
+            return self._waiting.pop(one.request, None) is not None
+
+    def _send(self, one: _Waiting) -> None:
+        """Have a message delivered anew; one that cannot be published waits on."""
+        if self._takes_out(one) and not one.request.ojs_send_on():
+            with self._lock:
+                if self._has(one.request):
+                    self._waiting[one.request] = one
+
+
+def hold(app: Celery, request: Any, why: Held, again: Callable[[], object] | None = None) -> bool:
+    """Have an app's worker keep a request; False when it stops, or the broker has the message back."""
+    holding: Holding | None = vars(app).get(_HOLDING)
+    return holding is not None and holding.hold(request, why, again)
+
+
+def _reserve(request: Any) -> None:
+    """Put a request where Celery has those that wait for a free process of its pool."""
+    request.time_start = request.worker_pid = None
+    state.active_requests.discard(request)
+    state.task_reserved(request)

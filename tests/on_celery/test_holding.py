@@ -1,0 +1,138 @@
+"""A worker that cannot begin or end its jobs now keeps them, and uses up none of their deliveries."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ojs_bridge.celery.holding import Held, Unsettled, portable
+from ojs_bridge.decision import DeadLetter
+from ojs_bridge.failures import Failure
+from tests.on_celery.fleet import Fleet, Worker
+from tests.on_celery.project import Unpicklable, client
+from tests.servers import RabbitMQ, Valkey, eventually
+
+#: RabbitMQ drops what it has delivered more often.
+DELIVERIES = 5
+BEGINS, ENDS = "jobs wait in this worker", "jobs go on"
+
+
+def store_away(tmp_path: Path) -> str:
+    """A store that cannot be reached until `bring_back`."""
+    return f"sqlite:///{tmp_path}/later/ojs.db"
+
+
+def bring_back(tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+
+
+def await_waiting(worker: Worker) -> None:
+    eventually(lambda: BEGINS in worker.log, seconds=30, what="the word of the outage")
+
+
+def assert_each_ran_once(fleet: Fleet, jobs: list) -> None:
+    assert [fleet.end(job) for job in jobs] == ["SUCCESS"] * len(jobs)
+    assert [len(fleet.runs(job)) for job in jobs] == [1] * len(jobs)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_long_outage_of_the_store_uses_up_no_deliveries(
+    separate, rabbitmq: RabbitMQ, tmp_path: Path, pool: str
+) -> None:
+    fleet = separate(broker=rabbitmq.url, store=store_away(tmp_path), insist=1, deliveries=DELIVERIES)
+    worker = fleet.start("-P", pool, "-c", "2")
+    worker.await_ready()
+    jobs = [fleet.send("act", "'ok'") for _ in range(4)]
+    await_waiting(worker)
+    time.sleep(3 * DELIVERIES)  # a delivery that goes back comes again within 2.5 s
+    assert [fleet.runs(job) for job in jobs] == [[]] * len(jobs)
+    bring_back(tmp_path)
+    assert_each_ran_once(fleet, jobs)
+    eventually(lambda: ENDS in worker.log, seconds=30, what="the word of its end")
+    assert [worker.log.count(word) for word in (BEGINS, ENDS, "reject requeue")] == [1, 1, 0]
+
+
+def test_what_waits_goes_back_once_when_its_worker_stops_or_is_cut_off(separate, tmp_path: Path) -> None:
+    with RabbitMQ() as server:
+        fleet = separate(broker=server.url, store=store_away(tmp_path), insist=1, deliveries=DELIVERIES)
+        worker = fleet.start("-c", "2")
+        worker.await_ready()
+        jobs = [fleet.send("act", "'ok'") for _ in range(4)]
+        await_waiting(worker)
+        server.await_declared(fleet.settings.queue)
+        server.kill()
+        server.start()
+        eventually(lambda: "Trying again" in worker.log or "Connected" in worker.log, seconds=30)
+        assert worker.stop() == 0
+        fleet.start("-c", "2")
+        bring_back(tmp_path)
+        assert_each_ran_once(fleet, jobs)
+
+
+def test_what_waits_on_redis_goes_back_when_its_worker_stops(
+    separate, valkey: Valkey, tmp_path: Path
+) -> None:
+    fleet = separate(store=store_away(tmp_path), insist=1, visibility=3)
+    worker = fleet.start("-c", "2")
+    worker.await_ready()
+    jobs = [fleet.send("act", "'ok'") for _ in range(4)]
+    await_waiting(worker)
+    time.sleep(6)  # twice the visibility timeout
+    assert client(valkey.url).llen(fleet.settings.queue) == 0
+    assert worker.stop() == 0
+    assert client(valkey.url).llen(fleet.settings.queue) == len(jobs)
+    fleet.start("-c", "2")
+    bring_back(tmp_path)
+    assert_each_ran_once(fleet, jobs)
+
+
+def test_what_waits_for_long_is_published_anew(separate, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
+    """RabbitMQ closes the channel of a consumer that keeps a message for half an hour."""
+    fleet = separate(
+        broker=rabbitmq.url, store=store_away(tmp_path), insist=1, deliveries=DELIVERIES, longest_wait=1
+    )
+    worker = fleet.start("-c", "1")
+    worker.await_ready()
+    job = fleet.send("act", "'ok'")
+    eventually(lambda: len(fleet.calls(job, "after_publish")) >= 3, seconds=40, what="three publications")
+    bring_back(tmp_path)
+    assert_each_ran_once(fleet, [job])
+
+
+@pytest.mark.requirement("RET-01")
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+@pytest.mark.parametrize("end", ["OSError('full')", "sigkill()"])
+def test_a_retry_that_its_full_queue_refuses_is_not_lost(
+    separate, rabbitmq: RabbitMQ, pool: str, end: str
+) -> None:
+    if (pool, end) == ("threads", "sigkill()"):
+        pytest.skip("it would kill the worker")
+    fleet = separate(broker=rabbitmq.url, store=None, limit=1)
+    fleet.start("-P", pool, "-c", "1").await_ready()
+    job = fleet.send("handled", f"time.sleep(8) or {end}", "OSError('not full')", "'ok'")
+    eventually(lambda: fleet.runs(job), seconds=20, what="a run")
+    others = []
+    for _ in range(3):  # they wait in the worker
+        others.append(fleet.send("act", "time.sleep(2)"))
+        received = f"[{others[-1].id}] received"
+        eventually(lambda said=received: said in fleet.worker.log, what=received)
+    others.append(fleet.send("act", "'ok'"))  # fills the queue
+    assert len(fleet.runs(job)) == 1
+    assert [fleet.end(one) for one in (job, *others)] == ["SUCCESS"] * 5
+    assert [run.attempt for run in fleet.runs(job)] == [1, 2, 3]
+    assert [name for name, *_ in fleet.calls(job)] == ["on_retry"] * 2 + ["on_success", "after_return"]
+    assert fleet.worker.log.count(BEGINS) == 1
+
+
+def test_an_outcome_that_no_process_can_be_sent_is_told_in_words() -> None:
+    decision = DeadLetter("exhausted", Failure("a.b", "c"), "d")
+    sent = portable(Unsettled(1, decision, Unpicklable("what")))
+    assert sent is not None
+    assert (sent.decision, str(sent.shown)) == (decision, "Unpicklable: what")
+    assert portable(Unsettled(1, decision, OSError("x"), options={"queue": lambda: 0})) is None
+
+
+def test_a_request_of_another_class_gives_what_is_to_be_held_back() -> None:
+    assert Held("why").requeue
