@@ -26,7 +26,7 @@ IMPURE = {"asyncio", "io", "logging", "os", "pathlib", "random", "secrets", "soc
 NAMED = {"policy": {"random"}}
 #: Rows of the house, lower ones first; a room imports from its own row and from those below.
 ROWS = [
-    {"duration", "errors", "forks", "importing", "reading", "waiting"},
+    {"depth", "duration", "errors", "forks", "importing", "reading", "waiting"},
     {"retry_on"},
     {"backoff", "failures", "redaction"},
     {"policy", "job"},
