@@ -99,14 +99,18 @@ def is_bridged(task: Task | None) -> bool:
 
 
 def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
-    """Return what a task's jobs are retried under: app, native options, `install`, the task's own."""
+    """Return what a task's jobs are retried under: app, native options, `install`, the task's own.
+
+    It is resolved once, and again when a native option that Celery reads at each retry has another value.
+    """
     if task is None or not is_bridged(task):
         return attach(app).task(reserved=RESERVED)
-    found: TaskPolicy | None = vars(task).get(_TASK_POLICY)
-    if found is None:
-        found = resolved(attach(app), task, policies_of(app), task.ojs_native)
+    options = task.max_retries, task.default_retry_delay
+    found: tuple[Any, TaskPolicy] | None = vars(task).get(_TASK_POLICY)
+    if found is None or found[0] != options:
+        found = options, resolved(attach(app), task, policies_of(app), task.ojs_native)
         setattr(task, _TASK_POLICY, found)
-    return found
+    return found[1]
 
 
 def resolved(bridge: Bridge, task: Any, policies: Policies, native: Native | None) -> TaskPolicy:

@@ -98,7 +98,7 @@ class Execution:
 
     def ask(self, wish: Wish) -> BaseException:
         """Take what `self.retry(...)` asks for, and return what it raises; raises ValueError for no time."""
-        begun = self._begun or self._begin()
+        begun = self._begun = self._as_of_now(self._begun or self._begin())
         wish.decision = self.bridge.judge(begun, self._outcome(begun, wish.signal, wish))
         self._wish = wish
         return wish.answer()
@@ -270,10 +270,18 @@ class Execution:
 
     def _judged(self, begun: Run, raised: BaseException) -> Decision:
         try:
+            begun = self._as_of_now(begun)
             return self.bridge.judge(begun, self._outcome(begun, raised))
         except Exception as error:
             logger.exception("job %s: its failure cannot be judged", begun.job.id)
             return self.bridge.impossible(begun.job, None, error)
+
+    def _as_of_now(self, begun: Run) -> Run:
+        """Return a run under what its task says by now: the code of a task may set its native options."""
+        task = self._policy
+        return (
+            begun if task is begun.task else begun._replace(task=task, policy=task.for_job(begun.job.retry))
+        )
 
     def _outcome(self, begun: Run, raised: BaseException, wish: Wish | None = None) -> Outcome:
         return outcome(self._task, raised, wish, begun.task.errors, begun.retry_on, self.bridge.now())

@@ -14,7 +14,7 @@ from ..settings import the_policies
 from .attach import POLICIES, attach, is_bridged, policies_for
 from .canary import CANARY, autoretry_outside, partial_canary
 from .on_commit import sent_on_commit
-from .options import native_of
+from .options import AUTORETRYING, native_of
 from .task import Bridged
 
 
@@ -77,10 +77,11 @@ def _adopt(task: Task, app: Celery) -> None:
     attributes = {
         "__module__": native.__module__,
         "__doc__": native.__doc__,
-        "ojs_native": native_of(task),
+        "ojs_native": property(native_of),
         "ojs_canary": partial_canary(app, task),
     }
     if "_orig_run" in vars(task):
+        setattr(task, AUTORETRYING, task.run)
         # autoretry_for becomes a rule on which errors are final; the policy does the retrying.
         task.run = autoretry_outside(task) if attributes["ojs_canary"] else task._orig_run
     task.__class__ = type(native.__name__, (*sent_on_commit(native), Bridged, native), attributes)

@@ -18,6 +18,8 @@ from ..runs import Native
 
 #: The module of Celery's own task classes.
 NATIVE = "celery.app.task"
+#: Where a task keeps its `run` with Celery's automatic retries around it, when it runs without them.
+AUTORETRYING = "_ojs_autoretrying"
 #: `max_retries=None` means retries without end.
 UNBOUNDED = sys.maxsize
 #: Seconds in place of none at all, which is no interval, and of more than a calendar has: a century.
@@ -67,7 +69,8 @@ def refuse_native(name: str, options: Mapping[str, Any]) -> None:
 
 def explicit(task: Task, option: str) -> bool:
     """Return whether a task, or a class of the user's that it inherits from, sets an option itself."""
-    return any(option in vars(cls) for cls in type(task).__mro__ if cls.__module__ != NATIVE)
+    classes = (cls for cls in type(task).__mro__ if cls.__module__ != NATIVE)
+    return option in vars(task) or any(option in vars(cls) for cls in classes)
 
 
 def automatic(task: Task, option: str, *, default: Any) -> Any:
@@ -75,7 +78,7 @@ def automatic(task: Task, option: str, *, default: Any) -> Any:
 
     What an annotation, or an assignment, says later it does not read.
     """
-    run = vars(task).get("run") if "_orig_run" in vars(task) else None
+    run = vars(task).get(AUTORETRYING, vars(task).get("run")) if "_orig_run" in vars(task) else None
     code = getattr(run, "__code__", None)
     if code is not None and option in code.co_freevars:
         return run.__closure__[code.co_freevars.index(option)].cell_contents  # type: ignore[union-attr]

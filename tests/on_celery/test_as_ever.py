@@ -7,6 +7,7 @@ import inspect
 import typing
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,8 +17,9 @@ from celery import Celery, Task
 from celery.events.event import get_exchange
 from kombu import Queue
 
-from ojs_bridge import Bridge
+from ojs_bridge import Bridge, RetryPolicy
 from ojs_bridge.celery import OJSTask, install, ojs_task
+from ojs_bridge.celery.attach import task_policy
 from tests.on_celery.by_hand import ByHand, by_hand, natively
 
 Making = Callable[[Celery, Callable[..., Any]], Task]
@@ -133,6 +135,62 @@ def test_a_sender_of_the_apps_own_stays(unique: str) -> None:
     other.send_task = lambda name, *args, **options: ("instance", name)
     install(other)
     assert of_the_app(other, add).delay(1) == ("instance", f"{__name__}.add")
+
+
+def set_on_the_task(hand: ByHand) -> None:
+    hand.app.tasks["plain"].max_retries = 1
+
+
+def set_on_its_class(hand: ByHand) -> None:
+    type(hand.app.tasks["plain"]).max_retries = 1
+
+
+def set_without_end(hand: ByHand) -> None:
+    hand.app.tasks["plain"].max_retries = None
+
+
+#: When a native option is set after the task was registered -> what its jobs ask for.
+SET: dict[str, tuple[Callable[[ByHand], None], list[str]]] = {
+    "on the task": (set_on_the_task, ["self.retry(countdown=0)"]),
+    "on its class": (set_on_its_class, ["self.retry(countdown=0)"]),
+    "to no end": (set_without_end, ["self.retry(countdown=0)"] * 8 + ["'ok'"]),
+    "by its own code": (lambda _: None, ["[setattr(self, 'max_retries', 1), self.retry(countdown=0)]"]),
+}
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
+@pytest.mark.parametrize("store", [False, True], ids=["no store", "store"])
+@pytest.mark.parametrize("when", SET)
+def test_native_options_count_as_they_are_when_they_are_needed(
+    unique: str, tmp_path: Path, when: str, store: bool, used: bool
+) -> None:
+    set_it, steps = SET[when]
+    runs = []
+    bridge = functools.partial(Bridge, store=f"sqlite:///{tmp_path}/ojs.db" if store else None)
+    for installing in (natively, lambda app: install(app, bridge())):
+        hand = by_hand(installing, unique)
+        if used:
+            hand.send("plain", "self.retry(countdown=0)", "'ok'")
+            hand.deliver_all()
+        set_it(hand)
+        job = hand.send("plain", *steps)
+        hand.deliver_all()
+        runs.append(len(hand.runs(job)))
+    assert runs[1] == runs[0]
+
+
+def test_a_delay_that_is_set_later_counts(unique: str) -> None:
+    """That of the task, and that of one whose automatic retries began with another."""
+    hand = by_hand(install, unique)
+    plain, auto = hand.app.tasks["plain"], hand.app.tasks["auto"]
+    assert [task_policy(hand.app, task).policy.delay(1) for task in (plain, auto)] == [0.001, 180]
+    plain.default_retry_delay = auto.default_retry_delay = 7
+    assert [task_policy(hand.app, task).policy.delay(1) for task in (plain, auto)] == [7, 7]
+    assert task_policy(hand.app, auto).policy.max_attempts == 3
+    backoff = hand.app.tasks["backoff"]
+    before = task_policy(hand.app, backoff).policy
+    backoff.retry_backoff, backoff.max_retries = 99, 1  # Celery reads the first where it defines a task
+    assert task_policy(hand.app, backoff).policy == RetryPolicy.merge(before.to_ojs(), {"max_attempts": 2})
 
 
 def events_of(hand: ByHand, job: str) -> list[dict[str, Any]]:
