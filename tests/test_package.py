@@ -18,7 +18,7 @@ OPTIONAL = {"celery", "dramatiq", "kombu", "pika", "redis", "sqlalchemy"} | {
     *("anyio", "rich", "starlette", "typer", "uvicorn"),
 }
 FRAMEWORKS = {"celery", "kombu", "billiard", "vine", "dramatiq", "pika", "redis"}
-PURE = ["duration", "policy", "backoff", "errors", "failures", "job", "decision"]
+PURE = ["depth", "duration", "policy", "backoff", "errors", "failures", "job", "decision"]
 #: What a pure module may not ask: the world outside.
 IMPURE = {"asyncio", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "subprocess",
           "tempfile", "threading", "time", "uuid"}  # fmt: skip

@@ -25,6 +25,7 @@ from .eager import EAGER_RETRIES, EagerRetry, apply_to_the_end
 from .execution import Execution
 from .on_commit import sent_on_commit
 from .options import refuse_native
+from .receiving import Handler, keeping
 from .request_class import RequestClass, keep
 from .wire import HEADER
 from .wish import Wish
@@ -77,6 +78,11 @@ class Bridged:
         finally:
             # The execution knows its request: keeping it would keep both, and the job's arguments, alive.
             delattr(request, _RUNNING)
+
+    def start_strategy(self: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
+        """Return what the worker calls with each message of this task."""
+        handler: Handler = super().start_strategy(app, consumer, **options)  # type: ignore[misc]
+        return keeping(self, app, consumer, handler)
 
     def retry(
         self: Any,
