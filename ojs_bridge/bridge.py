@@ -179,11 +179,13 @@ class Bridge:
         reserved: Mapping[type[BaseException], Mapped] | None = None,
         native: Native = NOTHING,
         retry_on: RetryOn | None = None,
+        afresh: bool = False,
     ) -> TaskPolicy:
         """Resolve the settings of one task or actor, later partials winning; raises InvalidRetryPolicy.
 
         `reserved` is the adapter's own map, such as time limits to `timeout`; everybody else's wins over it.
-        `native` is what the framework alone would do, and `retry_on` what an owner has said of that.
+        `native` is what the framework alone would do, and `retry_on` what an owner has said of that. With
+        `afresh` a job that comes without a header, and is beyond its limit, begins at attempt 1.
         """
         said = said_by(self.retry, *partials)
         layers = (self.retry, native.options, *partials)
@@ -195,6 +197,7 @@ class Bridge:
             native,
             said,
             said_by(*partials),
+            afresh,
         )
 
     def initial_header(self, job: Job, task: TaskPolicy, retry: PartialPolicy) -> Header:
@@ -226,7 +229,7 @@ class Bridge:
         when the store cannot say, unless the delivery cannot wait; before, it is asked for as long as `wait`,
         which pauses, says so. What runs within its caller needs no reservation: nobody else can have it.
         """
-        begun = self.admit(job, bare, task)
+        begun = self._admitted(job, bare, task)
         if isinstance(begun, Refuse):
             return begun
         early = self.early(begun.job)
@@ -257,6 +260,12 @@ class Bridge:
             return self.refuse(job, error)
         return Run(job, policy, task, time.monotonic())
 
+    def _admitted(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Refuse:
+        begun = self.admit(job, bare, task)
+        if task.afresh and job is bare and isinstance(begun, Run) and bare.attempt > begun.policy.runs:
+            return begun._replace(job=bare._replace(attempt=1))
+        return begun
+
     def resume(
         self,
         job: Job | InvalidState,
@@ -272,7 +281,7 @@ class Bridge:
         had ended it before it died, or postponed, because it had only found that somebody else runs it, or
         that it came early.
         """
-        begun = self.admit(job, bare, task)
+        begun = self._admitted(job, bare, task)
         if isinstance(begun, Refuse):
             return begun
         early = self.early(begun.job)
@@ -303,7 +312,8 @@ class Bridge:
         """Return what becomes of a job: its handler raised, came to an outcome, or succeeded (None)."""
         if isinstance(outcome, BaseException):
             outcome = outcome_of(outcome, run.task.errors, run.retry_on.rules_out(outcome))
-        return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng)
+        capped = outcome is None or not run.task.keeps_waits(run.job.retry)
+        return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
 
     def after(self, job: Job, decision: Decision) -> Job:
         """Return the job as it goes on, or as it ends: with its failure recorded (spec section 10)."""

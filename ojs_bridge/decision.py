@@ -72,12 +72,14 @@ class GiveBack:
 Decision: TypeAlias = Complete | RetryAt | Discard | DeadLetter | Snooze | GiveBack
 
 
-def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rng: Rng) -> Decision:
+def decide(
+    policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rng: Rng, capped: bool = True
+) -> Decision:
     """Return what becomes of the job; total and pure.
 
     In this order: the handler's response code, what the task does not ask to retry (`final`), a non-retryable
-    match, attempts left, the delay (a hint replaces the computed one, `max_interval` caps both), the job's
-    expiry (spec section 7.2).
+    match, attempts left, the delay, the job's expiry (spec section 7.2). A hint replaces the computed delay;
+    `max_interval` caps both, but a hint only where hints are `capped`.
     """
     if outcome is None:
         return Complete()
@@ -86,7 +88,10 @@ def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rn
     if isinstance(outcome, Snoozed):
         return _snooze(policy, job, outcome.after.total_seconds(), now)
     runs = policy.runs
-    failed = f"attempt {job.attempt} of {runs} failed with {outcome.type}"
+    number = (
+        f"{job.attempt} of {runs}" if job.attempt <= runs else f"{job.attempt} (the policy allows {runs})"
+    )
+    failed = f"attempt {number} failed with {outcome.type}"
     match outcome.code:
         case "DISCARD" | "FAIL":
             return Discard("handler", outcome, f"{failed}, and the handler said {outcome.code}")
@@ -99,7 +104,7 @@ def decide(policy: RetryPolicy, job: Job, outcome: Outcome, *, now: datetime, rn
         return _exhaust(policy, "non_retryable", outcome, f"{failed}, which matches {pattern}")
     if job.attempt >= runs:
         return _exhaust(policy, "exhausted", outcome, f"{failed}, and no attempt is left")
-    seconds, note = _delay(policy, job, outcome, rng)
+    seconds, note = _delay(policy, job, outcome, rng, capped=capped)
     at = _later(now, seconds)
     if job.expires and at >= job.expires:
         return _exhaust(
@@ -125,9 +130,10 @@ def _exhaust(policy: RetryPolicy, cause: Cause, failure: Failure, reason: str) -
     return Discard(cause, failure, reason)
 
 
-def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng) -> tuple[float, str]:
+def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng, *, capped: bool) -> tuple[float, str]:
     if failure.retry_after is not None:
-        return min(failure.retry_after, policy.max_interval).total_seconds(), ", as the handler asked"
+        hint = min(failure.retry_after, policy.max_interval) if capped else failure.retry_after
+        return hint.total_seconds(), ", as the handler asked"
     if isinstance(policy.jitter, Seeded):
         rng = policy.jitter.rng(job.id, job.attempt)
     try:

@@ -51,7 +51,8 @@ class TaskPolicy:
     """What one task or actor is retried under: its own settings over the app's, resolved once.
 
     `said` are the fields that an owner has said, rather than the framework, and `named` those of them that
-    were said of this task: a message's native options do not win over these.
+    were said of this task: a message's native options do not win over these. With `afresh` a job that was on
+    its way when the bridge came, and is beyond its limit, begins at attempt 1.
     """
 
     partials: tuple[PartialPolicy | None, ...]
@@ -61,6 +62,7 @@ class TaskPolicy:
     native: Native = NOTHING
     said: frozenset[str] = frozenset()
     named: frozenset[str] = frozenset()
+    afresh: bool = False
 
     def with_native(self, native: PartialPolicy) -> TaskPolicy:
         """Return the settings of a message that brings native options; raises InvalidRetryPolicy."""
@@ -73,6 +75,19 @@ class TaskPolicy:
         # A job that says how often it is tried leaves it to its task when.
         said = self.said | said_by(retry) - {ATTEMPTS}
         return RetryPolicy.merge(self.native.under(said), *self.partials, retry)
+
+    def rule(self, retry: PartialPolicy | None) -> RetryOn:
+        """Return which failures of a job are retried: of one that says how often, all, if nobody said."""
+        asks = self.retry_on is UNSAID and ATTEMPTS in said_by(retry)
+        return EVERY_FAILURE if asks else self.retry_on
+
+    def keeps_limit(self, retry: PartialPolicy | None) -> bool:
+        """Return whether how often a job runs is the framework's to say, as no owner has said it."""
+        return bool(self.native.beneath) and ATTEMPTS not in self.said | said_by(retry)
+
+    def keeps_waits(self, retry: PartialPolicy | None) -> bool:
+        """Return whether when a job is retried is the framework's to say."""
+        return bool(self.native.beneath) and NUMBERS.isdisjoint(self.said | said_by(retry) - {ATTEMPTS})
 
 
 class Run(NamedTuple):
@@ -90,14 +105,8 @@ class Run(NamedTuple):
 
     @property
     def retry_on(self) -> RetryOn:
-        """Which failures are retried: where nobody has said, all of a job that says how often."""
-        rule = self.task.retry_on
-        return EVERY_FAILURE if rule is UNSAID and ATTEMPTS in said_by(self.job.retry) else rule
-
-    def keeps(self, *names: str) -> bool:
-        """Return whether these fields are the framework's own, which no owner has said."""
-        task = self.task
-        return task.native is not NOTHING and (task.said | said_by(self.job.retry)).isdisjoint(names)
+        """Which failures are retried."""
+        return self.task.rule(self.job.retry)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from . import events
 from .configuration import Found, layered
@@ -21,6 +21,10 @@ from .policy_files import PoliciesOrFile, load
 from .retention import Retention
 from .store import Store, open_store
 from .store.protocol import without_password
+
+#: What the native retries of a job count that was on its way when the bridge came: attempts, or nothing where
+#: they are more than its policy allows.
+InFlight: TypeAlias = Literal["counted", "afresh"]
 
 _LIMITS = tuple(field.name for field in fields(Retention))
 
@@ -79,6 +83,13 @@ def the_policies(policies: PoliciesOrFile | None) -> Policies:
     )
 
 
+def begins_afresh(in_flight: InFlight) -> bool:
+    """Return whether jobs in flight begin afresh that are beyond their limit; raises ConfigurationError."""
+    if in_flight not in get_args(InFlight):
+        raise ConfigurationError(f"in_flight: {in_flight!r} must be 'counted' or 'afresh'")
+    return in_flight == "afresh"
+
+
 def _store(found: Found, namespace: str) -> Store | None:
     store = found.value
     if isinstance(store, str):
@@ -104,12 +115,12 @@ def _errors(found: Found) -> dict[type[BaseException], Mapped]:
         raise ConfigurationError(f"{found.place}: {errors!r} must map exception classes to error types")
     if found.in_code:
         return dict(errors)
-    imported = {imported(found.place, name): _pair(mapped) for name, mapped in errors.items()}
+    named = {imported(found.place, name): _pair(mapped) for name, mapped in errors.items()}
     try:
-        ErrorMap(imported)
+        ErrorMap(named)
     except ConfigurationError as error:
         raise ConfigurationError(f"{found.place}: {str(error).removeprefix('errors: ')}") from None
-    return imported
+    return named
 
 
 def _pair(mapped: Any) -> Any:

@@ -48,6 +48,8 @@ RESERVED: dict[type[BaseException], Mapped] = {
 _BRIDGE = "_ojs_bridge"
 _PREPARED = "_ojs_prepared"
 POLICIES = "_ojs_policies"
+#: Where an app keeps whether `install` has jobs in flight begin afresh.
+AFRESH = "_ojs_afresh"
 _TASK_POLICY = "_ojs_task_policy"
 _EVERY_NAME = Policies(None)
 
@@ -125,6 +127,7 @@ def resolved(bridge: Bridge, task: Any, policies: Policies, native: Native | Non
             reserved=RESERVED,
             native=native or NOTHING,
             retry_on=own or policies.retry_on(task.name),
+            afresh=getattr(task.app, AFRESH, False),
         )
     except InvalidRetryPolicy as error:
         raise error.under(f"task {task.name}") from None

@@ -16,6 +16,7 @@ from ..bridge import Bridge
 from ..decision import Complete, Decision
 from ..failures import Outcome, outcome_of
 from ..job import Job
+from ..policy import RetryPolicy
 from ..runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..store import StoreError
 from ..turns import TakenOver
@@ -98,10 +99,17 @@ class Execution:
 
     def ask(self, wish: Wish) -> BaseException:
         """Take what `self.retry(...)` asks for, and return what it raises; raises ValueError for no time."""
-        begun = self._begun = self._as_of_now(self._begun or self._begin())
+        begun = self._limited(self._as_of_now(self._begun or self._begin()), wish)
         wish.decision = self.bridge.judge(begun, self._outcome(begun, wish.signal, wish))
-        self._wish = wish
+        self._wish, self._begun = wish, begun
         return wish.answer()
+
+    def _limited(self, begun: Run, wish: Wish) -> Run:
+        """Return the run under the `max_retries` of a `self.retry(...)`, where no owner has said a limit."""
+        limit = wish.max_attempts
+        if limit is None or not begun.task.keeps_limit(begun.job.retry):
+            return begun
+        return begun._replace(policy=RetryPolicy.merge(begun.policy, {"max_attempts": limit}))
 
     @property
     def given(self) -> Arguments:
@@ -284,4 +292,4 @@ class Execution:
         )
 
     def _outcome(self, begun: Run, raised: BaseException, wish: Wish | None = None) -> Outcome:
-        return outcome(self._task, raised, wish, begun.task.errors, begun.retry_on, self.bridge.now())
+        return outcome(self._task, raised, wish, begun, self.bridge.now())

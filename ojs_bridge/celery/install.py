@@ -10,8 +10,8 @@ from celery import Celery, Task
 from ..bridge import Bridge
 from ..canary import Canary, Percentages
 from ..policy_files import PoliciesOrFile
-from ..settings import the_policies
-from .attach import POLICIES, attach, is_bridged, policies_for
+from ..settings import InFlight, begins_afresh, the_policies
+from .attach import AFRESH, POLICIES, attach, is_bridged, policies_for
 from .canary import CANARY, autoretry_outside, partial_canary
 from .on_commit import sent_on_commit
 from .options import AUTORETRYING, native_of
@@ -24,6 +24,7 @@ def install(
     *,
     policies: PoliciesOrFile | None = None,
     canary: Percentages | None = None,
+    in_flight: InFlight = "counted",
 ) -> Bridge:
     """Put a whole app, or the tasks that `policies` names, under the bridge without touching their code.
 
@@ -31,13 +32,16 @@ def install(
     tasks that no pattern names stay as they are. Without it the configured ones count (OJS_BRIDGE_POLICIES);
     without those every task of the app is under the bridge. `canary` is the percentage of their jobs that is,
     or maps task name patterns to percentages (OJS_BRIDGE_CANARY); Celery itself runs the others, but for
-    those that bring a policy of their own. Returns the bridge. Raises InvalidRetryPolicy, and
-    ConfigurationError for an app that already has another bridge and for what is not a percentage.
+    those that bring a policy of their own. `in_flight` is about jobs that were retried natively more often
+    than their policy allows: `"counted"`, they end at their next failure, or `"afresh"`, they begin at
+    attempt 1. Returns the bridge. Raises InvalidRetryPolicy, and ConfigurationError for an app that already
+    has another bridge, for what is not a percentage and for another `in_flight`.
     """
-    named, partly = the_policies(policies), Canary(canary)
+    named, partly, afresh = the_policies(policies), Canary(canary), begins_afresh(in_flight)
     bridge = attach(app, bridge or Bridge())
     setattr(app, POLICIES, named)
     setattr(app, CANARY, partly)
+    setattr(app, AFRESH, afresh)
     _adopt_new_tasks(app)
     return bridge
 

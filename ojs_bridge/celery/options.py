@@ -13,7 +13,7 @@ from celery import Task
 
 from ..duration import format_duration
 from ..errors import ConfigurationError
-from ..retry_on import EVERY_FAILURE, RetryOn
+from ..retry_on import UNSAID, RetryOn
 from ..runs import Native
 
 #: The module of Celery's own task classes.
@@ -86,15 +86,17 @@ def automatic(task: Task, option: str, *, default: Any) -> Any:
 
 
 def native_of(task: Task) -> Native:
-    """Return what Celery alone does with a task that fails."""
-    return Native(native_partial(task), retry_on=_native_rule(task))
+    """Return what Celery alone does with a task that fails: what its options say, or else its defaults."""
+    delay = task.default_retry_delay or 0
+    beneath = {"max_attempts": attempts(task.max_retries), **_schedule("none", delay, delay, jitter=False)}
+    return Native(native_partial(task), beneath, _native_rule(task))
 
 
 def _native_rule(task: Task) -> RetryOn:
-    """Return the errors that `autoretry_for` names: of what killed the process it never hears."""
+    """Return what the task's code asks for, and the errors that its `autoretry_for` names."""
     named = tuple(getattr(task, "autoretry_for", ()))
     if not named:
-        return EVERY_FAILURE
+        return UNSAID
     excluded = tuple(getattr(task, "dont_autoretry_for", ()))
     return RetryOn(named, f"task {task.name}: autoretry_for", never=(*excluded, *KILLED))
 
@@ -119,13 +121,17 @@ def native_partial(task: Task) -> dict[str, Any]:
 
 
 def _attempts(task: Task, asked: float | None) -> dict[str, Any]:
-    """Return the `max_attempts` that a task asks for; to Celery -1 retries are none, and 2.5 are 2."""
+    """Return the `max_attempts` that a task's own options ask for."""
     if asked is None and not explicit(task, "max_retries"):
         return {}
-    limit = task.max_retries if asked is None else asked
-    if limit is None or limit >= UNBOUNDED:
-        return {"max_attempts": UNBOUNDED}
-    return {"max_attempts": max(math.floor(limit), 0) + 1}
+    return {"max_attempts": attempts(task.max_retries if asked is None else asked)}
+
+
+def attempts(max_retries: float | None) -> int:
+    """Return the runs that so many retries make; to Celery None is no limit, -1 are none, and 2.5 are 2."""
+    if max_retries is None or max_retries >= UNBOUNDED:
+        return UNBOUNDED
+    return max(math.floor(max_retries), 0) + 1
 
 
 def _schedule(strategy: str, first: float, longest: float, *, jitter: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from celery import Task
 from celery.exceptions import Retry
 
 from ..failures import ErrorMap, Failure, Outcome, outcome_of, text_of
-from ..retry_on import RetryOn
+from ..runs import Run
 from .wish import Wish, countdown_of, until
 
 
@@ -20,23 +20,26 @@ class HandlerFailed(Exception):
     """Stands for what a task raised and Celery's pools cannot carry, such as MemoryError or SystemExit."""
 
 
-def outcome(
-    task: Task, raised: BaseException, wish: Wish | None, errors: ErrorMap, retry_on: RetryOn, now: datetime
-) -> Outcome:
+def outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run, now: datetime) -> Outcome:
     """Return what came of a run whose task raised; a wish's own word, or Celery's, asks for a retry."""
     zone = task.app.timezone
     if wish is not None and wish.raised_as(raised):
-        return _asked(wish.cause or wish.error, wish.after(now, zone), errors)
+        # Where an owner has said nothing of waits, the policy's are about autoretry_for.
+        default = wish.default_delay if run.task.keeps_waits(run.job.retry) else None
+        return _asked(wish.cause or wish.error, wish.after(now, zone), run.task.errors, default)
     if isinstance(raised, Retry):
-        return _asked(_reason(raised), _hint(raised, now, zone), errors)
-    return outcome_of(raised, errors, retry_on.rules_out(raised))
+        return _asked(_reason(raised), _hint(raised, now, zone), run.task.errors)
+    return outcome_of(raised, run.task.errors, run.retry_on.rules_out(raised))
 
 
-def _asked(cause: BaseException, after: timedelta | None, errors: ErrorMap) -> Outcome:
+def _asked(
+    cause: BaseException, after: timedelta | None, errors: ErrorMap, default: timedelta | None = None
+) -> Outcome:
     asked = outcome_of(cause, errors)
     if not isinstance(asked, Failure):
         return asked
-    return replace(asked, code="RETRY", retry_after=asked.retry_after if after is None else after)
+    said = asked.retry_after if after is None else after
+    return replace(asked, code="RETRY", retry_after=default if said is None else said)
 
 
 def _reason(signal: Retry) -> BaseException:

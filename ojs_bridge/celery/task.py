@@ -97,14 +97,15 @@ class Bridged:
     ) -> Retry:
         """Ask for a retry, as Celery's `Task.retry` does; `countdown` and `eta` are hints.
 
-        The attempt counts, `max_interval` caps the hint, and the policy's `max_attempts` takes the place of
-        `max_retries`. When the policy allows no retry, `exc` is raised, or MaxRetriesExceededError.
+        The attempt counts. A policy's `max_interval` caps the hint, and its `max_attempts` takes the place of
+        `max_retries`; where no owner has said any, both are as under Celery alone. When no retry is allowed,
+        `exc` is raised, or MaxRetriesExceededError.
         """
         execution = vars(self.request).get(_RUNNING)
         if not isinstance(execution, Execution):
             native: Callable[..., Retry] = super().retry  # type: ignore[misc]
             return native(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
-        wish = Wish(self, execution.given, exc, args, kwargs, eta, countdown, options)
+        wish = Wish(self, execution.given, exc, args, kwargs, eta, countdown, options, max_retries)
         answer = execution.ask(wish)
         if throw or answer is not wish.signal:
             raise answer

@@ -17,6 +17,7 @@ from kombu.entity import Exchange, Queue
 from ..decision import Decision, RetryAt
 from ..failures import safe_repr
 from .arguments import Arguments, changed
+from .options import attempts
 
 #: What publishing reads of the options.
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -49,6 +50,7 @@ class Wish:
     cause: BaseException | None = field(init=False)
     signal: Retry = field(init=False)
     error: BaseException = field(init=False)
+    max_retries: Any = None
     arguments: Arguments | None = None
     decision: Decision | None = None
 
@@ -62,12 +64,22 @@ class Wish:
         if self.args is not None or self.kwargs is not None:
             self.arguments = changed(self.task.run, self.given, self.args, self.kwargs)
 
+    @property
+    def max_attempts(self) -> int | None:
+        """How often the job may run, if this call says so; raises TypeError for what is no number."""
+        return None if self.max_retries is None else attempts(self.max_retries)
+
     def after(self, now: datetime, zone: Any) -> timedelta | None:
         """Return the hint on the delay, if there is one; an `eta` without a zone is in the app's.
 
         Raises ValueError for what is not a time.
         """
         return until(self.eta, now, zone) if self.eta else countdown_of(self.countdown)
+
+    @property
+    def default_delay(self) -> timedelta:
+        """How long Celery waits where the call says nothing."""
+        return timedelta(seconds=min(max(self.task.default_retry_delay or 0, 0), _LONGEST))
 
     def answer(self) -> BaseException:
         """Return what `self.retry(...)` raises, now that it is decided on."""

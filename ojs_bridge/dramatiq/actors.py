@@ -9,6 +9,7 @@ from typing import Any
 
 from dramatiq import Actor, Message
 from dramatiq.broker import MessageProxy
+from dramatiq.middleware import Retries
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..bridge import Bridge
@@ -19,7 +20,7 @@ from ..policy import RetryPolicy
 from ..policy_files import PoliciesOrFile
 from ..retry_on import RetryOn
 from ..runs import Native, TaskPolicy
-from ..settings import the_policies
+from ..settings import InFlight, begins_afresh, the_policies
 from .options import INTERVALS, NATIVE_FIELDS, native_partial
 from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, job_of, names_exceptions
 
@@ -33,6 +34,16 @@ ERRORS_OPTION = "ojs_errors"
 _COVERED = "_ojs_covered"
 
 
+#: The settings of a broker that has no `Retries`.
+NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
+
+
+def settings_of(retries: Retries) -> dict[str, Any]:
+    """Return what a `Retries` says of the actors that do not say it themselves."""
+    names = ("max_retries", "min_backoff", "max_backoff", "retry_when")
+    return {name: getattr(retries, name) for name in names}
+
+
 class BootError(MiddlewareError, ConfigurationError):
     """The worker cannot start as it is set up; a MiddlewareError, or Dramatiq would swallow it."""
 
@@ -40,13 +51,19 @@ class BootError(MiddlewareError, ConfigurationError):
 class Actors:
     """The policies of a broker's actors, and which of their jobs are under the bridge already.
 
-    Raises InvalidRetryPolicy for an invalid one in `policies`, and ConfigurationError for the `canary`.
+    Raises InvalidRetryPolicy for an invalid one in `policies`, and ConfigurationError for the `canary` and
+    for another `in_flight`.
     """
 
     def __init__(
-        self, bridge: Bridge, policies: PoliciesOrFile | None, canary: Percentages | None = None
+        self,
+        bridge: Bridge,
+        policies: PoliciesOrFile | None,
+        canary: Percentages | None = None,
+        in_flight: InFlight = "counted",
     ) -> None:
         self._bridge = bridge
+        self._afresh = begins_afresh(in_flight)
         #: None where every job is under the bridge.
         self.canary = None if canary is None and not os.environ.get(VARIABLE) else Canary(canary)
         #: The actors all of whose jobs are.
@@ -57,6 +74,8 @@ class Actors:
         self._undeclared = bridge.task()
         #: The actors and native options that were said to meet a policy.
         self._met: set[tuple[str, str]] = set()
+        #: The settings of the stock `Retries`; None where OJSRetries stands in its place from the first.
+        self.stock: Mapping[str, Any] | None = None
 
     def declare(self, actor: Actor[..., Any]) -> None:
         """Resolve an actor's policy; raises InvalidRetryPolicy and ConfigurationError."""
@@ -138,6 +157,15 @@ class Actors:
         except ConfigurationError as error:
             raise BootError(str(error)) from None
 
+    def _native(self, options: Mapping[str, Any]) -> Native:
+        """Return what Dramatiq alone does with an actor: what its options say, or else what `stock` says."""
+        if self.stock is None:
+            return Native(native_partial(options))
+        beneath = native_partial({**self.stock, **options})
+        said = {name: beneath[name] for name in native_partial(options)}
+        kept = {} if self.stock is NO_RETRIES else {"on_exhaustion": "dead_letter"}
+        return Native(said, {**beneath, **kept})
+
     def _covers(self, canary: Canary, message: Message[Any]) -> bool:
         """Return whether a job is under the bridge: as the canary says, or because it, or its actor, asks."""
         name = message.actor_name
@@ -155,14 +183,18 @@ class Actors:
         if moved is None and not is_asked:
             return None
         try:
-            return self._bridge.task(
+            task = self._bridge.task(
                 *(moved or ()),
                 own,
                 errors=options.get(ERRORS_OPTION),
                 reserved=RESERVED,
-                native=Native(native_partial(options)),
+                native=Native(native_partial(options)) if own is not None else self._native(options),
                 retry_on=_said(name, options) or self._policies.retry_on(name),
+                afresh=self._afresh,
             )
+            if self.stock and self.stock.get("retry_when") is not None and task.keeps_limit(None):
+                options.setdefault("retry_when", self.stock["retry_when"])
+            return task
         except InvalidRetryPolicy as error:
             raise InvalidOptions(error.under(f"actor {name}").problems) from None
         except ConfigurationError as error:

@@ -16,10 +16,11 @@ from ..bridge import Bridge
 from ..canary import Percentages
 from ..policy_files import PoliciesOrFile
 from ..runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from ..settings import InFlight
 from ..store import StoreError
 from ..turns import TakenOver
 from .acknowledging import Acknowledging, acknowledging_on
-from .actors import ERRORS_OPTION, RETRY_ON_OPTION, Actors, BootError
+from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError, settings_of
 from .caveats import say_caveats
 from .consumer import HOLD, MARK, NATIVE, UNBEGUN, Settlement, SettlingConsumer, mark, wrap
 from .dead_queues import DramatiqDeadQueues
@@ -33,7 +34,6 @@ from .translate import HEADER, RETRY_OPTION, LostAttempt, Refused
 logger = logging.getLogger("ojs_bridge")
 
 _RUN = "_ojs_run"
-_NATIVE_SETTINGS = ("max_retries", "min_backoff", "max_backoff", "retry_when")
 
 
 class OJSRetries(Retries):
@@ -43,8 +43,10 @@ class OJSRetries(Retries):
     actors that no pattern names then keep the native retries. Without it the configured ones count
     (OJS_BRIDGE_POLICIES); without those every actor is under the bridge. `canary` is the percentage of their
     jobs that already are, or maps name patterns to percentages (OJS_BRIDGE_CANARY); a job or an actor with an
-    `ojs_retry` always is. Raises InvalidRetryPolicy for an actor's `ojs_retry` where the actor is declared,
-    and for a message's where it is enqueued, and ConfigurationError.
+    `ojs_retry` always is. `in_flight` is about jobs that were retried natively more often than their policy
+    allows: `"counted"`, they end when they fail again, or `"afresh"`, they begin at attempt 1. Raises
+    InvalidRetryPolicy for an actor's `ojs_retry` where the actor is declared, and for a message's where it is
+    enqueued, and ConfigurationError.
     """
 
     def __init__(
@@ -53,10 +55,11 @@ class OJSRetries(Retries):
         *,
         policies: PoliciesOrFile | None = None,
         canary: Percentages | None = None,
+        in_flight: InFlight = "counted",
     ) -> None:
         super().__init__()
         self.bridge = bridge or Bridge()
-        self._actors = Actors(self.bridge, policies, canary)
+        self._actors = Actors(self.bridge, policies, canary, in_flight)
         self._tasks = self._actors.tasks
         self._canary = self._actors.canary
         self._holding = Holding()
@@ -73,6 +76,7 @@ class OJSRetries(Retries):
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         """Refuse an actor whose `ojs_retry` or `ojs_errors` is invalid, where it is declared."""
+        self._take_over(broker)
         self._actors.declare(actor)
 
     def after_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
@@ -283,20 +287,15 @@ class OJSRetries(Retries):
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
             return
-        for name in _NATIVE_SETTINGS:
-            setattr(self, name, getattr(stock[0], name))
+        self._actors.stock = settings_of(stock[0])
+        for name, value in self._actors.stock.items():
+            setattr(self, name, value)
         # A new list, because the broker may be in the middle of the old one.
         rest = [m for m in broker.middleware if m is not self]
         broker.middleware = [self if m is stock[0] else m for m in rest]
         logger.info(
             "OJSRetries took the place of dramatiq's Retries at position %d", broker.middleware.index(self)
         )
-        default = Retries()
-        own = [
-            f"{n}={getattr(self, n)!r}" for n in _NATIVE_SETTINGS if getattr(self, n) != getattr(default, n)
-        ]
-        if own:
-            logger.warning("Retries(%s) no longer counts for actors under the bridge", ", ".join(own))
 
     def _check(self, broker: Broker) -> None:
         others = [m for m in broker.middleware if isinstance(m, Retries) and m is not self]
@@ -314,13 +313,16 @@ def install(
     *,
     policies: PoliciesOrFile | None = None,
     canary: Percentages | None = None,
+    in_flight: InFlight = "counted",
 ) -> OJSRetries:
     """Put a whole broker, or the actors that `policies` names, under the bridge without touching their code.
 
-    `policies` and `canary` are as OJSRetries takes them.
+    `policies`, `canary` and `in_flight` are as OJSRetries takes them.
     Returns the middleware. Raises InvalidRetryPolicy and ConfigurationError.
     """
-    middleware = OJSRetries(bridge, policies=policies, canary=canary)
+    middleware = OJSRetries(bridge, policies=policies, canary=canary, in_flight=in_flight)
+    if not any(isinstance(m, Retries) for m in broker.middleware):
+        middleware._actors.stock = NO_RETRIES
     broker.add_middleware(middleware)
     middleware.after_process_boot(broker)
     return middleware

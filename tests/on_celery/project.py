@@ -22,7 +22,7 @@ from ojs_bridge.celery import OJSTask, install, ojs_task
 
 VARIABLE = "OJS_TEST_SETTINGS"
 #: Retries so quick that a test can wait for them; deterministic.
-QUICK = {"initial_interval": "PT0.1S", "jitter": False}
+QUICK = {"max_attempts": 3, "initial_interval": "PT0.1S", "jitter": False}
 KEEP = {"on_exhaustion": "dead_letter"}
 
 

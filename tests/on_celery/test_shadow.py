@@ -69,6 +69,13 @@ def in_an_hour(task: Task) -> None:
     task.retry(eta=task.app.now() + timedelta(hours=1))
 
 
+def asks_or_raises(task: Task) -> None:
+    """What asks for a retry of one kind of error only."""
+    if task.request.retries:
+        raise KeyError("sold out")
+    task.retry(countdown=7)
+
+
 #: task options, its body, its partial policy -> what its failed runs came to
 COMPARED: dict[str, tuple[dict[str, Any], Callable[[Task], None], dict[str, Any], dict[str, int]]] = {
     "alike": (AUTO, raises(OSError), {}, {"same": 3}),
@@ -76,21 +83,27 @@ COMPARED: dict[str, tuple[dict[str, Any], Callable[[Task], None], dict[str, Any]
     "slower": (AUTO, raises(OSError), {"initial_interval": "PT1M", "max_interval": "PT5M"},
                {"delay": 2, "same": 1}),
     "earlier": (AUTO, raises(OSError), {"max_attempts": 2}, {"same": 2, "ends_earlier": 1}),
-    "longer": ({}, raises(OSError), {}, {"retries_longer": 1}),
+    "longer": ({}, raises(OSError), {"max_attempts": 2}, {"retries_longer": 1}),
+    "asks_for_nothing": ({}, raises(OSError), {}, {"same": 1}),
+    "asks_for_another": ({"max_retries": 1}, asks_or_raises, {}, {"same": 2}),
+    "asks_for_more": ({"max_retries": 1}, retries(countdown=7, max_retries=2), {}, {"same": 3}),
+    "gives_up_earlier": ({}, retries(OSError(), exc=OSError(), countdown=7, max_retries=1), {}, {"same": 2}),
     "not_named": (AUTO, raises(KeyError), {}, {"same": 1}),
     "ruled_out": (AUTO, raises(OSError), {"non_retryable_errors": ["OSError"]},
                   {"non_retryable": 2, "same": 1}),
     "asks": ({"max_retries": 1}, retries(countdown=7), {}, {"same": 2}),
     "asks_for_an_error": ({"max_retries": 1}, retries(KeyError("k"), countdown=7),
                           {"non_retryable_errors": ["KeyError"]}, {"non_retryable": 1, "same": 1}),
-    "asks_by_default": ({"max_retries": 1}, retries(), {}, {"delay": 1, "same": 1}),
-    "asks_too_much": ({"max_retries": 1}, in_an_hour, {}, {"delay": 1, "same": 1}),
+    "asks_by_default": ({"max_retries": 1}, retries(), {}, {"same": 2}),
+    "asks_by_default_within_autoretry": ({**AUTO, "max_retries": 1}, retries(), {}, {"same": 2}),
+    "asks_for_an_hour": ({"max_retries": 1}, in_an_hour, {}, {"same": 2}),
+    "asks_too_much": ({"max_retries": 1}, in_an_hour, {"max_interval": "PT5M"}, {"delay": 1, "same": 1}),
     "asks_within_autoretry": ({**AUTO, "max_retries": 1}, retries(OSError(), countdown=3), {}, {"same": 2}),
     "response": ({}, raises(lambda: DeadLetter("a.b")), {}, {"end": 1}),
     "pause": ({}, raises(lambda: Snooze("PT1S")), {}, {"snoozes": 1}),
     "unpicklable": (AUTO, raises(lambda: Unpicklable("x", 1)), {"max_attempts": 1},
                     {"ends_earlier": 2, "same": 1}),
-    "hostile": ({}, raises(Hostile), {}, {"retries_longer": 1}),
+    "hostile": ({}, raises(Hostile), {"retry_on": "failure"}, {"retries_longer": 1}),
     "ignored": ({}, raises(Ignore), {}, {}),
     "succeeds": ({}, lambda task: None, {}, {}),
 }  # fmt: skip

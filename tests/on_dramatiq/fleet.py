@@ -26,7 +26,7 @@ from tests.servers import eventually
 
 ENDS = {"job.completed", "job.discarded"}
 #: Retries so quick that a test can wait for them; deterministic.
-QUICK = {"initial_interval": "PT0.05S", "jitter": False}
+QUICK = {"max_attempts": 3, "initial_interval": "PT0.05S", "jitter": False, "on_exhaustion": "discard"}
 
 
 @dataclass

@@ -307,7 +307,7 @@ def test_huge_and_unserialisable_errors_are_cut_and_the_header_stays_in_its_budg
 @pytest.mark.requirement("RET-09")
 def test_without_any_policy_the_default_of_the_spec_applies(stubbed: Callable[..., Fleet]) -> None:
     fleet = stubbed(retry={})
-    job = fleet.send(fleet.actor(raising(OSError("down"))))
+    job = fleet.send(fleet.actor(raising(OSError("down")), ojs_retry={}))
     with fleet.working():
         event = fleet.end(job)
     assert (len(job.runs), event.data["dead_lettered"]) == (3, False)

@@ -83,12 +83,6 @@ def test_a_broker_may_be_built_with_it(unique: str) -> None:
     assert broker.middleware[:3] == chosen
 
 
-def test_stock_settings_that_no_longer_count_are_named(unique: str, caplog: pytest.LogCaptureFixture) -> None:
-    broker = StubBroker(middleware=[Retries(max_retries=5, min_backoff=100)])
-    install(broker)
-    assert "Retries(max_retries=5, min_backoff=100) no longer counts" in caplog.text
-
-
 @pytest.mark.parametrize("when", ["before it is added", "after"])
 def test_others_may_still_say_before_retries(
     stub: StubBroker, stubbed: Callable[..., Fleet], when: str

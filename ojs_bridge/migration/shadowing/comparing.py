@@ -76,9 +76,11 @@ class Verdict:
 SAME = Verdict("same", "", "", "")
 
 
-def compare(policy: RetryPolicy, job: Job, outcome: Outcome, native: Native, *, now: datetime) -> Verdict:
+def compare(
+    policy: RetryPolicy, job: Job, outcome: Outcome, native: Native, *, now: datetime, capped: bool = True
+) -> Verdict:
     """Return how what the framework did about a failed run compares to what the policy decides."""
-    decision = decide(policy, job, outcome, now=now, rng=_Edge(0.0))
+    decision = decide(policy, job, outcome, now=now, rng=_Edge(0.0), capped=capped)
     match decision:
         case RetryAt():
             return _retries(policy, job.attempt, decision, native)

@@ -17,7 +17,6 @@ from ...bridge import Bridge
 from ...celery.attach import FRAMEWORK, is_bridged, resolved
 from ...celery.canary import runs_natively
 from ...celery.options import native_of
-from ...celery.outcomes import outcome
 from ...celery.wire import expiry
 from ...errors import ConfigurationError
 from ...failures import Failure, Outcome, outcome_of
@@ -111,8 +110,12 @@ class Watch:
         elif self.recorder.takes(task.name):
             now = self._bridge.now()
             native = self._native(raised, now)
-            found = _outcome(task, raised, native, policy, now)
-            self.recorder.add(FailedRun(self._job(task, request), policy, found, native, now))
+            found = _outcome(task, raised, native, policy)
+            job = self._job(task, request)
+            if policy.keeps_limit(None) and _is_asked(raised):
+                # The bridge would go by the max_retries of this very call, which Celery did.
+                job = job._replace(retry={"max_attempts": job.attempt + isinstance(native, Retried)})
+            self.recorder.add(FailedRun(job, policy, found, native, now))
 
     def _policy(self, task: Task) -> TaskPolicy | None:
         """Return the policy that `install` would give a task; None for one that is not shadowed."""
@@ -148,26 +151,40 @@ class Watch:
         )
 
 
-def _outcome(task: Task, raised: BaseException, native: Native, policy: TaskPolicy, now: datetime) -> Outcome:
+def _outcome(task: Task, raised: BaseException, native: Native, policy: TaskPolicy) -> Outcome:
     """Translate what the task raised, `self.retry` included, as the bridge would."""
-    if isinstance(raised, Retry) and raised.__context__ is not None and _is_automatic(raised):
-        return outcome(task, raised.__context__, None, policy.errors, policy.retry_on, now)
-    if not isinstance(raised, (Retry, MaxRetriesExceededError)):
-        return outcome(task, raised, None, policy.errors, policy.retry_on, now)
+    if not _is_asked(raised):
+        automatic = isinstance(raised, Retry) and raised.__context__
+        error: BaseException = automatic or raised
+        return outcome_of(error, policy.errors, policy.retry_on.rules_out(error))
     found = outcome_of(_cause(raised), policy.errors)
     if not isinstance(found, Failure):
         return found
-    if isinstance(native, Retried) and raised.when != task.default_retry_delay:
+    hints = isinstance(raised, Retry) and (
+        policy.keeps_waits(None) or raised.when != task.default_retry_delay
+    )
+    if isinstance(native, Retried) and hints:
         return replace(found, code="RETRY", retry_after=timedelta(seconds=native.delay))
     return replace(found, code="RETRY")
 
 
-def _is_automatic(signal: Retry) -> bool:
-    """Return whether it was `autoretry_for` that asked: its frame is the one before `Task.retry`'s."""
-    trace, before = signal.__traceback__, None
-    while trace is not None and trace.tb_next is not None:
-        trace, before = trace.tb_next, trace
-    return before is not None and before.tb_frame.f_code.co_filename == autoretry.__file__
+def _is_asked(raised: BaseException) -> bool:
+    """Return whether the task's code, and not autoretry_for, asked for a retry, or gave up over one."""
+    asker = _asker(raised)
+    if asker is None:
+        return isinstance(raised, (Retry, MaxRetriesExceededError))
+    return asker != str(autoretry.__file__)
+
+
+def _asker(raised: BaseException) -> str | None:
+    """Return the file whose code called `Task.retry`, which raised this or gave up over it; else None."""
+    trace, caller = raised.__traceback__, None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code is Task.retry.__code__:
+            return caller
+        trace, caller = trace.tb_next, code.co_filename
+    return None
 
 
 def _cause(signal: BaseException) -> BaseException:

@@ -12,7 +12,7 @@ from dramatiq.message import Message
 from dramatiq.middleware import Middleware, Retries
 
 from ...bridge import Bridge
-from ...dramatiq.actors import Actors
+from ...dramatiq.actors import NO_RETRIES, Actors, settings_of
 from ...dramatiq.consumer import MARK, NATIVE
 from ...dramatiq.replay import FRAMEWORK
 from ...dramatiq.translate import RETRY_WHEN_SAID_NO, bare_job, max_age, outcome
@@ -99,6 +99,8 @@ class Watch:
         self._switch = switch
         self._policies = the_policies(policies)
         self._actors = Actors(bridge, policies)
+        retries = next((m for m in broker.middleware if isinstance(m, Retries)), None)
+        self._actors.stock = NO_RETRIES if retries is None else settings_of(retries)
         self._actors.check(broker.actors)
         self._tasks: dict[str, TaskPolicy | None] = {}
         self._counts_retries = any(isinstance(m, Retries) for m in broker.middleware)

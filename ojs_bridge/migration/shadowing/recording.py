@@ -161,7 +161,8 @@ class Writer:
             native = told(run.native, run.job.attempt)
             verdict = Verdict("refused", native, "dead letter (invalid)", cut(str(error), MAX_REASON))
         else:
-            verdict = compare(policy, run.job, run.outcome, run.native, now=run.at)
+            capped = not run.task.keeps_waits(run.job.retry)
+            verdict = compare(policy, run.job, run.outcome, run.native, now=run.at, capped=capped)
         self._tallies.add(run.job, run.outcome, verdict, run.at)
 
     def _store(self) -> None:

@@ -1,0 +1,234 @@
+"""A plain `install` changes nothing that nobody asked for; who has spoken is heard, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import dramatiq
+import pytest
+from celery import Celery
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.errors import Retry as DramatiqsRetry
+from dramatiq.middleware import Retries
+
+from ojs_bridge import Bridge
+from ojs_bridge.celery import OJSTask, install
+from ojs_bridge.celery.attach import task_policy
+from ojs_bridge.dramatiq import OJSRetries
+from ojs_bridge.dramatiq import install as install_dramatiq
+from ojs_bridge.runs import TaskPolicy
+from tests.on_celery.by_hand import ByHand
+from tests.servers import eventually
+
+AUTO = {
+    "autoretry_for": (OSError,),
+    "dont_autoretry_for": (FileNotFoundError,),
+    "retry_kwargs": {"max_retries": 2, "countdown": 0},
+}
+#: task options, what its runs do -> runs, natively and under a plain install
+CELERY: list[tuple[dict[str, Any], list[str], int]] = [
+    ({}, ["OSError()"], 1),
+    ({}, ["self.retry(countdown=0)"], 4),
+    ({}, ["self.retry(exc=KeyError('k'), countdown=0)"], 4),
+    ({}, ["self.retry(countdown=0, max_retries=1)"], 2),
+    ({}, ["self.retry(countdown=0, max_retries=5)"], 6),
+    ({}, ["self.retry(countdown=0)", "KeyError('sold out')"], 2),
+    ({"max_retries": 0}, ["self.retry(countdown=0)"], 1),
+    ({"max_retries": 1, "default_retry_delay": 0}, ["self.retry()"], 2),
+    ({"max_retries": None}, ["self.retry(countdown=0)"] * 6 + ["'ok'"], 7),
+    ({"throws": (OSError,)}, ["self.retry(exc=OSError(), countdown=0)"], 4),
+    (AUTO, ["OSError()"], 3),
+    (AUTO, ["FileNotFoundError()"], 1),
+    (AUTO, ["KeyError('sold out')"], 1),
+    (AUTO, ["KeyError('k') if n > 1 else self.retry(countdown=0)"], 2),
+    ({"acks_late": False}, ["OSError()"], 1),
+]
+
+
+def natively(app: Celery) -> None:
+    """Install nothing."""
+
+
+def plainly(app: Celery) -> None:
+    """Install a bridge, and say nothing."""
+    install(app, Bridge())
+
+
+@pytest.mark.parametrize(("options", "steps", "runs"), CELERY)
+def test_celery_tasks_run_as_often_and_end_alike(
+    options: dict[str, Any], steps: list[str], runs: int, unique: str
+) -> None:
+    """What a task asks for natively, and nothing else, is what it is given."""
+    found = []
+    for installing in (natively, plainly):
+        hand = ByHand(f"{unique}-{installing.__name__}", installing)
+        hand.define("charge", **options)
+        job = hand.send("charge", *steps)
+        hand.deliver_all()
+        found.append((len(hand.runs(job)), hand.state(job)))
+    assert found[0] == found[1]
+    assert found[1][0] == runs
+
+
+@pytest.mark.parametrize(("late", "runs"), [(False, 0), (True, 1)])
+def test_a_child_that_dies_is_a_lost_attempt_where_the_broker_has_the_message(
+    late: bool, runs: int, unique: str
+) -> None:
+    """Crash safety for a task that is never retried; one that may run at most once does not run again."""
+    hand = ByHand(unique, lambda app: install(app, Bridge(retry={"initial_interval": "PT0.001S"})))
+    hand.define("charge", acks_late=late)
+    job = hand.send("charge", "'ok'", headers={"dies": "killed"})
+    assert hand.deliver()
+    message = hand.take()
+    assert (message is not None) == bool(runs)
+    assert hand.state(job)[0] == ("RETRY" if runs else "FAILURE")
+
+
+def fails() -> None:
+    raise OSError("down")
+
+
+def hints() -> None:
+    raise DramatiqsRetry("later", delay=1)
+
+
+#: what the stock Retries is given, an actor's options, a message's options, the actor -> runs
+STOCK = {"max_retries": 2, "min_backoff": 1, "max_backoff": 2}
+DRAMATIQ: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], Callable[[], None], int]] = [
+    (STOCK, {}, {}, fails, 3),
+    (STOCK, {"max_retries": 0}, {}, fails, 1),
+    (STOCK, {"max_retries": 1}, {}, fails, 2),
+    (STOCK, {}, {"max_retries": 3}, fails, 4),
+    (STOCK, {"throws": OSError}, {}, fails, 1),
+    (STOCK, {"retry_when": lambda n, _: n < 4}, {}, fails, 5),
+    ({**STOCK, "retry_when": lambda n, _: n < 3}, {}, {}, fails, 4),
+    ({**STOCK, "retry_when": lambda n, _: n < 3}, {"max_retries": 1}, {}, fails, 4),
+    (STOCK, {}, {}, hints, 3),
+]
+
+
+@pytest.mark.parametrize(("stock", "options", "sent", "act", "runs"), DRAMATIQ)
+def test_dramatiq_actors_run_as_often_and_end_alike(
+    stock: dict[str, Any],
+    options: dict[str, Any],
+    sent: dict[str, Any],
+    act: Callable[[], None],
+    runs: int,
+    unique: str,
+) -> None:
+    """Under the settings of the `Retries` that the bridge replaced; what dies goes where it always went."""
+    found = []
+    for installed in (False, True):
+        broker = StubBroker(middleware=[Retries(**stock)])
+        if installed:
+            install_dramatiq(broker, Bridge())
+        ran: list[int] = []
+
+        def run(ran: list[int] = ran) -> None:
+            ran.append(1)
+            act()
+
+        actor = dramatiq.actor(run, broker=broker, actor_name="charge", queue_name=unique, **options)
+        actor.send_with_options(**sent)
+        worker = dramatiq.Worker(broker, worker_timeout=20)
+        worker.start()
+        eventually(lambda broker=broker: broker.dead_letters)
+        worker.stop()
+        found.append((len(ran), [m.actor_name for m in broker.dead_letters]))
+    assert found == [(runs, ["charge"])] * 2
+
+
+def test_a_broker_that_never_retries_still_does_not(unique: str) -> None:
+    """`install` brings no retries; who puts OJSRetries among the middleware asks for them."""
+    for put, runs in ((install_dramatiq, 1), (lambda b, bridge: b.add_middleware(OJSRetries(bridge)), 3)):
+        broker = StubBroker(middleware=[])
+        put(broker, Bridge())
+        actor = dramatiq.actor(fails, broker=broker, actor_name="charge", queue_name=unique)
+        (retries,) = broker.middleware
+        assert retries._tasks[actor.actor_name].policy.max_attempts == runs
+
+
+#: what the bridge is given, a policy that names the task -> rule, max_attempts, seconds before retry 1
+SPOKEN: list[tuple[dict[str, Any] | None, dict[str, Any] | None, str, int, float]] = [
+    (None, None, "asked", 4, 180),
+    (None, {}, "asked", 4, 180),
+    (None, {"on_exhaustion": "dead_letter"}, "asked", 4, 180),
+    ({"on_exhaustion": "dead_letter"}, None, "asked", 4, 180),
+    (None, {"initial_interval": "PT10M", "max_interval": "PT1H"}, "asked", 4, 600),
+    (None, {"max_attempts": 5}, "failure", 5, 1),
+    ({"max_attempts": 5}, None, "failure", 5, 1),
+    ({"max_attempts": 5}, {"max_interval": "PT9M"}, "failure", 5, 1),
+    (None, {"max_attempts": 5, "retry_on": "asked"}, "asked", 5, 1),
+    (None, {"retry_on": "failure"}, "failure", 4, 180),
+    ({"max_attempts": 5}, {"retry_on": "asked"}, "asked", 5, 1),
+]
+
+
+def told(task: TaskPolicy, error: BaseException) -> tuple[str, int, float]:
+    """A rule, max_attempts, and the seconds before retry 1."""
+    rule = "asked" if task.retry_on.rules_out(error) else "failure"
+    waits = task.policy.initial_interval / timedelta(seconds=1)
+    return rule, task.policy.max_attempts, waits
+
+
+def celery_policy(bridge: Bridge, policies: Any, unique: str, **options: Any) -> TaskPolicy:
+    """What a task is retried under."""
+    hand = ByHand(unique, lambda app: install(app, bridge, policies=policies))
+    return task_policy(hand.app, hand.define("charge", **options))
+
+
+@pytest.mark.parametrize(("retry", "entry", "rule", "attempts", "wait"), SPOKEN)
+def test_who_says_max_attempts_asks_for_retries(
+    retry: Any, entry: Any, rule: str, attempts: int, wait: float, unique: str
+) -> None:
+    """And the spec's default counts for what else was not said; any other field shapes what is there."""
+    policies = None if entry is None else {"c*": entry}
+    task = celery_policy(Bridge(retry=retry), policies, unique)
+    assert told(task, OSError()) == (rule, attempts, wait)
+    auto = celery_policy(Bridge(retry=retry), policies, unique, autoretry_for=(KeyError,))
+    named = None if entry is None else entry.get("retry_on")
+    assert bool(auto.retry_on.rules_out(OSError())) == (named != "failure")
+    own = celery_policy(Bridge(retry=retry), None, unique, base=OJSTask)
+    assert told(own, OSError()) == ("failure", (retry or {}).get("max_attempts", 3), 1)
+
+
+#: what the bridge is given, a policy that names the actor, its own -> max_attempts, seconds, what it ends as
+HEARD: list[tuple[Any, Any, Any, int, float, str]] = [
+    (None, None, None, 21, 22.5, "dead_letter"),
+    (None, {"on_exhaustion": "discard"}, None, 21, 22.5, "discard"),
+    (None, {"max_attempts": 5}, None, 5, 1, "dead_letter"),
+    ({"max_attempts": 5}, None, None, 5, 1, "dead_letter"),
+    (None, {"retry_on": "asked"}, None, 21, 22.5, "dead_letter"),
+    (None, None, {}, 3, 1, "discard"),
+    (None, None, {"max_attempts": 5}, 5, 1, "discard"),
+]
+
+
+@pytest.mark.parametrize(("retry", "entry", "own", "attempts", "wait", "end"), HEARD)
+def test_who_speaks_is_heard_on_dramatiq(
+    retry: Any, entry: Any, own: Any, attempts: int, wait: float, end: str, unique: str
+) -> None:
+    """As on Celery; Dramatiq itself keeps what has died."""
+    broker = StubBroker()
+    middleware = install_dramatiq(
+        broker, Bridge(retry=retry), policies=None if entry is None else {"c*": entry}
+    )
+    options = {} if own is None else {"ojs_retry": own}
+    dramatiq.actor(fails, broker=broker, actor_name="charge", queue_name=unique, **options)
+    task = middleware._tasks["charge"]
+    assert task is not None
+    asked = "asked" if entry and entry.get("retry_on") else "failure"
+    assert told(task, OSError()) == (asked, attempts, wait)
+    assert task.policy.on_exhaustion == end
+
+
+@pytest.mark.parametrize(("retry", "runs"), [({"max_attempts": 3}, 3), ({"on_exhaustion": "dead_letter"}, 1)])
+def test_a_job_may_ask_for_retries_too(retry: dict[str, Any], runs: int, unique: str) -> None:
+    """A producer that says `max_attempts`; when, is the task's to say."""
+    hand = ByHand(unique, plainly)
+    hand.define("charge", default_retry_delay=0)
+    job = hand.send("charge", "OSError()", ojs_retry=retry)
+    hand.deliver_all()
+    assert len(hand.runs(job)) == runs
