@@ -20,6 +20,7 @@ from .policy import PartialPolicy, RetryPolicy
 from .policy_files import PoliciesOrFile, load
 from .retention import Retention
 from .store import Store, open_store
+from .store.opening import PATIENCE_SECONDS
 from .store.protocol import without_password
 
 #: What the native retries of a job count that was on its way when the bridge came: attempts, or nothing where
@@ -52,7 +53,7 @@ def settings_of(**given: Any) -> Settings:
     """
     found = layered(**given)
     return Settings(
-        store=_store(found["store"], found["namespace"].value),
+        store=_store(found["store"], found["namespace"].value, _length(found["reservation"])),
         retry=_retry(found["retry"]),
         errors=_errors(found["errors"]),
         listeners=_listeners(found["listeners"]),
@@ -90,14 +91,19 @@ def begins_afresh(in_flight: InFlight) -> bool:
     return in_flight == "afresh"
 
 
-def _store(found: Found, namespace: str) -> Store | None:
+def _store(found: Found, namespace: str, reservation: timedelta) -> Store | None:
     store = found.value
     if isinstance(store, str):
-        return open_store(store, namespace)
+        return open_store(store, namespace, patience=_patience(reservation))
     if store is None or isinstance(store, Store):
         return store
     shown = without_password(repr(store))
     raise ConfigurationError(f"{found.place}: {shown} is neither a URL such as sqlite:///ojs.db nor a store")
+
+
+def _patience(reservation: timedelta) -> float:
+    """Return for how many seconds a store is waited for: a reservation outlasts a silent connection."""
+    return min(max(reservation.total_seconds() / 3, 2.0), PATIENCE_SECONDS)
 
 
 def _retry(found: Found) -> PartialPolicy | None:

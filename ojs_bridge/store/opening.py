@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from ..errors import ConfigurationError
 from .protocol import MAX_NAMESPACE, Store, without_password
 
+#: How many seconds a question to a store waits for its answer, unless its URL says otherwise.
+PATIENCE_SECONDS = 10.0
+#: The databases that are asked through SQLAlchemy.
+SQL_BACKENDS = frozenset({"sqlite", "postgresql", "mysql", "mariadb"})
+KNOWN = (
+    "sqlite:///file, postgresql:// or postgres:// (through psycopg), mysql+pymysql://, redis://, rediss://, "
+    "valkey://, valkeys:// and unix:///file (the socket of a Redis)"
+)
+#: What to do about URLs that others know.
+INSTEAD = {
+    "sentinel": "it does not ask a Sentinel: give it a name or a proxy that leads to the master",
+    "redis+socket": "the socket of a Redis is unix:///path/to/redis.sock?db=0",
+}
 #: And what redis-py, which knows nothing of Valkey, calls it.
 REDIS_SCHEMES = {
     "redis": "redis",
@@ -15,13 +30,14 @@ REDIS_SCHEMES = {
 }
 
 
-def open_store(url: str, namespace: str = "ojs") -> Store:
-    """Open the store at a URL: `sqlite:///file`, `postgresql+psycopg://`, `mysql+pymysql://`, `redis://`.
+def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_SECONDS) -> Store:
+    """Open the store at a URL: `sqlite:///file`, `postgresql://`, `mysql+pymysql://`, `redis://`.
 
-    And `rediss://`, `valkey://`, `valkeys://` (with TLS), and `unix://` for the socket of a Redis.
+    And `postgres://`, `rediss://`, `valkey://`, `valkeys://` (with TLS), and `unix://` for a Redis' socket.
 
-    Nothing is connected to until first use. Raises ConfigurationError for a URL that no store understands,
-    and for a driver that is not installed.
+    A question to the store waits for its answer for `patience` seconds. Nothing is connected to until first
+    use. Raises ConfigurationError for a URL that no store understands, and for a driver that is not
+    installed.
     """
     if "://" not in url:
         shown = without_password(url)
@@ -30,25 +46,32 @@ def open_store(url: str, namespace: str = "ojs") -> Store:
         raise ConfigurationError(
             f"namespace: {namespace!r} must be 1 to {MAX_NAMESPACE} printable characters"
         )
-    if url.partition("://")[0] in REDIS_SCHEMES:
-        return _redis_store(url, namespace)
-    return _sql_store(url, namespace)
+    scheme, _, rest = url.partition("://")
+    if scheme in REDIS_SCHEMES:
+        return _redis_store(url, namespace, patience)
+    if scheme == "postgres" or (scheme == "postgresql" and find_spec("psycopg")):
+        # Without a driver's name SQLAlchemy means psycopg2 before its version 2.1.
+        return _sql_store(f"postgresql+psycopg://{rest}", namespace, patience)
+    if scheme.partition("+")[0] in SQL_BACKENDS:
+        return _sql_store(url, namespace, patience)
+    why = INSTEAD.get(scheme, f"it takes {KNOWN}")
+    raise ConfigurationError(f"store: {without_password(url)!r} is not a store that ojs-bridge knows: {why}")
 
 
-def _redis_store(url: str, namespace: str) -> Store:
+def _redis_store(url: str, namespace: str, patience: float) -> Store:
     try:
         from .redis import RedisStore
     except ImportError:
         raise _missing(url, "redis-py", "redis") from None
-    return RedisStore(url, namespace)
+    return RedisStore(url, namespace, patience=patience)
 
 
-def _sql_store(url: str, namespace: str) -> Store:
+def _sql_store(url: str, namespace: str, patience: float) -> Store:
     try:
         from .sql import SQLStore
     except ImportError:
         raise _missing(url, "SQLAlchemy", "sql") from None
-    return SQLStore(url, namespace)
+    return SQLStore(url, namespace, patience=patience)
 
 
 def _missing(url: str, library: str, extra: str) -> ConfigurationError:

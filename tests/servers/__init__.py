@@ -3,11 +3,13 @@
 from tests.servers.ports import free_port
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, ServerFailed, ServerMissing, eventually, processes_in
+from tests.servers.proxy import Proxy
 from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.valkey import Valkey
 
 __all__ = [
     "Postgres",
+    "Proxy",
     "RabbitMQ",
     "Server",
     "ServerFailed",

@@ -488,9 +488,12 @@ REFUSED = [
     ("ojs.db", "store: 'ojs.db' is not a URL such as sqlite:///ojs.db"),
     ("", "store: '' is not a URL such as sqlite:///ojs.db"),
     ("postgresql:u:{}@h/db", "store: '***@h/db' is not a URL such as sqlite:///ojs.db"),
-    ("://", "store: '://' is not a database URL"),
-    ("nosuch://u:{}@h/db", "store: 'nosuch://***@h/db' is not a store that ojs-bridge knows: "),
-    ("postgresql+nosuch://u:{}@h/db", "store: 'postgresql+nosuch://***@h/db' is not a store that"),
+    ("://", "store: '://' is not a store that ojs-bridge knows: it takes sqlite:///file, "),
+    ("nosuch://u:{}@h/db", "store: 'nosuch://***@h/db' is not a store that ojs-bridge knows: it takes "),
+    ("oracle://u:{}@h/db", "store: 'oracle://***@h/db' is not a store that ojs-bridge knows: it takes "),
+    ("sentinel://u:{}@h/db", "store: 'sentinel://***@h/db' is not a store that"),
+    ("redis+socket:///s", "store: 'redis+socket:///s' is not a store that "),
+    ("postgresql+nosuch://u:{}@h/db", "store: 'postgresql+nosuch://***@h/db' is not a store that "),
     ("postgresql+pg8000://u:{}@h/db", "store: the driver of 'postgresql+pg8000://***@h/db' is not installed"),
     ("postgresql+psycopg://u:{}@h:port/db", "store: 'postgresql+psycopg://***@h:port/db' is not a"),
     ("postgresql+pg8000://h/db?password=s3cr&x=1", "store: the driver of 'postgresql+pg8000://h/db?password=***&x=1'"),
@@ -505,7 +508,30 @@ def test_a_store_that_cannot_be_opened(url: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         open_store(url.format(SECRET))
     assert str(error.value).startswith(message)
-    assert not any(part in str(error.value) for part in ("s3cr", "p@ss"))
+    assert not any(part in str(error.value) for part in ("s3cr", "p@ss", "plugin"))
+
+
+HINTS = [
+    ("sentinel://h", "it does not ask a Sentinel"),
+    ("redis+socket:///s", "unix:///path/to/redis.sock?db=0"),
+    ("postgresql+nosuch://h/db", "no driver has the name 'postgresql+nosuch'"),
+]
+
+
+@pytest.mark.parametrize(("url", "hint"), HINTS)
+def test_a_url_that_others_know_says_what_to_write(url: str, hint: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        open_store(url)
+    assert hint in str(error.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+def test_a_url_of_postgresql_as_platforms_hand_it_out(postgres_url: str, scheme: str) -> None:
+    """Whatever its scheme, psycopg carries it."""
+    store = open_store(f"{scheme}://{postgres_url.partition('://')[2]}")
+    store.bury(letter())
+    assert ids(store) == ["j-1"]
+    store.close()
 
 
 @pytest.mark.parametrize("namespace", ["", "x" * 65, "a\0b", "a\nb", 5, None])

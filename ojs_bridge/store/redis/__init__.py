@@ -15,8 +15,8 @@ from .shadows import RedisShadows
 class RedisStore(RedisLetters, RedisParked, RedisReservations, RedisShadows):
     """Dead letters, parked retries, reservations and shadows in one namespace of a Redis or Valkey."""
 
-    def __init__(self, url: str, namespace: str) -> None:
-        redis = RedisNamespace(url, namespace)
+    def __init__(self, url: str, namespace: str, *, patience: float) -> None:
+        redis = RedisNamespace(url, namespace, patience)
         RedisLetters.__init__(self, redis)
         RedisParked.__init__(self, redis)
         RedisReservations.__init__(self, redis)

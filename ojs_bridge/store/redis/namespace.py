@@ -26,8 +26,8 @@ return tonumber(found or ARGV[1])
 class RedisNamespace:
     """The keys of a namespace, all in one slot of a cluster, and the server that has them."""
 
-    def __init__(self, url: str, namespace: str) -> None:
-        self._server = RedisServer(url)
+    def __init__(self, url: str, namespace: str, patience: float) -> None:
+        self._server = RedisServer(url, patience)
         self._prefix = f"ojs:{{{_without_braces(namespace)}}}:".encode()
         self._turns = self.key("turn:")
         self._prepared = False

@@ -18,7 +18,6 @@ from ..opening import REDIS_SCHEMES
 from ..protocol import StoreError, without_password
 
 CONNECT_SECONDS = 5
-ANSWER_SECONDS = 10
 
 Word: TypeAlias = str | bytes | int
 
@@ -43,9 +42,9 @@ class RedisServer:
     times as long as the server does.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, patience: float) -> None:
         self.shown = without_password(url)
-        self._address = self._first_address = _address(url)
+        self._address = self._first_address = _address(url, patience)
         self._free: list[_Connection] = []
         self._pid = os.getpid()
         try:
@@ -105,6 +104,10 @@ class RedisServer:
             # It may have been closed while it was idle, and so may have been the others.
             self.close()
             return self._exchange(self._connection(), command)
+        except redis.TimeoutError:
+            # The others may be as dead, and each of them would be waited for.
+            self.close()
+            raise
 
     def _follow(self, moved: redis.ResponseError) -> None:
         """Go where the keys are: those of a namespace live in one slot, so all of them have moved."""
@@ -157,7 +160,7 @@ class _Connection(Protocol):
     def disconnect(self) -> None: ...
 
 
-def _address(url: str) -> dict[str, Any]:
+def _address(url: str, patience: float) -> dict[str, Any]:
     scheme, _, rest = url.partition("://")
     known = f"{REDIS_SCHEMES[scheme]}://{rest}"
     try:
@@ -167,8 +170,8 @@ def _address(url: str) -> dict[str, Any]:
         found: dict[str, Any] = parse_url(known)  # type: ignore[no-untyped-call]
     except ValueError:
         raise ConfigurationError(f"store: {without_password(url)!r} is not a Redis URL") from None
-    patience = {"socket_connect_timeout": CONNECT_SECONDS, "socket_timeout": ANSWER_SECONDS}
-    return {**patience, **found, "protocol": 2, "decode_responses": False, "retry_on_timeout": False}
+    waits = {"socket_connect_timeout": CONNECT_SECONDS, "socket_timeout": patience}
+    return {**waits, **found, "protocol": 2, "decode_responses": False, "retry_on_timeout": False}
 
 
 def _pack(words: Sequence[Word]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Iterator
@@ -26,16 +27,24 @@ _CLOCKS = {
     "mariadb": sa.text("SELECT unix_timestamp(now(6))"),
 }
 _SAY_VERSION = Upsert(versions)
+#: What keeps PostgreSQL from holding locks for a client that it cannot reach any more, and from waiting for
+#: others that do; for one transaction, because a pool such as PgBouncer gives a session to many clients.
+_BOUND = sa.text(
+    "SELECT set_config('idle_in_transaction_session_timeout', :seconds, true),"
+    " set_config('lock_timeout', :seconds, true)"
+)
 
 
 class Database:
     """The connections of this process to a store, whose tables appear on first use and carry a version."""
 
-    def __init__(self, url: str, namespace: str) -> None:
+    def __init__(self, url: str, namespace: str, *, patience: float) -> None:
         self._namespace = namespace
         self._shown = without_password(url)
-        self._quick = quick_engine(url)
-        self._durable = durable_engine(self._quick)
+        self._quick = quick_engine(url, patience)
+        self._durable = durable_engine(self._quick, patience)
+        is_postgres = self._durable.dialect.name == "postgresql"
+        self._bounds = {"seconds": f"{math.ceil(patience * 1000)}ms"} if is_postgres else {}
         is_sqlite = self._durable.dialect.name == "sqlite"
         self._in_use: AbstractContextManager[Any] = sqlite.in_use if is_sqlite else nullcontext()
         self._pid = os.getpid()
@@ -69,6 +78,8 @@ class Database:
         """Connect for statements that take effect together, and then outlast a loss of power."""
         self._get_ready()
         with self._errors(), self._in_use, self._durable.begin() as connection:
+            if self._bounds:
+                connection.execute(_BOUND, self._bounds)
             yield connection
 
     @contextmanager

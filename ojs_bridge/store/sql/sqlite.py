@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import threading
@@ -11,7 +12,8 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
-BUSY_SECONDS = 30
+#: How long the file may be busy at least before that is an error, in seconds.
+BUSY_SECONDS = 5.0
 
 #: Held while a connection is in use. A child that is forked meanwhile would inherit SQLite's note that the
 #: file is locked, and wait for ever for a thread that it does not have.
@@ -19,24 +21,26 @@ in_use = threading.RLock()
 _engines: WeakSet[sa.Engine] = WeakSet()
 
 
-def share(engine: sa.Engine, *, synchronous: Literal["FULL", "NORMAL"]) -> None:
+def share(engine: sa.Engine, *, synchronous: Literal["FULL", "NORMAL"], patience: float) -> None:
     """Have many processes read and write the engine's file, those it is forked into included.
 
     What is written with NORMAL waits for no disk: it outlasts every crash but one of the whole machine.
+    Others may write for twice the patience.
     """
+    busy = max(2 * patience, BUSY_SECONDS)
 
     def share_file(connection: Any, _record: object) -> None:
-        connection.execute(f"PRAGMA busy_timeout={BUSY_SECONDS * 1000}")
-        _write_ahead(connection)
+        connection.execute(f"PRAGMA busy_timeout={math.ceil(busy * 1000)}")
+        _write_ahead(connection, busy)
         connection.execute(f"PRAGMA synchronous={synchronous}")
 
     sa.event.listen(engine, "connect", share_file)
     _engines.add(engine)
 
 
-def _write_ahead(connection: Any) -> None:
+def _write_ahead(connection: Any, seconds: float) -> None:
     """Switch to a write-ahead log; SQLite itself does not wait for another process that does so now."""
-    give_up_at = time.monotonic() + BUSY_SECONDS
+    give_up_at = time.monotonic() + seconds
     while True:
         try:
             connection.execute("PRAGMA journal_mode=WAL")

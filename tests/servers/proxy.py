@@ -1,0 +1,74 @@
+"""A way to a server that goes silent, as a network does that loses packets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import closing, suppress
+from types import TracebackType
+
+from typing_extensions import Self
+
+
+class Proxy:
+    """Carries connections to a port; silenced ones stay open, and nothing comes through, either way.
+
+    New connections work again at once.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._lock = threading.Lock()
+        self._silenced: list[socket.socket] = []
+        self._carried: dict[socket.socket, None] = {}
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def to(self, url: str) -> str:
+        """Return a server's URL that leads through here."""
+        return url.replace(f"127.0.0.1:{self._target}", f"127.0.0.1:{self.port}")
+
+    def silence(self) -> int:
+        """Lose from now on what the connections of this moment carry; return how many there are."""
+        with self._lock:
+            self._silenced += self._carried
+            self._carried.clear()
+            return len(self._silenced)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._target))
+                with self._lock:
+                    self._carried.update(dict.fromkeys((near, far)))
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=pair, daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                with self._lock:
+                    if source not in self._carried:
+                        return
+                    target.sendall(data)
+        with self._lock:
+            ended = self._carried.pop(source, source) is None
+        if ended:
+            with suppress(OSError):
+                target.shutdown(socket.SHUT_WR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for each in (*self._silenced, *self._carried):
+                with closing(each), suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)

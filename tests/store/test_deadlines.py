@@ -1,0 +1,175 @@
+"""A store that answers in time or is an error, on connections that stay open and carry nothing any more."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ojs_bridge import Bridge, StoreError, open_store
+from ojs_bridge.runs import Postpone
+from ojs_bridge.store import Grant, Store
+from ojs_bridge.store.sql import SQLStore
+from tests.conftest import store_url
+from tests.lives import FRAMEWORK, Outbox
+from tests.servers import Proxy, eventually
+from tests.store.test_parked import parked
+from tests.store.test_reservations import over, reserve
+from tests.test_reservations import JOB, begin, run
+
+PATIENCE = 2.0
+#: How long a loaded machine may take for what should take PATIENCE and a new connection.
+ENOUGH = 45.0
+#: Long enough for three beats of the heart, of which one finds the connection silent.
+RESERVATION = timedelta(seconds=15)
+
+
+@pytest.fixture(params=["postgres", "valkey"])
+def way(request: pytest.FixtureRequest) -> Iterator[tuple[Proxy, str, str]]:
+    """A way to an empty store, its URL on that way, and its own URL."""
+    url = store_url(request.param, request)
+    with Proxy(request.getfixturevalue(request.param).port) as proxy:
+        yield proxy, proxy.to(url), url
+
+
+def within(seconds: float, call: Callable[[], Any]) -> Any:
+    """Return what a call returns; raises TimeoutError for one that goes on for longer."""
+    found: list[Any] = []
+
+    def carry_out() -> None:
+        try:
+            found.append(call())
+        except StoreError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=carry_out, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not found:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    if isinstance(found[0], StoreError):
+        raise found[0]
+    return found[0]
+
+
+def test_a_silent_connection_is_an_error_in_time(way: tuple[Proxy, str, str]) -> None:
+    """And only one: the others of that time are as dead, and are not asked."""
+    proxy, url, _ = way
+    store = open_store(url, patience=PATIENCE)
+    asks = store.stats
+    meet = threading.Barrier(4)
+
+    def ask_together() -> None:
+        meet.wait(ENOUGH)
+        asks()
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(ask_together) for _ in range(4)]:
+            done.result()
+    for _ in range(2):
+        assert proxy.silence()
+        with pytest.raises(StoreError, match=r"(?i)no answer within 2 s|timeout"):
+            within(ENOUGH, asks)
+        began = time.monotonic()
+        within(ENOUGH, lambda: [asks() for _ in range(4)])
+        assert time.monotonic() - began < 4 * PATIENCE
+    store.close()
+
+
+@pytest.mark.requirement("RET-13")
+def test_a_worker_goes_on_over_a_silent_connection(way: tuple[Proxy, str, str]) -> None:
+    """Its reservations are extended by a new one before they run out, and its scheduler publishes."""
+    proxy, through, url = way
+    worker, other = Bridge(through, reservation=RESERVATION), Bridge(url, reservation=RESERVATION)
+    outbox = Outbox()
+    worker.publishers[FRAMEWORK] = outbox
+    begun = run(worker, JOB)
+    worker.start()
+    eventually(lambda: within(ENOUGH, worker.retries.count) == 0)
+    assert proxy.silence()
+    assert other.store is not None
+    other.store.park(parked("due", framework=FRAMEWORK, next_retry_at=other.now()))
+    ends = time.monotonic() + 1.5 * RESERVATION.total_seconds()
+    while time.monotonic() < ends:
+        assert isinstance(begin(other, JOB), Postpone)
+        time.sleep(0.2)
+    eventually(lambda: other.retries.count() == 0, what="the parked retry was published")
+    worker.check_turn(begun)
+    worker.stop()
+
+
+def test_a_client_that_went_silent_within_a_transaction_holds_no_lock_for_long(
+    postgres_url: str, request: pytest.FixtureRequest
+) -> None:
+    """Which the server itself would keep for hours."""
+    with Proxy(request.getfixturevalue("postgres").port) as proxy:
+        silent, store = open_store(proxy.to(postgres_url), patience=PATIENCE), open_store(postgres_url)
+        assert isinstance(silent, SQLStore)
+        reserve(store)
+        gone = threading.Event()
+
+        def hold_a_lock() -> None:
+            with pytest.raises(StoreError), silent._transaction() as connection:
+                connection.exec_driver_sql("UPDATE ojs_reservations SET mark = ''")
+                proxy.silence()
+                gone.set()
+
+        thread = threading.Thread(target=hold_a_lock, daemon=True)
+        thread.start()
+        assert gone.wait(ENOUGH)
+        eventually(lambda: settles(store), seconds=ENOUGH, what="the lock was released")
+        thread.join(ENOUGH)
+        assert not thread.is_alive()
+
+
+def settles(store: Store) -> bool:
+    try:
+        return bool(within(ENOUGH, lambda: store.settle(over())))
+    except StoreError:
+        return False
+
+
+def test_a_busy_file_is_an_error_in_time(tmp_path: Path) -> None:
+    """Long before a reservation of a minute ends."""
+    store = open_store(f"sqlite:///{tmp_path}/ojs.db", patience=PATIENCE)
+    assert reserve(store).grant is Grant.TAKEN
+    with closing(sqlite3.connect(tmp_path / "ojs.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="locked"):
+            within(ENOUGH, lambda: store.settle(over()))
+        other.execute("ROLLBACK")
+    assert store.settle(over())
+
+
+@pytest.mark.parametrize(("reservation", "seconds"), [("PT1M", 10.0), ("PT15S", 5.0), ("PT3S", 2.0)])
+def test_a_store_is_waited_for_within_a_reservation(
+    reservation: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr("ojs_bridge.settings.open_store", lambda *_, patience: asked.append(patience))
+    Bridge("redis://nowhere", reservation=reservation)
+    assert asked == [seconds]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://h/db?connect_timeout=7&tcp_user_timeout=70&keepalives_idle=77",
+        "redis://h?socket_timeout=7",
+    ],
+)
+def test_what_a_url_says_of_time_counts(url: str) -> None:
+    store: Any = open_store(url)
+    if isinstance(store, SQLStore):
+        given = store._quick.dialect.create_connect_args(store._quick.url)[1]
+        assert [given[name] for name in ("connect_timeout", "tcp_user_timeout")] == ["7", "70"]
+    else:
+        assert store._redis._server._address["socket_timeout"] == 7
