@@ -30,6 +30,7 @@ from .history import History
 from .job import Header, Job, encode
 from .letters import letter_of
 from .parked_retries import ParkedRetries, job_of, parked_of
+from .patterns import check_errors
 from .policy import PartialPolicy, RetryPolicy, said_by
 from .publishing import DeadQueues, Publisher
 from .redaction import Redaction, Redactor
@@ -189,9 +190,11 @@ class Bridge:
         """
         said = said_by(self.retry, *partials)
         layers = (self.retry, native.options, *partials)
+        policy = RetryPolicy.merge(native.under(said), *layers)
+        check_errors(policy)
         return TaskPolicy(
             layers,
-            RetryPolicy.merge(native.under(said), *layers),
+            policy,
             ErrorMap(reserved, self._errors, errors),
             retry_on or native.rule(said),
             native,

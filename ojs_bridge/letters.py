@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from .decision import DeadLetter
 from .errors import ConfigurationError, NotExpressible
 from .job import ErrorEntry, Job
+from .patterns import check_pattern
 from .policy import RetryPolicy
 from .redaction import Redactor, without
 from .store import Letter, LetterFilter, Store
@@ -47,6 +48,8 @@ def wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
         at = kind.get(name)
         if at is not None and not (isinstance(at, datetime) and at.tzinfo):
             raise ValueError(f"{name}: {at!r} must be a time with a zone")
+    check_pattern("type", kind.get("type"))
+    check_pattern("error_type", kind.get("error_type"))
     rest = {name: value for name, value in kind.items() if name != "text"}
     return LetterFilter(**rest), kind.get("text") or None  # type: ignore[arg-type]
 

@@ -11,6 +11,7 @@ from .draining import Drained, Draining, Insist
 from .errors import InvalidState
 from .job import Job, decode
 from .letters import needed, page_size
+from .patterns import check_pattern
 from .publishing import Publisher
 from .redaction import Redactor, without
 from .store import Parked, ParkedFilter, ParkedPage, Store
@@ -55,6 +56,7 @@ class ParkedRetries:
 
         Raises ValueError for a limit outside 1 to 1000 and for a cursor that no page gave out.
         """
+        check_pattern("type", type)
         page = self._store.list_parked(ParkedFilter(queue, type), limit=page_size(limit), cursor=cursor)
         return ParkedPage(tuple(map(self._shown, page.retries)), page.next_cursor)
 
@@ -97,7 +99,8 @@ class ParkedRetries:
         )
 
     def count(self, *, queue: str | None = None, type: str | None = None) -> int:  # noqa: A002
-        """Count the parked retries; `type` takes `prefix.*`."""
+        """Count the parked retries; `type` takes `prefix.*`; raises ValueError for another pattern."""
+        check_pattern("type", type)
         return self._store.count_parked(ParkedFilter(queue, type))
 
     def _get(self, job_id: str) -> Parked:

@@ -12,6 +12,7 @@ from .policy import PartialPolicy, RetryPolicy, check_partial
 from .retry_on import RetryOn
 
 _RETRY_ON = "retry_on"
+_ERRORS = "non_retryable_errors"
 #: What may stand in `policies`: a partial policy, and beside its fields a `retry_on`.
 PolicyEntry: TypeAlias = "Mapping[str, Any] | RetryPolicy"
 
@@ -36,10 +37,32 @@ def read_entry(entry: PolicyEntry, place: str) -> Entry:
     return Entry(partial, None if said is None else RetryOn(said, f"{place}: {_RETRY_ON}"))
 
 
+def check_pattern(name: str, text: str | None) -> None:
+    """Raise ValueError for what is neither a whole type nor `prefix.*`, and so would match nothing."""
+    if isinstance(text, str) and ("*" in text.removesuffix(".*") or text == ".*"):
+        raise ValueError(
+            f"{name}: {text!r} must be a whole type, or a prefix with .* at its end such as 'external.*'"
+        )
+
+
+def check_errors(policy: PartialPolicy | None) -> None:
+    """Raise InvalidRetryPolicy where an owner names a non-retryable error by a pattern that there is not.
+
+    What a message brings is not checked: to the specification such an entry is a type like any other.
+    """
+    named = policy.non_retryable_errors if isinstance(policy, RetryPolicy) else (policy or {}).get(_ERRORS)
+    for place, text in enumerate(named or ()):
+        try:
+            check_pattern(f"{_ERRORS}[{place}]", text)
+        except ValueError as error:
+            raise InvalidRetryPolicy([str(error)]) from None
+
+
 def _checked(entry: PolicyEntry, place: str) -> Entry:
     found = read_entry(entry, place)
     try:
         check_partial(found.policy)
+        check_errors(found.policy)
     except InvalidRetryPolicy as error:
         raise error.under(place) from None
     return found

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from .errors import ConfigurationError, InvalidRetryPolicy
-from .patterns import Policies, PolicyEntry, read_entry
+from .patterns import Policies, PolicyEntry, check_errors, read_entry
 from .policy import RetryPolicy
 
 if sys.version_info >= (3, 11):
@@ -106,9 +106,9 @@ def _tables(told: Mapping[str, Any]) -> Iterator[Named]:
 
 def _named(name: str, default: Any, partial: Any) -> Named:
     try:
-        return Named(
-            name, RetryPolicy.merge(read_entry(default, name).policy, read_entry(partial, name).policy)
-        )
+        policy = RetryPolicy.merge(read_entry(default, name).policy, read_entry(partial, name).policy)
+        check_errors(policy)
+        return Named(name, policy)
     except InvalidRetryPolicy as error:
         return Named(name, None, error.problems)
     except ConfigurationError as error:

@@ -13,6 +13,7 @@ from .duration import read_duration
 from .errors import ConfigurationError
 from .events import Event, dead_letter
 from .job import Header, Job
+from .patterns import check_pattern
 from .publishing import Override, Publisher
 from .replaying import Replayer, pages_of
 from .store import Letter, LetterFilter, Store
@@ -49,6 +50,11 @@ class ReplayRule:
         if type(self.max_replays) is not int or self.max_replays < 1:
             wrong = f"max_replays: {self.max_replays!r} must be an integer of at least 1"
             raise ConfigurationError(f"replay rule {self.name!r}: {wrong}")
+        try:
+            check_pattern("type", self.type)
+            check_pattern("error_type", self.error_type)
+        except ValueError as error:
+            raise ConfigurationError(f"replay rule {self.name!r}: {error}") from None
         object.__setattr__(self, "delay", delay)
 
     def where(self, now: datetime) -> LetterFilter:

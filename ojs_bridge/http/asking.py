@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 from ..job import parse_time
 from ..letters import Kind
+from ..patterns import check_pattern
 from ..store import Page, ParkedPage
 from .answers import invalid
 from .guarding import JSON_TYPES, content_type
@@ -90,6 +91,11 @@ def kind_of(told: Mapping[str, Any]) -> Kind:
     for name in ("queue", "type", "error_type", "text"):
         if name in told:
             kind[name] = _word(name, told[name])
+    try:
+        check_pattern("type", kind.get("type"))
+        check_pattern("error_type", kind.get("error_type"))
+    except ValueError as error:
+        raise invalid(str(error)) from None
     for edge in ("since", "until"):
         if edge in told:
             kind[edge] = _time(edge, told[edge])
