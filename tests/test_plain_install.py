@@ -72,6 +72,16 @@ def test_celery_tasks_run_as_often_and_end_alike(
     assert found[1][0] == runs
 
 
+def test_autoretry_for_that_is_set_too_late_does_nothing_as_natively(unique: str) -> None:
+    """Celery reads it once, when a task is declared."""
+    hand = ByHand(unique, plainly)
+    task = hand.define("charge", max_retries=2, default_retry_delay=0)
+    task.autoretry_for = (OSError,)
+    job = hand.send("charge", "OSError()")
+    hand.deliver_all()
+    assert len(hand.runs(job)) == 1
+
+
 @pytest.mark.parametrize(("late", "runs"), [(False, 0), (True, 1)])
 def test_a_child_that_dies_is_a_lost_attempt_where_the_broker_has_the_message(
     late: bool, runs: int, unique: str

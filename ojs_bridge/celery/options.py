@@ -94,16 +94,21 @@ def native_of(task: Task) -> Native:
 
 def _native_rule(task: Task) -> RetryOn:
     """Return what the task's code asks for, and the errors that its `autoretry_for` names."""
-    named = tuple(getattr(task, "autoretry_for", ()))
+    named = _autoretry_for(task)
     if not named:
         return UNSAID
-    excluded = tuple(getattr(task, "dont_autoretry_for", ()))
+    excluded = tuple(automatic(task, "dont_autoretry_for", default=()))
     return RetryOn(named, f"task {task.name}: autoretry_for", never=(*excluded, *KILLED))
+
+
+def _autoretry_for(task: Task) -> tuple[type[BaseException], ...]:
+    """Return the errors for which Celery itself retries a task; what is set later it does not read."""
+    return tuple(automatic(task, "autoretry_for", default=())) if "_orig_run" in vars(task) else ()
 
 
 def native_partial(task: Task) -> dict[str, Any]:
     """Return the partial policy that a task's native options amount to; no options, no fields."""
-    named = bool(getattr(task, "autoretry_for", ()))
+    named = bool(_autoretry_for(task))
     given = dict(automatic(task, "retry_kwargs", default=None) or {}) if named else {}
     partial = _attempts(task, given.get("max_retries"))
     if not named and not explicit(task, "default_retry_delay"):

@@ -147,6 +147,13 @@ def test_autoretry_that_celery_does_not_read() -> None:
     assert "unused-autoretry" in {hazard.name for hazard in found.hazards}
 
 
+def test_throws_rules_nothing_out() -> None:
+    """Celery retries what it names like anything else, and a policy that ruled it out would not."""
+    found = only(app_with(fails, **AUTO, throws=(OSError,)))
+    assert found.policy is not None
+    assert "non_retryable_errors" not in found.policy
+
+
 def test_annotated_options_are_those_that_celery_reads() -> None:
     """It reads `retry_backoff` before annotations are there, which change no automatic retry."""
     task = only(app_with(fails, {"task_annotations": {"job": {"retry_backoff": 1.9}}}, **STEADY))

@@ -197,7 +197,11 @@ HOUR = 3_600_000
 HAZARDS: dict[str, tuple[Callable[[], Broker], dict[str, Any], str]] = {
     "already-moved": (bridged, {}, "under the bridge already, with max_attempts=7"),
     "no-retries": (lambda: StubBroker(middleware=[]), {}, "acknowledged as if it had succeeded"),
-    "infinite-retries": (StubBroker, {"max_retries": None}, "max_retries=None"),
+    "infinite-retries": (
+        StubBroker,
+        {"max_retries": None},
+        'begins afresh under install(in_flight="afresh")',
+    ),
     "counts-retries": (StubBroker, {"max_retries": 5}, "a job runs 6 times"),
     "default-retries": (StubBroker, {}, "21 times over 23 d 4 h to 46 d 9 h"),
     "retry-when": (StubBroker, {"retry_when": never}, "goes on asking it"),
@@ -292,3 +296,10 @@ def test_names_are_patterns() -> None:
     assert [found.name for found in of_dramatiq(broker, ["a.*"])] == ["a.one", "a.three"]
     with pytest.raises(ConfigurationError, match="names: 'c' names no actor"):
         of_dramatiq(broker, ["a.*", "c"])
+
+
+def test_throws_is_what_the_policy_rules_out() -> None:
+    """By name, so that whoever reads the file reads of it."""
+    found = plan_of(StubBroker(), throws=(OSError, KeyError))
+    assert found.policy is not None
+    assert found.policy["non_retryable_errors"] == ["builtins.OSError", "builtins.KeyError"]

@@ -71,7 +71,8 @@ def _endless(_app: Celery, reading: Reading) -> Iterator[Hazard]:
         yield Hazard(
             "infinite-retries",
             "max_retries=None retries a job without end, however long it has failed, and so does the bridge: "
-            "say a max_attempts",
+            "say a max_attempts; a job in flight that has had as many runs then ends at its next failure, or "
+            'begins afresh under install(in_flight="afresh")',
         )
 
 

@@ -48,7 +48,8 @@ def _runs(settings: Settings, native: Native, _broker: Broker) -> Iterator[Hazar
         yield Hazard(
             "infinite-retries",
             f"max_retries={settings.max_retries} retries a job without end, however long it has failed, "
-            "and so does the bridge: say a max_attempts",
+            "and so does the bridge: say a max_attempts; a job in flight that has had as many runs then ends "
+            'at its next failure, or begins afresh under install(in_flight="afresh")',
         )
     elif native.runs == 1:
         return
@@ -72,7 +73,7 @@ def _retry_when(settings: Settings, _native: Native, _broker: Broker) -> Iterato
     asked = (
         "the bridge goes on asking it: say a max_attempts for what it never ends"
         if settings.is_asked
-        else "it is set on the broker's Retries, which the bridge does not ask: set it on the actor"
+        else "it is set on the broker's Retries: a policy that says max_attempts takes its place"
     )
     yield Hazard(
         "retry-when",
