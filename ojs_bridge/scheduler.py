@@ -109,19 +109,15 @@ class Scheduler:
         return True
 
     def _run(self) -> None:
-        slept = SWEEP_SECONDS
-        due = dict.fromkeys(self.chores, time.monotonic())
+        chores = (Chore("sweeping old reservations", SWEEP_SECONDS, self._sweep), *self.chores)
+        due = dict.fromkeys(chores, time.monotonic())
         while not self._stop.is_set():
             more = [self._publish_all(*served) for served in tuple(self.publishers.items())]
-            if slept >= SWEEP_SECONDS:
-                slept = 0.0
-                self._sweep()
-            for chore in self.chores:
+            for chore in chores:
                 if time.monotonic() >= due[chore]:
                     due[chore] = time.monotonic() + chore.seconds
                     _do(chore)
             if not any(more):
-                slept += POLL_SECONDS
                 self._stop.wait(POLL_SECONDS)
 
     def _publish_all(self, framework: str, publisher: Publisher) -> bool:

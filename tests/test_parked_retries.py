@@ -107,6 +107,22 @@ def test_what_is_not_due_stays(worker: Worker) -> None:
     assert worker.bridge.retries.count() == 1
 
 
+def test_no_error_of_a_chore_ends_the_scheduler(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is: its thread lives, and what is due is published."""
+    swept = []
+
+    def broken(*_: object, **__: object) -> int:
+        swept.append(1)
+        raise RuntimeError("no store raises this")
+
+    monkeypatch.setattr(worker.bridge.store, "forget_before", broken)
+    worker.park("j-1")
+    worker.bridge.start()
+    eventually(lambda: swept, what="a sweep")
+    worker.bridge.retries.run("j-1")
+    eventually(lambda: worker.published, what="the retry was published")
+
+
 def test_one_that_is_run_now_is_published_once(worker: Worker) -> None:
     """With a state that does not send it back to its first time."""
     worker.park("j-1")

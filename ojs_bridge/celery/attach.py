@@ -80,6 +80,7 @@ def prepare(app: Celery) -> None:
         app.steps["worker"].add("ojs_bridge.celery.start_up:StartUp")
         app.steps["consumer"].add("ojs_bridge.celery.visibility:Visibility")
         app.steps["consumer"].add("ojs_bridge.celery.holding:Holding")
+        app.steps["consumer"].add("ojs_bridge.celery.watch:Watch")
         _read_retry_option(app)
         warn_outside(app)
 

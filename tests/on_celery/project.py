@@ -75,6 +75,8 @@ class Settings:
     soft_shutdown: float = 0
     #: Seconds after which a message that waits in its worker is published anew.
     longest_wait: float = 600
+    #: Seconds between two looks at whether a worker is silent.
+    look: float = 30
 
     def to_env(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}

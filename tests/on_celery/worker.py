@@ -7,16 +7,35 @@ import time
 from typing import Any
 
 from celery import signals
+from celery.worker.control import control_command
 
-from ojs_bridge.celery import holding
+from ojs_bridge.celery import holding, watch
 from tests.on_celery.project import Noting, Settings, client, make_app
 
 #: What `Worker.say_where_it_stands` sends; a forked child hears it too.
 faulthandler.register(signal.SIGRTMIN)
 settings = Settings.from_env()
 holding.LONGEST_WAIT = settings.longest_wait
+watch.LOOK = settings.look
 app = make_app(settings)
 app.set_current()
+
+
+@control_command()
+def go_silent(state: Any) -> None:
+    """Have the worker take no more messages, as after the reconnects of celery#8030."""
+    consumer = state.consumer
+    if settings.broker.startswith("redis"):
+        for asks in [tick for tick in consumer.hub.on_tick if "Transport" in tick.__qualname__]:
+            consumer.hub.on_tick.discard(asks)
+    else:
+        consumer.task_consumer.cancel()
+
+
+@control_command()
+def block(state: Any) -> None:
+    """Have the worker's main thread do nothing more."""
+    time.sleep(600)
 
 
 @signals.before_task_publish.connect

@@ -1,0 +1,136 @@
+"""Ending a worker that takes no more messages, and does not say so.
+
+After some reconnects Celery's consumer is never asked for messages again (celery#8030, #8091, #8384, #10302):
+the process lives, its queues fill. Only what watches it from outside, or another thread, can tell.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from typing import Any
+
+from celery import Celery, bootsteps
+from celery.worker import state
+
+logger = logging.getLogger("ojs_bridge")
+
+#: Seconds between two looks, and how many in a row find a worker silent until it is said, until the worker is
+#: asked to end, and until it ends at once, because its main thread does not hear.
+LOOK = 30.0
+SAID, ASKED, FORCED = 2, 4, 6
+#: For how many seconds at most a look waits for the broker.
+PATIENCE = 10.0
+#: The exit status of a worker that ended itself: a temporary failure, so that supervisors start it anew.
+STATUS = os.EX_TEMPFAIL
+
+#: What a connection of each kind calls the time it waits for an answer; other brokers are not watched.
+_TIMEOUTS = {
+    "amqp": {"read_timeout": PATIENCE, "write_timeout": PATIENCE},
+    "redis": {"socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE},
+}
+#: Arguments of queues whose messages need not be for this worker, though it is free.
+_UNEVEN = ("x-single-active-consumer", "x-priority")
+
+
+class Watch(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Looks from a thread of its own whether a worker with free places takes what its queues have."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._over: threading.Event | None = None
+        self._takes = True
+        create = consumer.create_task_handler
+
+        @functools.wraps(create)
+        def create_noting(*args: Any, **kwargs: Any) -> Any:
+            handle = create(*args, **kwargs)
+
+            def on_task_received(message: Any) -> Any:
+                self._takes = True
+                return handle(message)
+
+            return on_task_received
+
+        consumer.create_task_handler = create_noting
+
+    def start(self, consumer: Any) -> None:
+        """Begin, once, where the broker can be asked how many messages a queue has."""
+        if self._over is None and consumer.connection.transport.driver_type in _TIMEOUTS:
+            self._over = threading.Event()
+            threading.Thread(
+                target=self._watch, args=(consumer, self._over), name="ojs-watch", daemon=True
+            ).start()
+
+    def stop(self, consumer: Any) -> None:
+        """Go on: the connection is being renewed."""
+
+    def shutdown(self, _: Any) -> None:
+        """End with the worker."""
+        if self._over is not None:
+            self._over.set()
+
+    terminate = shutdown
+
+    def _watch(self, consumer: Any, over: threading.Event) -> None:
+        silent = 0
+        while not over.wait(LOOK):
+            try:
+                queue = self._neglected(consumer)
+            except Exception as error:  # noqa: BLE001 - Celery itself says that the broker is away
+                logger.info("whether this worker takes what its queues have is not known: %r", error)
+                queue = None
+            silent = silent + 1 if queue else 0
+            if queue:
+                _act(silent, queue)
+
+    def _neglected(self, consumer: Any) -> str | None:
+        """Return a queue with messages, of which this free worker took none since the last look."""
+        takes, self._takes = self._takes, False
+        if takes or not _is_free(consumer):
+            return None
+        return _filled(consumer.app, consumer.connection.transport.driver_type)
+
+
+def _is_free(consumer: Any) -> bool:
+    """Return whether a worker would run a message at once if it got one."""
+    if consumer.blueprint.state != bootsteps.RUN or consumer.connection is None:
+        return False
+    limited = any(bucket and bucket.contents for bucket in consumer.task_buckets.values())
+    held_until_due = consumer.app.conf.get("worker_eta_task_limit")
+    full = held_until_due and consumer.qos.value >= held_until_due
+    return not limited and not full and len(state.reserved_requests) < consumer.pool.num_processes
+
+
+def _filled(app: Celery, driver: str) -> str | None:
+    """Return a queue with messages for any worker that consumes from it, asked of the broker on its own."""
+    queues = [queue for queue in app.amqp.queues.consume_from.values() if _is_for_all(queue)]
+    with app.connection_for_read(connect_timeout=PATIENCE, transport_options=_TIMEOUTS[driver]) as connection:
+        for queue in queues:
+            try:
+                if connection.channel().queue_declare(queue.name, passive=True).message_count:
+                    return str(queue.name)
+            except connection.channel_errors:  # there is none, or nobody else may ask for it
+                continue
+    return None
+
+
+def _is_for_all(queue: Any) -> bool:
+    arguments = {**(queue.queue_arguments or {}), **(queue.consumer_arguments or {})}
+    return arguments.get("x-queue-type") != "stream" and not any(map(arguments.get, _UNEVEN))
+
+
+def _act(silent: int, queue: str) -> None:
+    if silent == SAID:
+        logger.error("this worker is free and takes nothing, though the queue %r has messages", queue)
+    elif silent == ASKED:
+        logger.critical("this worker still takes nothing, and ends; its supervisor is to start it anew")
+        # As its signal handlers do, which leave a status of 0.
+        state.should_stop = STATUS
+    elif silent >= FORCED:
+        logger.critical("this worker does not hear that it is to end, and ends at once")
+        os._exit(STATUS)
