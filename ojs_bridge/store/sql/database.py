@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -19,6 +20,8 @@ from . import sqlite
 from .engines import durable_engine, quick_engine
 from .statements import Upsert
 from .tables import SCHEMA_VERSION, metadata, versions
+
+logger = logging.getLogger("ojs_bridge")
 
 #: The time in seconds since 1970, by dialect.
 _CLOCKS = {
@@ -47,6 +50,7 @@ class Database:
         self._bounds = {"seconds": f"{math.ceil(patience * 1000)}ms"} if is_postgres else {}
         is_sqlite = self._durable.dialect.name == "sqlite"
         self._in_use: AbstractContextManager[Any] = sqlite.in_use if is_sqlite else nullcontext()
+        self._file = sqlite.File(self._durable) if is_sqlite else None
         self._pid = os.getpid()
         self._prepared = False
         self._preparing = threading.Lock()
@@ -59,6 +63,8 @@ class Database:
                 if self._found_version() != SCHEMA_VERSION:
                     self._create_tables()
                     self._say_version()
+                if self._file:
+                    self._file.opened()
                 self._prepared = True
 
     def clock(self) -> datetime:
@@ -77,10 +83,13 @@ class Database:
     def _transaction(self) -> Iterator[Connection]:
         """Connect for statements that take effect together, and then outlast a loss of power."""
         self._get_ready()
-        with self._errors(), self._in_use, self._durable.begin() as connection:
-            if self._bounds:
-                connection.execute(_BOUND, self._bounds)
-            yield connection
+        with self._errors(), self._in_use:
+            self._check_file()
+            with self._durable.begin() as connection:
+                if self._bounds:
+                    connection.execute(_BOUND, self._bounds)
+                yield connection
+            self._check_file()
 
     @contextmanager
     def _statement(self) -> Iterator[Connection]:
@@ -89,13 +98,25 @@ class Database:
         On SQLite a loss of power, which ends all its workers too, may take the last of them back.
         """
         self._get_ready()
-        with self._errors(), self._in_use, self._quick.begin() as connection:
-            yield connection
+        with self._errors(), self._in_use:
+            self._check_file()
+            with self._quick.begin() as connection:
+                yield connection
 
     def _get_ready(self) -> None:
         self._be_ours()
         if not self._prepared:
             self.prepare()
+
+    def _check_file(self) -> None:
+        """Raise StoreError when SQLite's file was deleted or replaced; the next use opens what is there."""
+        if self._file is None or not self._file.is_another():
+            return
+        self._prepared = False
+        self._dispose(close=True)
+        what = f"the store {self._shown!r} failed: its file was deleted or replaced, with all it held"
+        logger.error("%s; it is opened anew", what)
+        raise StoreError(what)
 
     def _be_ours(self) -> None:
         if self._pid != os.getpid():
@@ -113,6 +134,8 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, UnicodeError, OverflowError) as error:
+            # Its tables may be gone.
+            self._prepared = False
             why = " ".join(str(getattr(error, "orig", None) or error).split())
             raise StoreError(f"the store {self._shown!r} failed: {why}") from error
 

@@ -38,6 +38,34 @@ def share(engine: sa.Engine, *, synchronous: Literal["FULL", "NORMAL"], patience
     _engines.add(engine)
 
 
+class File:
+    """The file of an engine, which may be deleted or replaced: connections to the old one still work."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        # As the driver itself finds it, which knows the working directory of this moment.
+        path: str = engine.dialect.create_connect_args(engine.url)[0][0]
+        self._path = None if path.startswith("file:") else path
+        self._identity: tuple[int, int] | None = None
+
+    def opened(self) -> None:
+        """Take note of the file that is there now."""
+        self._identity = self._found()
+
+    def is_another(self) -> bool:
+        """Return whether the file is not there any more that was opened."""
+        return self._identity is not None and self._found() != self._identity
+
+    def _found(self) -> tuple[int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            # Every use of the store comes by here: a Path takes longer.
+            found = os.stat(self._path)  # noqa: PTH116
+        except FileNotFoundError:
+            return (0, 0)
+        return found.st_dev, found.st_ino
+
+
 def _write_ahead(connection: Any, seconds: float) -> None:
     """Switch to a write-ahead log; SQLite itself does not wait for another process that does so now."""
     give_up_at = time.monotonic() + seconds

@@ -1,0 +1,130 @@
+"""A SQLite file that is deleted or replaced under its workers, whose connections to it still work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ojs_bridge import Bridge, StoreError, open_store
+from ojs_bridge.decision import DeadLetter
+from ojs_bridge.failures import Failure
+from ojs_bridge.store import Grant, Store
+from ojs_bridge.store.sql import SQLStore
+from tests.lives import FRAMEWORK
+from tests.store.test_parked import parked
+from tests.store.test_reservations import over, reserve
+from tests.store.test_store import ids, letter
+from tests.test_reservations import JOB, run
+
+
+def unlink(file: Path) -> None:
+    file.unlink()
+
+
+def unlink_all(file: Path) -> None:
+    for each in file.parent.glob(f"{file.name}*"):
+        each.unlink()
+
+
+def replace(file: Path) -> None:
+    """As a restored backup does, with tables and without letters."""
+    other = file.with_name("other.db")
+    store = open_store(f"sqlite:///{other}")
+    store.prepare()
+    store.close()
+    unlink_all(file)
+    other.rename(file)
+
+
+def empty(file: Path) -> None:
+    unlink_all(file)
+    file.touch()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where the store is."""
+    return tmp_path / "ojs.db"
+
+
+@pytest.fixture
+def store(file: Path) -> Store:
+    """A store with a letter and connections that were used."""
+    store = open_store(f"sqlite:///{file}")
+    store.bury(letter("earlier"))
+    reserve(store, key="earlier")
+    return store
+
+
+WAYS = pytest.mark.parametrize("end", [unlink, unlink_all, replace, empty])
+
+
+@WAYS
+@pytest.mark.parametrize("write", ["bury", "park", "reserve", "settle"])
+def test_what_is_written_to_a_deleted_file_is_an_error_once(
+    store: Store, file: Path, end: Callable[[Path], None], write: str
+) -> None:
+    """And then it is in the new one, where everybody finds it."""
+    steps: dict[str, Callable[[], object]] = {
+        "bury": lambda: store.bury(letter()),
+        "park": lambda: store.park(parked()),
+        "reserve": lambda: reserve(store),
+        "settle": lambda: store.settle(over()),
+    }
+    end(file)
+    with pytest.raises(StoreError, match="its file was deleted or replaced"):
+        steps[write]()
+    for step in steps.values():
+        with suppress(StoreError):
+            step()
+    other = open_store(f"sqlite:///{file}")
+    assert (ids(other), other.count_parked(), reserve(other).grant) == (["j-1"], 1, Grant.SETTLED)
+    assert ids(store) == ["j-1"]
+
+
+@WAYS
+def test_no_letter_is_lost_when_the_file_is_deleted_while_it_is_written(
+    store: Store, file: Path, end: Callable[[Path], None]
+) -> None:
+    assert isinstance(store, SQLStore)
+    with pytest.raises(StoreError, match="its file was deleted or replaced"), store._transaction():
+        end(file)
+    store.bury(letter())
+    assert ids(open_store(f"sqlite:///{file}")) == ["j-1"]
+
+
+@WAYS
+def test_a_run_that_ends_after_the_file_was_deleted_leaves_its_letter(
+    file: Path, end: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the first try of its own that finds a new file; the log says what has happened."""
+    bridge = Bridge(f"sqlite:///{file}")
+    begun = run(bridge, JOB)
+    end(file)
+    decision = DeadLetter("handler", Failure("a.b"), "why")
+    bridge.bury(begun, bridge.after(begun.job, decision), decision, FRAMEWORK, {})
+    assert [found.id for found in Bridge(f"sqlite:///{file}").dead_letters.list().letters] == ["j-1"]
+    assert "its file was deleted or replaced, with all it held; it is opened anew" in caplog.text
+
+
+def test_a_file_that_is_deleted_while_nothing_is_connected(store: Store, file: Path) -> None:
+    """As between a fork and the first use after it: the new one may even have the same number."""
+    assert isinstance(store, SQLStore)
+    store._dispose(close=True)
+    file.write_bytes(b"")
+    for _ in range(2):
+        with suppress(StoreError):
+            store.bury(letter())
+    assert ids(open_store(f"sqlite:///{file}")) == ["j-1"]
+
+
+def test_a_file_is_found_wherever_its_process_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:///ojs.db")
+    store.bury(letter())
+    monkeypatch.chdir("/")
+    assert reserve(store).grant is Grant.TAKEN
+    assert store.bury(letter(), over())
