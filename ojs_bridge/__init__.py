@@ -16,6 +16,7 @@ from .errors import (
 )
 from .events import Event, Listener
 from .parked_retries import RetryNotFound
+from .patterns import PolicyEntry
 from .policy import PartialPolicy, RetryPolicy
 from .reading import Reading
 from .redaction import Redaction
@@ -45,6 +46,7 @@ __all__ = [
     "Parked",
     "ParkedPage",
     "PartialPolicy",
+    "PolicyEntry",
     "Reading",
     "Redaction",
     "ReplayRule",

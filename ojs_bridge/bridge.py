@@ -31,7 +31,7 @@ from .job import Header, Job, encode
 from .letters import letter_of
 from .parked_retries import ParkedRetries, job_of, parked_of
 from .patterns import check_errors
-from .policy import PartialPolicy, RetryPolicy, said_by
+from .policy import AnyPartial, PartialPolicy, RetryPolicy, said_by
 from .publishing import DeadQueues, Publisher
 from .redaction import Redaction, Redactor
 from .replay_rules import PERIOD as RULES_PERIOD
@@ -175,7 +175,7 @@ class Bridge:
 
     def task(
         self,
-        *partials: PartialPolicy | None,
+        *partials: AnyPartial | None,
         errors: Mapping[type[BaseException], Mapped] | None = None,
         reserved: Mapping[type[BaseException], Mapped] | None = None,
         native: Native = NOTHING,
@@ -203,7 +203,7 @@ class Bridge:
             afresh,
         )
 
-    def initial_header(self, job: Job, task: TaskPolicy, retry: PartialPolicy) -> Header:
+    def initial_header(self, job: Job, task: TaskPolicy, retry: AnyPartial) -> Header:
         """Return the header of a job that is enqueued with its own partial policy (spec section 11).
 
         Raises InvalidRetryPolicy for one that is invalid, or that no message can carry.

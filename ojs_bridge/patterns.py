@@ -5,27 +5,35 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from .errors import ConfigurationError, InvalidRetryPolicy
-from .policy import PartialPolicy, RetryPolicy, check_partial
-from .retry_on import RetryOn
+from .policy import AnyPartial, PolicyFields, RetryPolicy, check_partial
+from .retry_on import RetryOn, RetryOnLike
 
 _RETRY_ON = "retry_on"
 _ERRORS = "non_retryable_errors"
+
+
+class EntryFields(PolicyFields, total=False):
+    """The fields of an entry of `policies`, as a type checker knows them."""
+
+    retry_on: RetryOnLike | None
+
+
 #: What may stand in `policies`: a partial policy, and beside its fields a `retry_on`.
-PolicyEntry: TypeAlias = "Mapping[str, Any] | RetryPolicy"
+PolicyEntry: TypeAlias = "EntryFields | RetryPolicy"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One of the `policies`: a partial policy, and which failures are retried, if it says so."""
 
-    policy: PartialPolicy
+    policy: AnyPartial
     retry_on: RetryOn | None = None
 
 
-def read_entry(entry: PolicyEntry, place: str) -> Entry:
+def read_entry(entry: AnyPartial, place: str) -> Entry:
     """Return what an entry says; raises ConfigurationError for a `retry_on` that says nothing.
 
     Its partial policy is not checked. `place` stands before what is wrong.
@@ -45,7 +53,7 @@ def check_pattern(name: str, text: str | None) -> None:
         )
 
 
-def check_errors(policy: PartialPolicy | None) -> None:
+def check_errors(policy: AnyPartial | None) -> None:
     """Raise InvalidRetryPolicy where an owner names a non-retryable error by a pattern that there is not.
 
     What a message brings is not checked: to the specification such an entry is a type like any other.
@@ -58,7 +66,7 @@ def check_errors(policy: PartialPolicy | None) -> None:
             raise InvalidRetryPolicy([str(error)]) from None
 
 
-def _checked(entry: PolicyEntry, place: str) -> Entry:
+def _checked(entry: AnyPartial, place: str) -> Entry:
     found = read_entry(entry, place)
     try:
         check_partial(found.policy)
@@ -79,9 +87,9 @@ class Policies:
 
     def __init__(
         self,
-        policies: Mapping[str, PolicyEntry] | None,
+        policies: Mapping[str, AnyPartial] | None,
         *,
-        default: PolicyEntry | None = None,
+        default: AnyPartial | None = None,
         place: str = "",
     ) -> None:
         self._place = place
@@ -95,7 +103,7 @@ class Policies:
             }
         )
 
-    def of(self, name: str) -> list[PartialPolicy] | None:
+    def of(self, name: str) -> list[AnyPartial] | None:
         """Return the partial policies for a name; None for one that stays with its framework."""
         entries = self._entries(name)
         return None if entries is None else [entry.policy for entry in entries]

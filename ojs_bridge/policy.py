@@ -7,7 +7,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from pydantic import (
     AfterValidator,
@@ -21,16 +21,31 @@ from pydantic import (
     model_validator,
 )
 from pydantic.json_schema import GenerateJsonSchema
-from typing_extensions import Self
+from typing_extensions import Self, Unpack
 
-from .backoff import SPEC_JITTER, CustomJitter, Intervals, Rng, Strategy, raw_delay
+from .backoff import SPEC_JITTER, CustomJitter, CustomStrategy, Intervals, Rng, Strategy, raw_delay
 from .duration import PATTERN, format_duration, read_duration
 from .errors import InvalidRetryPolicy, NotExpressible
 from .failures import Failure
 
-#: What may stand for (part of) a policy: some of its fields, or a policy whose explicitly set fields count.
-PartialPolicy: TypeAlias = "Mapping[str, Any] | RetryPolicy"
 
+class PolicyFields(TypedDict, total=False):
+    """Some fields of a policy, as a type checker knows them; None counts as absent."""
+
+    max_attempts: int | None
+    initial_interval: str | timedelta | None
+    backoff_coefficient: float | None
+    max_interval: str | timedelta | None
+    jitter: bool | CustomJitter | None
+    non_retryable_errors: list[str] | tuple[str, ...] | None
+    on_exhaustion: Literal["discard", "dead_letter"] | None
+    backoff_strategy: Strategy | Literal["constant"] | CustomStrategy | None
+
+
+#: What may stand for (part of) a policy: some of its fields, or a policy whose explicitly set fields count.
+PartialPolicy: TypeAlias = "PolicyFields | RetryPolicy"
+#: The same where nobody but the policy itself knows the fields: what was read from a file or a message.
+AnyPartial: TypeAlias = "Mapping[str, Any] | RetryPolicy"
 
 #: The most that `max_attempts` may be: what other languages and databases hold.
 LARGEST = 2**63 - 1
@@ -135,7 +150,7 @@ class RetryPolicy(BaseModel):
         WithJsonSchema({"type": "string", "enum": ["exponential", "linear", "polynomial", "none"]}),
     ] = Field(default="exponential", description="How the delay grows over successive retries.")
 
-    def __init__(self, /, **fields: Any) -> None:
+    def __init__(self, /, **fields: Unpack[PolicyFields]) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -158,7 +173,7 @@ class RetryPolicy(BaseModel):
         return self
 
     @classmethod
-    def merge(cls, *partials: PartialPolicy | None) -> Self:
+    def merge(cls, *partials: AnyPartial | None) -> Self:
         """Lay partial policies over the spec's default, later ones win field by field (spec section 8.1).
 
         `None`, and a field that is None, count as absent. Raises InvalidRetryPolicy for the merged result.
@@ -211,7 +226,7 @@ class RetryPolicy(BaseModel):
                         return pattern
         return None
 
-    def to_ojs(self, *, only: PartialPolicy | None = None) -> dict[str, Any]:
+    def to_ojs(self, *, only: AnyPartial | None = None) -> dict[str, Any]:
         """Return the policy as the JSON object of the spec (section 2), or just the fields that `only` sets.
 
         Raises NotExpressible for a custom strategy or jitter, which only Python code can hold.
@@ -235,18 +250,18 @@ def _jittered(jitter: CustomJitter, n: int, seconds: float, rng: Rng) -> float:
     return jittered
 
 
-def check_partial(partial: PartialPolicy | None) -> None:
+def check_partial(partial: AnyPartial | None) -> None:
     """Raise InvalidRetryPolicy for a partial policy that no layer beneath it could make valid."""
     RetryPolicy.merge({"initial_interval": timedelta.resolution, "max_interval": timedelta.max}, partial)
 
 
-def partial_to_ojs(partial: PartialPolicy | None) -> dict[str, Any]:
+def partial_to_ojs(partial: AnyPartial | None) -> dict[str, Any]:
     """Return a partial policy in the spec's JSON form; raises InvalidRetryPolicy and NotExpressible."""
     loosest = {"initial_interval": timedelta.resolution, "max_interval": timedelta.max}
     return RetryPolicy.merge(loosest, partial).to_ojs(only=partial) if partial else {}
 
 
-def said_by(*partials: PartialPolicy | None) -> frozenset[str]:
+def said_by(*partials: AnyPartial | None) -> frozenset[str]:
     """Return the fields that partial policies say; raises InvalidRetryPolicy for what is none."""
     return frozenset(name for partial in partials if partial is not None for name in _fields(partial))
 

@@ -11,7 +11,7 @@ from typing import Any
 from .errors import ConfigurationError, InvalidRetryPolicy
 from .job import Header, Job
 from .letters import CLAIM_SECONDS
-from .policy import PartialPolicy, RetryPolicy, partial_to_ojs
+from .policy import AnyPartial, RetryPolicy, partial_to_ojs
 from .publishing import Override, Publisher, Unreachable
 from .reading import OWN_META
 from .storage_retry import pause
@@ -54,7 +54,7 @@ def override_of(
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
     meta: Mapping[str, Any] | None,
-    retry: PartialPolicy | None,
+    retry: AnyPartial | None,
 ) -> Override:
     """Return what a replay changes; raises ValueError that names what is wrong, and InvalidRetryPolicy."""
     if queue is not None and not (isinstance(queue, str) and queue):
@@ -249,7 +249,7 @@ def _why(error: BaseException) -> str:
     return str(error) or repr(error)
 
 
-def _check(retry: PartialPolicy | None) -> None:
+def _check(retry: AnyPartial | None) -> None:
     """Raise InvalidRetryPolicy for an override that does not go with the job's own policy."""
     try:
         RetryPolicy.merge(retry)

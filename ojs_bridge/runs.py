@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from .decision import DeadLetter
 from .failures import ErrorMap, Failure
 from .job import Job
-from .policy import PartialPolicy, RetryPolicy, said_by
+from .policy import AnyPartial, RetryPolicy, said_by
 from .retry_on import EVERY_FAILURE, UNSAID, RetryOn
 from .store import Turn
 
@@ -28,7 +28,7 @@ class Native:
     holds what the task's own options say: they lie over the app's default.
     """
 
-    options: PartialPolicy
+    options: AnyPartial
     beneath: Mapping[str, Any] = field(default_factory=dict)
     retry_on: RetryOn = EVERY_FAILURE
 
@@ -55,7 +55,7 @@ class TaskPolicy:
     its way when the bridge came, and is beyond its limit, begins at attempt 1.
     """
 
-    partials: tuple[PartialPolicy | None, ...]
+    partials: tuple[AnyPartial | None, ...]
     policy: RetryPolicy
     errors: ErrorMap
     retry_on: RetryOn = EVERY_FAILURE
@@ -64,11 +64,11 @@ class TaskPolicy:
     named: frozenset[str] = frozenset()
     afresh: bool = False
 
-    def with_native(self, native: PartialPolicy) -> TaskPolicy:
+    def with_native(self, native: AnyPartial) -> TaskPolicy:
         """Return the settings of a message that brings native options; raises InvalidRetryPolicy."""
         return replace(self, partials=(*self.partials, native), policy=self.for_job(native))
 
-    def for_job(self, retry: PartialPolicy | None) -> RetryPolicy:
+    def for_job(self, retry: AnyPartial | None) -> RetryPolicy:
         """Return the policy of a job that brings its own partial one; raises InvalidRetryPolicy."""
         if not retry:
             return self.policy
@@ -76,16 +76,16 @@ class TaskPolicy:
         said = self.said | said_by(retry) - {ATTEMPTS}
         return RetryPolicy.merge(self.native.under(said), *self.partials, retry)
 
-    def rule(self, retry: PartialPolicy | None) -> RetryOn:
+    def rule(self, retry: AnyPartial | None) -> RetryOn:
         """Return which failures of a job are retried: of one that says how often, all, if nobody said."""
         asks = self.retry_on is UNSAID and ATTEMPTS in said_by(retry)
         return EVERY_FAILURE if asks else self.retry_on
 
-    def keeps_limit(self, retry: PartialPolicy | None) -> bool:
+    def keeps_limit(self, retry: AnyPartial | None) -> bool:
         """Return whether how often a job runs is the framework's to say, as no owner has said it."""
         return bool(self.native.beneath) and ATTEMPTS not in self.said | said_by(retry)
 
-    def keeps_waits(self, retry: PartialPolicy | None) -> bool:
+    def keeps_waits(self, retry: AnyPartial | None) -> bool:
         """Return whether when a job is retried is the framework's to say."""
         return bool(self.native.beneath) and NUMBERS.isdisjoint(self.said | said_by(retry) - {ATTEMPTS})
 

@@ -16,7 +16,7 @@ from .failures import ErrorMap, Mapped
 from .importing import imported
 from .job import MIN_HEADER_BUDGET, MIN_HISTORY
 from .patterns import Policies
-from .policy import PartialPolicy, RetryPolicy
+from .policy import AnyPartial, RetryPolicy
 from .policy_files import PoliciesOrFile, load
 from .retention import Retention
 from .store import Store, open_store
@@ -35,7 +35,7 @@ class Settings:
     """The settings of one bridge."""
 
     store: Store | None
-    retry: PartialPolicy | None
+    retry: AnyPartial | None
     errors: dict[type[BaseException], Mapped]
     listeners: tuple[Callable[[events.Event], object], ...]
     history: int
@@ -66,7 +66,7 @@ def settings_of(**given: Any) -> Settings:
     )
 
 
-def the_retry() -> PartialPolicy | None:
+def the_retry() -> AnyPartial | None:
     """Return the app's default policy as it is found where no code gives one."""
     return _retry(layered()["retry"])
 
@@ -106,8 +106,8 @@ def _patience(reservation: timedelta) -> float:
     return min(max(reservation.total_seconds() / 3, 2.0), PATIENCE_SECONDS)
 
 
-def _retry(found: Found) -> PartialPolicy | None:
-    partial: PartialPolicy | None = found.value
+def _retry(found: Found) -> AnyPartial | None:
+    partial: AnyPartial | None = found.value
     try:
         RetryPolicy.merge(partial)
     except InvalidRetryPolicy as error:

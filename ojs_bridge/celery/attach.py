@@ -21,7 +21,7 @@ from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..failures import WORKER_DEATH, Mapped
 from ..job import Header, Job
 from ..patterns import Policies
-from ..policy import PartialPolicy
+from ..policy import AnyPartial
 from ..publishing import Override, Unpublishable, Unreachable
 from ..retry_on import RetryOn
 from ..runs import NOTHING, Native, TaskPolicy
@@ -91,7 +91,7 @@ def policies_of(app: Celery) -> Policies:
     return found
 
 
-def policies_for(app: Celery, name: str) -> list[PartialPolicy] | None:
+def policies_for(app: Celery, name: str) -> list[AnyPartial] | None:
     """Return the partial policies that `install` has for a task; None when the task is to stay native."""
     return policies_of(app).of(name)
 
@@ -224,7 +224,7 @@ def _bound(found: Any, app: Celery) -> Any:
     return bind(app, type(app)) if bind else found
 
 
-def header_for(app: Celery, name: str, partial: PartialPolicy) -> str:
+def header_for(app: Celery, name: str, partial: AnyPartial) -> str:
     """Return the `ojs` header of a job that brings a partial policy; raises InvalidRetryPolicy."""
     bridge = attach(app)
     task = app._tasks.get(name)
@@ -236,7 +236,7 @@ def header_for(app: Celery, name: str, partial: PartialPolicy) -> str:
         raise error.under(f"{RETRY_OPTION} of {name}") from None
 
 
-def _checked(app: Celery, name: str, partial: PartialPolicy, headers: Mapping[str, Any]) -> str:
+def _checked(app: Celery, name: str, partial: AnyPartial, headers: Mapping[str, Any]) -> str:
     """Return the `ojs` header of a job; the one that its producer has made of this policy stays as it is.
 
     A worker that sends on what a chain or a link holds may know the task as a native one, and refuse it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 from celery import Celery, Task, _state
 from celery.app.task import Context
@@ -31,6 +31,9 @@ from .wire import HEADER
 from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
+
+if TYPE_CHECKING:
+    from .typed import BindingDecorator, Decorator
 
 _RUNNING = "ojs_execution"
 # Celery takes what its class does not know for a header, and copies it when a task calls itself.
@@ -160,6 +163,32 @@ class CheckedSignature(Signature):  # type: ignore[misc]
         super().set(immutable, **options)
         check_signatures(self.app, self)
         return self
+
+
+@overload
+def ojs_task(
+    app: Celery | None = None,
+    *,
+    bind: Literal[True],
+    retry: PartialPolicy | None = None,
+    retry_on: RetryOnLike | None = None,
+    errors: Mapping[type[BaseException], Mapped] | None = None,
+    base: type[Task] | None = None,
+    **options: Any,
+) -> BindingDecorator: ...
+
+
+@overload
+def ojs_task(
+    app: Celery | Callable[..., Any] | None = None,
+    *,
+    bind: Literal[False] = False,
+    retry: PartialPolicy | None = None,
+    retry_on: RetryOnLike | None = None,
+    errors: Mapping[type[BaseException], Mapped] | None = None,
+    base: type[Task] | None = None,
+    **options: Any,
+) -> Decorator: ...
 
 
 def ojs_task(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import ConfigurationError
 from ..migration.plan.planned import Planned
-from ..policy import PartialPolicy, RetryPolicy
+from ..policy import AnyPartial, RetryPolicy
 from ..policy_files import load, read_toml
 from .printing import plain
 
@@ -65,7 +65,7 @@ def differences(file: str, found: Sequence[Planned]) -> Iterator[str]:
                 yield f"{plain(one.name)}: retry_on is not {one.retry_on!r} in the file"
 
 
-def _unlike(layers: Sequence[PartialPolicy], planned: PartialPolicy) -> Iterator[str]:
+def _unlike(layers: Sequence[AnyPartial], planned: AnyPartial) -> Iterator[str]:
     """Yield the fields that differ: those that the plan says, and the waits of what is retried at all."""
     said, wanted = RetryPolicy.merge(*layers).to_ojs(), RetryPolicy.merge(planned)
     names = {*wanted.to_ojs(only=planned), *(_WAITS if wanted.runs > 1 else ())}

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import DeadLetter, Discard, Fail, Retry, Snooze
+from ..policy import PolicyFields
 
 Ending = Literal["completed", "discarded", "dead-lettered", "refused"]
 
 #: The app's own default policy, over the spec's.
-DEFAULT_POLICY = {"initial_interval": "PT0.4S", "max_interval": "PT2S"}
+DEFAULT_POLICY: PolicyFields = {"initial_interval": "PT0.4S", "max_interval": "PT2S"}
 
 #: The policy of the task and of the actor that run every job of the demonstration.
-TASK_POLICY = {"non_retryable_errors": ["payment.card_stolen", "auth.*"]}
+TASK_POLICY: PolicyFields = {"non_retryable_errors": ["payment.card_stolen", "auth.*"]}
 
 #: The job that is replayed at the end, once its cause is mended.
 REPLAYED = "exhausts, is dead-lettered"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ...errors import NotExpressible
-from ...policy import LARGEST, PartialPolicy, RetryPolicy, partial_to_ojs
+from ...policy import LARGEST, AnyPartial, RetryPolicy, partial_to_ojs
 from .comparing import policy_wait
 from .planned import ENDLESS, Hazard, Native, Planned
 
 
-def already_ojs(name: str, what: str, policy: RetryPolicy, partial: PartialPolicy | None) -> Planned:
+def already_ojs(name: str, what: str, policy: RetryPolicy, partial: AnyPartial | None) -> Planned:
     """Return the plan of a task with a partial policy of its own, and `policy`, what that resolves to."""
     kept = policy.on_exhaustion == "dead_letter"
     native = Native.computed(

@@ -21,7 +21,7 @@ from ...celery.wire import expiry
 from ...errors import ConfigurationError
 from ...failures import Failure, Outcome, outcome_of
 from ...job import Job
-from ...policy import PartialPolicy
+from ...policy import AnyPartial
 from ...policy_files import PoliciesOrFile
 from ...runs import TaskPolicy
 from ...settings import the_policies
@@ -128,7 +128,7 @@ class Watch:
                 self._tasks[name] = resolved(self._bridge, task, self._policies, native)
         return self._tasks[name]
 
-    def _moved(self, name: str) -> list[PartialPolicy] | None:
+    def _moved(self, name: str) -> list[AnyPartial] | None:
         return None if name.startswith("celery.") else self._policies.of(name)
 
     def _native(self, raised: BaseException, now: datetime) -> Native:
