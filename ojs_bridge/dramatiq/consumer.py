@@ -7,6 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import dramatiq
@@ -20,6 +21,7 @@ from .encoding import encodable
 from .holding import received
 from .on_redis import Hands, enrich, is_broker, is_redis, is_replaced, replace_on
 from .outages import redis_outages
+from .soundness import readable, sound
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -90,6 +92,7 @@ class SettlingConsumer(Consumer):
         self._broker = broker
         self._hands = hands
         queue_name = getattr(inner, "queue_name", "")
+        self._take = sound(broker, inner, queue_name, partial(next, inner))
         # Not what is delayed, which Dramatiq may forget.
         self._takes = is_redis(broker) and queue_name != dq_name(queue_name)
         self._is_tagged = is_broker(broker, "rabbitmq", "RabbitmqBroker")
@@ -197,7 +200,7 @@ class SettlingConsumer(Consumer):
         return self if self._takes or self._is_tagged else iter(self._inner)
 
     def __next__(self) -> MessageProxy | None:
-        message = next(self._inner)
+        message = self._take()
         if message is not None:
             if self._is_tagged:
                 message.__dict__[_FROM] = self._inner
@@ -217,7 +220,7 @@ class SettlingConsumer(Consumer):
         fetched, self._inner.message_cache = getattr(self._inner, "message_cache", []), []  # type: ignore[attr-defined]
         try:
             if fetched:
-                self._inner.requeue([MessageProxy(dramatiq.Message.decode(data)) for data in fetched])
+                self._inner.requeue(readable(fetched, getattr(self._inner, "queue_name", "")))
         except redis_outages() as error:
             raise ConnectionClosed(error) from None
         finally:

@@ -80,14 +80,23 @@ class Execution:
                 # It is meant for a job, and none has begun.
                 self._wait(RuntimeError(f"interrupted: {interrupt!r}"))
                 continue
-            if not isinstance(begun, (Postpone, Drop)) or self.put_aside(begun):
+            if not isinstance(begun, (Postpone, Drop)):
                 return begun
+            try:
+                if self.put_aside(begun):
+                    return begun
+            except GiveUp:
+                raise
+            except Exception as error:
+                logger.exception("job %s cannot be put off", begun.job.id)
+                return self._bridge.unbegun(begun.job, error)
 
     def _ask(self, task: TaskPolicy, actors: Actors) -> Begun:
         # What is asked of a proxy takes longer, and every job comes by here.
         message = self._message._message
-        bare = bare_job(message, max_age(self._broker, message))
+        bare = Job(str(message.message_id), message.actor_name, message.queue_name)
         try:
+            bare = bare_job(message, max_age(self._broker, message))
             carry_wishes(message.options)
             if not names_exceptions(message.options.get("throws")):
                 logger.warning("job %s: its throws option names no exception classes", bare.id)
@@ -107,7 +116,7 @@ class Execution:
         except Exception as error:
             # Dramatiq would log it, run the actor and know nothing of its outcome.
             logger.exception("job %s: could not be begun", bare.id)
-            return self._bridge.refuse(bare, InvalidState(f"the job could not be begun: {error!r}"))
+            return self._bridge.unbegun(bare, error)
 
     def early(self) -> Postpone | None:
         """Return until when a delivery that stays native waits, if its time under the bridge is ahead."""
@@ -166,6 +175,9 @@ class Execution:
         try:
             self._send_on(begun, begun.job, begun.at, "came before its time", {})
         except Exception as error:
+            # Who holds its turn ends it; any other job that no message can carry would wait for ever.
+            if begun.turn is None and not isinstance(error, (NotSent, StoreError)):
+                raise
             logger.debug("job %s: could not be sent on", begun.job.id, exc_info=True)
             self._wait(error)
             return False

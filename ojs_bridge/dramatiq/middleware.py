@@ -10,6 +10,7 @@ from typing import Any
 from dramatiq import Actor, Message
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Middleware, Retries, SkipMessage
+from dramatiq.middleware.middleware import MiddlewareError
 from dramatiq.worker import _ConsumerThread as ConsumerThread
 
 from ..bridge import Bridge
@@ -146,8 +147,16 @@ class OJSRetries(Retries):
             return
         # Whatever ends this delivery before something durable follows it gives the job back.
         message._ojs_settlement = UNBEGUN
-        if not message.failed:
+        if message.failed:
+            return
+        try:
             self._begin(broker, message, task)
+        except MiddlewareError:
+            raise
+        except Exception as error:
+            # Dramatiq would log it, and run the actor.
+            logger.exception("job %s: kept in the broker's dead queue", message.message_id)
+            raise _kept_dead(message, error) from None
 
     def _begin(self, broker: Broker, message: Any, task: TaskPolicy) -> None:
         if self._canary is not None and self._actors.task_of(message) is None:
@@ -333,6 +342,13 @@ def _given_back(message: Any) -> SkipMessage:
     mark(message, Settlement.GIVE_BACK)
     message.options["store_results"] = False
     return SkipMessage("this worker shuts down")
+
+
+def _kept_dead(message: Any, error: Exception) -> SkipMessage:
+    message._ojs_run = None
+    message.fail()
+    mark(message, Settlement.DEAD)
+    return SkipMessage(f"the job could not be begun: {error!r}")
 
 
 def _why(begun: Postpone | Drop) -> str:
