@@ -15,7 +15,7 @@ from .attach import AFRESH, POLICIES, attach, is_bridged, policies_for
 from .canary import CANARY, autoretry_outside, partial_canary
 from .on_commit import sent_on_commit
 from .options import AUTORETRYING, native_of
-from .task import Bridged
+from .task import Bridged, ReplacedMethods
 
 
 def install(
@@ -88,4 +88,5 @@ def _adopt(task: Task, app: Celery) -> None:
         setattr(task, AUTORETRYING, task.run)
         # autoretry_for becomes a rule on which errors are final; the policy does the retrying.
         task.run = autoretry_outside(task) if attributes["ojs_canary"] else task._orig_run
-    task.__class__ = type(native.__name__, (*sent_on_commit(native), Bridged, native), attributes)
+    bases = (*sent_on_commit(native), Bridged, native, ReplacedMethods)
+    task.__class__ = type(native.__name__, bases, attributes)

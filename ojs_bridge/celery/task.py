@@ -87,6 +87,34 @@ class Bridged:
         handler: Handler = super().start_strategy(app, consumer, **options)  # type: ignore[misc]
         return keeping(self, app, consumer, handler)
 
+    def apply(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """Run the task here and now, retries included; their delays are not waited for.
+
+        Raises RuntimeError for a task that does nothing but snooze.
+        """
+        if EAGER_RETRIES in options:
+            # Celery would run each eager retry within the run that asked for it.
+            return EagerRetry(args, kwargs, options)
+        partial = options.pop(RETRY_OPTION, None)
+        if partial is not None:
+            header = header_for(self.app, self.name, partial)
+            options["headers"] = {**(options.get("headers") or {}), HEADER: header}
+        return apply_to_the_end(super().apply, self.name, args, kwargs, *rest, **options)  # type: ignore[misc]
+
+    @classmethod
+    def on_bound(cls: Any, app: Celery) -> None:
+        """Have the app carry policies, and refuse native retry options on this task."""
+        super().on_bound(app)  # type: ignore[misc]
+        prepare(app)
+        if cls.name and issubclass(cls, OJSTask):
+            refuse_native(str(cls.name), _own_options(cls))
+
+
+class ReplacedMethods(Task):  # type: ignore[misc]
+    """Methods in place of Celery's own, which a user's class may override as those, and call by `super()`."""
+
+    abstract = True
+
     def retry(
         self: Any,
         args: Any = None,
@@ -106,27 +134,13 @@ class Bridged:
         """
         execution = vars(self.request).get(_RUNNING)
         if not isinstance(execution, Execution):
-            native: Callable[..., Retry] = super().retry  # type: ignore[misc]
+            native: Callable[..., Retry] = super().retry
             return native(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         wish = Wish(self, execution.given, exc, args, kwargs, eta, countdown, options, max_retries)
         answer = execution.ask(wish)
         if throw or answer is not wish.signal:
             raise answer
         return wish.signal
-
-    def apply(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
-        """Run the task here and now, retries included; their delays are not waited for.
-
-        Raises RuntimeError for a task that does nothing but snooze.
-        """
-        if EAGER_RETRIES in options:
-            # Celery would run each eager retry within the run that asked for it.
-            return EagerRetry(args, kwargs, options)
-        partial = options.pop(RETRY_OPTION, None)
-        if partial is not None:
-            header = header_for(self.app, self.name, partial)
-            options["headers"] = {**(options.get("headers") or {}), HEADER: header}
-        return apply_to_the_end(super().apply, self.name, args, kwargs, *rest, **options)  # type: ignore[misc]
 
     def signature(self: Any, args: Any = None, *rest: Any, **options: Any) -> CheckedSignature:
         """Return a signature whose `ojs_retry` is checked where it is written."""
@@ -135,16 +149,8 @@ class Bridged:
 
     subtask = signature
 
-    @classmethod
-    def on_bound(cls: Any, app: Celery) -> None:
-        """Have the app carry policies, and refuse native retry options on this task."""
-        super().on_bound(app)  # type: ignore[misc]
-        prepare(app)
-        if cls.name and issubclass(cls, OJSTask):
-            refuse_native(str(cls.name), _own_options(cls))
 
-
-class OJSTask(Bridged, Task):  # type: ignore[misc]
+class OJSTask(Bridged, ReplacedMethods):
     """A Celery task under the bridge; `acks_late` unless the task says otherwise.
 
     Class attributes or task options: `ojs_retry`, a partial policy, `ojs_retry_on`, the failures that are
@@ -250,7 +256,9 @@ def _shared(fun: Callable[..., Any], base: type[Task] | None, options: dict[str,
 def _with_bridge(base: type[Task]) -> type[Task]:
     if issubclass(base, Bridged):
         return base
-    bases = (*sent_on_commit(base), OJSTask, base)
+    # Where Celery's own class is the base there is nothing that could override.
+    last = () if base is Task else (ReplacedMethods,)
+    bases = (*sent_on_commit(base), OJSTask, base, *last)
     return type(base.__name__, bases, {"abstract": True, "__module__": base.__module__})
 
 
@@ -258,7 +266,7 @@ def _own_options(cls: type[Task]) -> dict[str, Any]:
     """Return what the classes between a task and Celery's own Task set."""
     options: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
-        if base not in (Bridged, OJSTask, object) and base.__module__ != "celery.app.task":
+        if base not in (Bridged, ReplacedMethods, OJSTask, object) and base.__module__ != "celery.app.task":
             options.update(vars(base))
     return options
 

@@ -8,7 +8,7 @@ import typing
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import celery
@@ -147,6 +147,42 @@ def set_on_its_class(hand: ByHand) -> None:
 
 def set_without_end(hand: ByHand) -> None:
     hand.app.tasks["plain"].max_retries = None
+
+
+class Own(Task):
+    """A base class that has methods of its own in place of Celery's, as libraries have them."""
+
+    abstract = True
+    calls: ClassVar[list[str]] = []
+
+    def retry(self, *args: Any, **options: Any) -> Any:
+        self.calls.append("retry")
+        return super().retry(*args, **{**options, "exc": KeyError("of its own")})
+
+    def signature(self, *args: Any, **options: Any) -> Any:
+        self.calls.append("signature")
+        return super().signature(*args, **options)
+
+
+@pytest.mark.parametrize("way", ["install", "install, by class", "ojs_task"])
+def test_methods_of_a_users_class_are_called(unique: str, way: str) -> None:
+    hand = by_hand(install, unique)
+    Own.calls.clear()
+
+    def run(task: Task) -> None:
+        task.retry(countdown=0)
+
+    if way == "ojs_task":
+        ojs_task(hand.app, shared=False, bind=True, name="own", base=Own, retry={"max_attempts": 1})(run)
+    elif way == "install":
+        hand.app.task(shared=False, bind=True, name="own", base=Own, max_retries=0)(run)
+    else:
+        hand.app.register_task(type("ByClass", (Own,), {"name": "own", "run": run, "max_retries": 0})())
+    job = hand.app.tasks["own"].s().set(ojs_retry={"on_exhaustion": "discard"}).delay().id
+    hand.deliver_all()
+    assert hand.state(job) == ("FAILURE", "KeyError('of its own')")
+    assert Own.calls[0] == "signature"
+    assert Own.calls.count("retry") == 1
 
 
 #: When a native option is set after the task was registered -> what its jobs ask for.
