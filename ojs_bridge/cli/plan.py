@@ -18,6 +18,7 @@ from .failing import INCOMPLETE
 from .plan_files import check_path, differences, write
 from .plan_pages import show_all, show_first_page
 from .plan_tables import as_markdown
+from .plan_verifying import verified
 from .printing import say, show, show_json
 
 
@@ -55,6 +56,14 @@ class Answer:
             "--diff", metavar="FILE", help="Only show how this file differs from the plan, and exit 1 if so."
         ),
     ] = None
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Also run what can be run, in memory, with failures in place of the bodies, and show what "
+            "shadow mode has seen. Runs hooks and receivers of signals.",
+        ),
+    ] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an import that fails.")] = (
         False
     )
@@ -82,12 +91,15 @@ def plan(
 ) -> int:
     """Show what each task does today when it fails, the retry policy nearest to that, and what to look at.
 
-    No task is called, nothing is sent.
+    No task is called, nothing is sent; with --verify tasks run in memory, without their bodies.
     """
     if answer.file is not None:
         check_path(answer.file)
     with _traceback(shown=answer.debug):
-        found = _of(app_of(app, modules or ()), tasks or ())
+        loaded = app_of(app, modules or ())
+        found = _of(loaded, tasks or ())
+    if answer.verify:
+        found = verified(loaded, found)
     if answer.other is not None:
         return _show_differences(answer.other, found)
     match answer.how:

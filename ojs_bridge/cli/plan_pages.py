@@ -54,7 +54,9 @@ def _counts(found: Sequence[Planned]) -> str:
         "get none and stay as they are: what they do is not known": sum(one.policy is None for one in found),
     }
     told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return f"{len(found):,} task{'' if len(found) == 1 else 's'}; under the policies {told}"
+    ran = sum(one.measured for one in found)
+    checked = f"; {ran:,} measured" if ran else ""
+    return f"{len(found):,} task{'' if len(found) == 1 else 's'}; under the policies {told}{checked}"
 
 
 def _grouped(found: Sequence[Planned]) -> dict[str, list[str]]:
@@ -86,6 +88,9 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _said(one: Planned) -> Iterator[tuple[str, str]]:
+    yield "verdict", one.verdict
+    if one.production:
+        yield "shadow", one.production
     if one.unreadable:
         yield "not read", one.unreadable
     if one.native is not None and one.native.runs == one.native.waits == NOT_KNOWN:

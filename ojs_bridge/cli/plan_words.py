@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 from ..duration import spoken
 from ..migration.plan.planned import NOT_KNOWN, Native, Wait
@@ -45,6 +45,6 @@ def told(wait: Wait) -> str:
     return words[1] if len({*words}) == 1 else f"{words[0]} to {words[2]}, mean {words[1]}"
 
 
-def fields(policy: dict[str, Any]) -> str:
+def fields(policy: Mapping[str, object]) -> str:
     """Return the fields of a policy in a line."""
     return ", ".join(f"{name} {plain(value)}" for name, value in policy.items())

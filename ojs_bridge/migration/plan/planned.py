@@ -5,9 +5,10 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from ...errors import ConfigurationError
+from ...patterns import EntryFields
 
 Endless: TypeAlias = Literal["endless"]
 NotKnown: TypeAlias = Literal["not known"]
@@ -122,16 +123,23 @@ class Planned:
     open: tuple[Open, ...] = ()
     #: Why the task could not be read.
     unreadable: str = ""
+    #: Whether what was read was run, too, natively and under the policy.
+    measured: bool = False
+    #: What shadow mode has seen of it in production, in words.
+    production: str = ""
 
     @property
     def verdict(self) -> str:
-        """How far the numbers can be trusted: `read`, or `not known`."""
-        return NOT_KNOWN if self.open or self.unreadable else "read"
+        """How far the numbers can be trusted: `measured`, `read`, or `not known`."""
+        if self.open or self.unreadable:
+            return NOT_KNOWN
+        return "measured" if self.measured else "read"
 
     @property
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> EntryFields:
         """What stands for it among the `policies` of an `install`: the policy, and `retry_on` beside it."""
-        return {**({"retry_on": self.retry_on} if self.retry_on else {}), **(self.policy or {})}
+        said = {"retry_on": self.retry_on} if self.retry_on else {}
+        return cast("EntryFields", {**said, **(self.policy or {})})
 
     @property
     def exact(self) -> bool:

@@ -1,0 +1,118 @@
+"""Dramatiq's actors on a broker in memory, with a failure in place of their bodies: natively, then moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from dramatiq import Actor, Message
+from dramatiq.broker import Broker, MessageProxy
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware import Middleware, Retries
+
+from ....bridge import Bridge
+from ....dramatiq import install
+from ....errors import ConfigurationError
+from ..measuring import LIMIT, Injected, Measured, can_be_measured, judged
+from ..planned import Planned
+from .settings import retries_of, task_policy
+
+#: The options of an actor by which it is retried.
+_OPTIONS = ("max_retries", "min_backoff", "max_backoff", "retry_when", "throws")
+
+
+class _Delays(Middleware):
+    """Hears how long each message is to wait."""
+
+    def __init__(self) -> None:
+        self.heard: list[float] = []
+
+    def before_enqueue(self, _broker: Broker, _message: Any, delay: int | None) -> None:
+        if delay is not None:
+            self.heard.append(delay / 1000)
+
+
+class _Ahead(Bridge):
+    """A bridge whose clock runs ahead of the time that nobody waits for."""
+
+    ahead = timedelta(0)
+
+    def now(self) -> datetime:
+        return super().now() + self.ahead
+
+
+def measured(broker: Broker, found: Sequence[Planned]) -> list[Planned]:
+    """Return a plan with what each actor did that can be measured; raises ConfigurationError.
+
+    Bodies are not run. On a broker of its own, which has the broker's `Retries` and no other middleware.
+    """
+    own = retries_of(broker)
+    if any(task_policy(broker, actor) for actor in broker.actors.values()):
+        raise ConfigurationError("verify: the broker is under the bridge already: name it as it was before")
+    names = [one.name for one in found if can_be_measured(one)]
+    actors = [broker.actors[name] for name in names]
+    native = {name: _measured(there, name) for there in [_alike(own, actors)] for name in names}
+    with TemporaryDirectory() as folder:
+        url = f"sqlite:///{Path(folder) / 'ojs.db'}"
+        bridge = _Ahead(url, retry={}, park_after=timedelta(days=3650))
+        there = _alike(own, actors)
+        entries = {one.name: one.entry for one in found if one.name in names}
+        install(there, bridge, policies=entries, canary=100)
+        there.emit_after("process_boot")
+        moved = {name: _measured(there, name, bridge) for name in names}
+        policies = {name: task_policy(there, there.actors[name]) for name in names}
+        bridge.stop()
+    return [
+        judged(one, native[one.name], moved[one.name], policies[one.name].policy)  # type: ignore[union-attr]
+        if one.name in names
+        else one
+        for one in found
+    ]
+
+
+def _alike(own: Retries | None, actors: Sequence[Actor[..., Any]]) -> StubBroker:
+    """Return a broker in memory with the same retries, and actors with the same options of retries."""
+    settings = ("max_retries", "min_backoff", "max_backoff", "retry_when")
+    middleware = [Retries(**{name: getattr(own, name) for name in settings})] if own else []
+    broker = StubBroker(middleware=[*middleware, _Delays()])
+    for actor in actors:
+        options = {name: actor.options[name] for name in _OPTIONS if name in actor.options}
+        broker.declare_actor(
+            Actor(
+                lambda *_: None,
+                broker=broker,
+                actor_name=actor.actor_name,
+                queue_name=actor.queue_name,
+                priority=actor.priority,
+                options=options,
+            )
+        )
+    return broker
+
+
+def _measured(broker: StubBroker, name: str, bridge: _Ahead | None = None) -> Measured:
+    """Fail a message as a worker would, and each retry of it, without waiting."""
+    waits = next(m.heard for m in broker.middleware if isinstance(m, _Delays))
+    waits.clear()
+    broker.actors[name].send()
+    runs, ended = 0, ""
+    while runs < LIMIT and not ended and (message := _taken(broker)):
+        runs += 1
+        if bridge and waits:
+            bridge.ahead += timedelta(seconds=waits[-1] + 1)
+        broker.emit_before("process_message", message)
+        broker.emit_after("process_message", message, exception=Injected("by ojs-bridge plan --verify"))
+        ended = "dead" if message.failed else ""
+    _taken(broker)
+    return Measured(runs, tuple(waits), ended)
+
+
+def _taken(broker: StubBroker) -> MessageProxy | None:
+    """Return the only message that there may be, and take it out of its queue."""
+    for queue in broker.queues.values():
+        if not queue.empty():
+            return MessageProxy(Message.decode(queue.get_nowait()))
+    return None
