@@ -16,6 +16,9 @@ from .store import Grant, Reservation, Settle, Store, StoreError, Turn
 
 logger = logging.getLogger("ojs_bridge")
 
+#: How soon a delivery asks again for a turn that is still held, though its time may be over.
+ASK_AGAIN = timedelta(seconds=1)
+
 WORKER_GONE = "its worker did not extend the reservation: killed, or cut off from the store"
 WORKER_DIED = "its process died, and its message came to another one of the same pool"
 
@@ -95,7 +98,8 @@ class Turns:
         job = run.job
         match found.grant:
             case Grant.HELD:
-                at = found.until or self._clock() + self._length
+                soonest = self._clock() + ASK_AGAIN
+                at = max(found.until, soonest) if found.until else self._clock() + self._length
                 return Postpone(job.waiting(at), at, run.turn, found.holder)
             case Grant.SETTLED:
                 return Drop(job, f"attempt {job.attempt} has been dealt with, this is a late copy of it")

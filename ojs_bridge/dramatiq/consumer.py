@@ -7,7 +7,6 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import dramatiq
@@ -22,6 +21,7 @@ from .holding import received
 from .on_redis import Hands, enrich, is_broker, is_redis, is_replaced, replace_on
 from .outages import redis_outages
 from .soundness import readable, sound
+from .waking import Wakes, taking
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -87,14 +87,14 @@ def publication(message: MessageProxy) -> str:
 class SettlingConsumer(Consumer):
     """A consumer that settles marked messages as marked, and all others as the broker's own does."""
 
-    def __init__(self, inner: Consumer, broker: Broker, hands: Hands) -> None:
+    def __init__(self, inner: Consumer, broker: Broker, queue_name: str, hands: Hands, wakes: Wakes) -> None:
         self._inner = inner
         self._broker = broker
         self._hands = hands
-        queue_name = getattr(inner, "queue_name", "")
-        self._take = sound(broker, inner, queue_name, partial(next, inner))
+        self._take = sound(broker, inner, queue_name, taking(broker, inner, queue_name, wakes))
+        self._is_delayed = queue_name == dq_name(queue_name)
         # Not what is delayed, which Dramatiq may forget.
-        self._takes = is_redis(broker) and queue_name != dq_name(queue_name)
+        self._takes = is_redis(broker) and not self._is_delayed
         self._is_tagged = is_broker(broker, "rabbitmq", "RabbitmqBroker")
         if not self._is_tagged:
             self.__dict__["ack"] = self._straight(inner.ack)
@@ -196,8 +196,8 @@ class SettlingConsumer(Consumer):
         self._inner.requeue(given)
 
     def __iter__(self) -> Any:
-        # A broker in memory loses no connection, and nothing is to be seen of what it delivers.
-        return self if self._takes or self._is_tagged else iter(self._inner)
+        # A broker in memory loses no connection, and nothing is to be seen of what it delivers at once.
+        return self if self._takes or self._is_tagged or self._is_delayed else iter(self._inner)
 
     def __next__(self) -> MessageProxy | None:
         message = self._take()
@@ -205,7 +205,7 @@ class SettlingConsumer(Consumer):
             if self._is_tagged:
                 message.__dict__[_FROM] = self._inner
                 received(message)
-            elif not self._hands.take(message):
+            elif self._takes and not self._hands.take(message):
                 return None
         return message
 
@@ -236,20 +236,21 @@ def wrap(broker: Any) -> None:
     if getattr(consume, "_ojs_wrapped", False):
         return
 
-    hands = Hands()
+    hands, wakes = Hands(), Wakes()
 
     def settling(*args: Any, **kwargs: Any) -> Consumer:
+        queue_name = args[0] if args else kwargs["queue_name"]
         if is_redis(broker):
             try:
-                hands.release_strays(broker, args[0] if args else kwargs["queue_name"])
+                hands.release_strays(broker, queue_name)
             except redis_outages() as error:
                 raise ConnectionClosed(error) from None
-        return SettlingConsumer(consume(*args, **kwargs), broker, hands)
+        return SettlingConsumer(consume(*args, **kwargs), broker, queue_name, hands, wakes)
 
     settling._ojs_wrapped = True  # type: ignore[attr-defined]
     broker.consume = settling
     if is_redis(broker):
-        replace_on(broker, hands)
+        replace_on(broker, hands, wakes.wake)
     confirm(broker)
 
 

@@ -271,7 +271,8 @@ class Execution:
             seconds = min((at - self._bridge.now()).total_seconds(), most)
             have_queue(self._broker, message.queue_name)
             # One more, because the broker's own clock reading loses the fraction of its millisecond.
-            self._broker.enqueue(message, delay=max(math.ceil(seconds * 1000), 0) + 1)
+            delay = math.ceil(seconds * 1000) + 1 if seconds > 0 else None
+            self._broker.enqueue(message, delay=delay)
 
         # A store tells the copies of a job apart that a crash may leave; without one there must be none.
         swaps = self._bridge.store is None and is_redis(self._broker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -111,14 +111,16 @@ def replacing(message: MessageProxy) -> Iterator[None]:
         _replacing.message = None
 
 
-def replace_on(broker: Any, hands: Hands) -> None:
-    """Have a broker's `enqueue` heed `replacing`, with all else that it does."""
+def replace_on(broker: Any, hands: Hands, woken: Callable[[str], None]) -> None:
+    """Have a broker's `enqueue` heed `replacing`, and call `woken` with the queue of each message."""
     enqueue = broker.do_enqueue
 
-    def do_enqueue(queue_name: str, redis_id: str, encoded: bytes) -> Any:
+    def do_enqueue(queue_name: str, redis_id: str, encoded: bytes) -> None:
         old = _replacing.message
         if old is None or old not in hands or dramatiq.Message.decode(encoded).message_id != old.message_id:
-            return enqueue(queue_name, redis_id, encoded)
+            enqueue(queue_name, redis_id, encoded)
+            woken(queue_name)
+            return
         prefix = f"{broker.namespace}:"
         keys = (
             acks_of(broker, old.queue_name),
@@ -130,7 +132,7 @@ def replace_on(broker: Any, hands: Hands) -> None:
         if not broker.client.eval(_REPLACE, len(keys), *keys, *words):
             logger.warning("job %s: its delivery was taken away, and is somebody else's", old.message_id)
         old.__dict__[_REPLACED] = True
-        return None
+        woken(queue_name)
 
     broker.do_enqueue = do_enqueue
 

@@ -223,7 +223,8 @@ class Refusing(StubBroker):
 @pytest.mark.parametrize("early", [False, True], ids=["a retry", "a postponed job"])
 def test_a_job_is_held_until_its_retry_is_taken(unique: str, early: bool) -> None:
     broker = Refusing()
-    fleet = Fleet(broker, unique, storage_retry=StorageRetry.disabled())
+    slow = {**QUICK, "initial_interval": "PT3S"}
+    fleet = Fleet(broker, unique, retry=slow, storage_retry=StorageRetry.disabled())
     broker.refusals = 3
     later = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 6))
     state = {"ojs": {"v": 1, "attempt": 1, "next_retry_at": later}} if early else {}

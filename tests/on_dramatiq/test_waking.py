@@ -1,0 +1,65 @@
+"""A retry is prompt: a worker wakes for what is due next, and not once in its timeout."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import dramatiq
+import pytest
+
+from tests.on_dramatiq.fleet import Fleet
+from tests.servers import eventually
+
+#: Milliseconds that an idle worker sleeps, and seconds that no retry of these tests may be late.
+TIMEOUT, LATE = 3000, 1.5
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "as Dramatiq says it, at once": {"min_backoff": 0, "max_retries": 3},
+    "a millisecond": {"ojs_retry": {"initial_interval": "PT0.001S", "max_attempts": 4}},
+    "a while": {"ojs_retry": {"initial_interval": "PT0.3S", "max_attempts": 4, "backoff_strategy": "none"}},
+}
+
+
+def test_no_retry_waits_for_an_idle_worker_s_timeout(broker: dramatiq.Broker, unique: str) -> None:
+    fleet = Fleet(broker, unique)
+
+    def fails(n: int) -> None:
+        if n < 4:
+            raise OSError("down")
+
+    actors = [fleet.actor(fails, **policy) for policy in POLICIES.values()]
+    warm = fleet.actor(lambda n: None)
+    with fleet.working(threads=2, timeout=TIMEOUT):
+        fleet.end(fleet.send(warm))
+        time.sleep(1.5)  # until it polls seldom, if it polls
+        jobs = [fleet.send(actor) for actor in actors]
+        for job in jobs:
+            assert fleet.end(job).type == "job.completed"
+        eventually(lambda: fleet.left() == 0)
+    assert [len(job.runs) for job in jobs] == [4, 4, 4]
+    assert max(gap for job in jobs for gap in job.gaps) < LATE
+    assert min(jobs[2].gaps) >= 0.3
+    for job in jobs:
+        assert all(run.at >= due for run, due in zip(job.runs[1:], fleet.due(job), strict=True))
+
+
+@pytest.mark.parametrize("broker", ["stub"], indirect=True)
+def test_a_retry_due_soon_overtakes_those_that_are_due_late(broker: dramatiq.Broker, unique: str) -> None:
+    fleet = Fleet(broker, unique)
+
+    def fails_once(n: int) -> None:
+        if n == 1:
+            raise OSError("down")
+
+    late = fleet.actor(fails_once, ojs_retry={"initial_interval": "PT3S"})
+    soon = fleet.actor(fails_once, ojs_retry={"initial_interval": "PT0.2S"})
+    with fleet.working(threads=2, timeout=TIMEOUT):
+        waiting = fleet.send(late)
+        eventually(lambda: "job.retrying" in fleet.heard.types(waiting.id))
+        job = fleet.send(soon)
+        assert fleet.end(job).type == "job.completed"
+        assert len(waiting.runs) == 1
+        fleet.end(waiting)
+    assert job.gaps[0] < LATE
+    assert waiting.gaps[0] >= 3
