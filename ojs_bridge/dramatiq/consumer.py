@@ -6,7 +6,8 @@ import enum
 import logging
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dramatiq
@@ -19,7 +20,7 @@ from .acknowledging import Ack, Ending
 from .encoding import encodable
 from .holding import received
 from .on_redis import Hands, enrich, is_broker, is_redis, is_replaced, replace_on
-from .outages import redis_outages
+from .outages import redis_outages, told
 from .soundness import readable, sound
 from .waking import Wakes, taking
 
@@ -189,11 +190,17 @@ class SettlingConsumer(Consumer):
             otherwise(message)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
-        """Give prefetched messages back, as the broker's own consumer does."""
+        """Give prefetched messages back; raises ConnectionClosed, after whatever went wrong."""
         given = list(messages)
         for message in given:
             self._hands.put(message)
-        self._inner.requeue(given)
+        with _closing():
+            if hasattr(self._inner, "dead_letters"):
+                # A broker in memory would forget them.
+                for message in given:
+                    _give_back(self._inner, message)
+            else:
+                self._inner.requeue(given)
 
     def __iter__(self) -> Any:
         # A broker in memory loses no connection, and nothing is to be seen of what it delivers at once.
@@ -216,18 +223,33 @@ class SettlingConsumer(Consumer):
             self._inner.prefetch = 0  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Close the broker's own consumer, and give back what it has fetched and Dramatiq would forget."""
+        """Close the broker's own consumer, and give back what it has fetched and Dramatiq would forget.
+
+        Raises ConnectionClosed, after whatever went wrong: anything else would end Dramatiq's thread.
+        """
         fetched, self._inner.message_cache = getattr(self._inner, "message_cache", []), []  # type: ignore[attr-defined]
         try:
-            if fetched:
-                self._inner.requeue(readable(fetched, getattr(self._inner, "queue_name", "")))
-        except redis_outages() as error:
-            raise ConnectionClosed(error) from None
+            with _closing():
+                if fetched:
+                    self._inner.requeue(readable(fetched, getattr(self._inner, "queue_name", "")))
         finally:
-            self._inner.close()
+            with _closing():
+                self._inner.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+@contextmanager
+def _closing() -> Iterator[None]:
+    try:
+        yield
+    except ConnectionClosed:
+        raise
+    except Exception as error:
+        logger.warning("a consumer's messages were not given back, they come again: %s", told(error))
+        logger.debug("a consumer's messages were not given back", exc_info=True)
+        raise ConnectionClosed(error) from None
 
 
 def wrap(broker: Any) -> None:

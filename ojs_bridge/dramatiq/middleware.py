@@ -31,6 +31,7 @@ from .late import drop, hear_first
 from .producer import READ, WISHING, add_headers, carry_wishes
 from .replay import FRAMEWORK, DramatiqPublisher
 from .translate import HEADER, RETRY_OPTION, LostAttempt, Refused
+from .watch import Watch
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -64,6 +65,7 @@ class OJSRetries(Retries):
         self._tasks = self._actors.tasks
         self._canary = self._actors.canary
         self._holding = Holding()
+        self._watches: dict[Any, Watch] = {}
         #: Whether a job with nothing to read is begun when it turns out to have failed: nobody is to be told.
         self._is_silent = self.bridge.store is None and not self.bridge.listened_to
         self._swapped = False
@@ -109,8 +111,14 @@ class OJSRetries(Retries):
         self.bridge.try_store("the broker's own dead queues (.XQ), which forget them in time")
         self.bridge.start()
 
+    def after_worker_boot(self, broker: Broker, worker: Any) -> None:
+        """Begin to look after the worker's threads."""
+        self._watches[worker] = Watch(worker)
+
     def before_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Begin no more jobs: what the worker gives back now would come straight back to it."""
+        if watch := self._watches.get(worker):
+            watch.stop()
         self._holding.stop(worker)
         self._lighten()
         for thread in worker.consumers.values():
@@ -118,10 +126,16 @@ class OJSRetries(Retries):
                 thread.consumer.stop_fetching()
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
-        """End the bridge's threads, and let the listeners hear the last events."""
+        """End the bridge's threads, and let the listeners hear the last events.
+
+        Raises SystemExit when the worker's own threads would not live, for a supervisor to see.
+        """
         self._holding.stopped(worker)
         self._lighten()
         self.bridge.stop()
+        watch = self._watches.pop(worker, None)
+        if watch and watch.gave_up:
+            raise SystemExit(1)
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""

@@ -17,14 +17,13 @@ from .encoding import encodable
 
 logger = logging.getLogger("ojs_bridge")
 
-_CONSUMED = "_ojs_consumed"
-
 
 class Hands:
     """The deliveries that this process has taken from a broker's queues and not settled yet."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
+        self._consumers: dict[str, threading.Thread] = {}
 
     def take(self, message: MessageProxy) -> bool:
         """Take note of a delivery; False for one that is in hand already, and was taken away meanwhile."""
@@ -42,15 +41,16 @@ class Hands:
         return message.options.get("redis_message_id") in self._ids
 
     def release_strays(self, broker: Any, queue_name: str) -> None:
-        """Give back what this thread fetched before an outage made it forget it.
+        """Give back what this thread, or one that is dead, fetched from a queue and forgot in an outage.
 
         Dramatiq forgets the delayed messages, and what was fetched while the answer got lost. Redis has them
         as this worker's own, for as long as it lives.
         """
         thread = threading.current_thread()
-        if not getattr(thread, _CONSUMED, False):
-            setattr(thread, _CONSUMED, True)
+        before = self._consumers.setdefault(queue_name, thread)
+        if before is not thread and before.is_alive():
             return
+        self._consumers[queue_name] = thread
         fetched = broker.client.smembers(acks_of(broker, queue_name))
         ids = [i for i in fetched if i.decode() not in self._ids]
         for start in range(0, len(ids), 1000):

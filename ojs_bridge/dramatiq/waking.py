@@ -8,9 +8,11 @@ from typing import Any, TypeAlias
 
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.common import compute_backoff, current_millis, dq_name
+from dramatiq.errors import ConnectionClosed
 from dramatiq.worker import _ConsumerThread as ConsumerThread
 
 from .on_redis import is_broker, is_redis
+from .outages import redis_outages
 
 #: Returns a consumer's next message, or None when none came in time.
 Take: TypeAlias = Callable[[], MessageProxy | None]
@@ -52,7 +54,10 @@ def _polling(inner: Any, thread: ConsumerThread, wake: threading.Event) -> Take:
     longest, inner.timeout = inner.timeout, 0
 
     def take() -> MessageProxy | None:
-        message: MessageProxy | None = next(inner)
+        try:
+            message: MessageProxy | None = next(inner)
+        except redis_outages() as error:
+            raise ConnectionClosed(error) from None
         if message is None:
             _, pause = compute_backoff(inner.misses - 1, max_backoff=longest)
             if wake.wait(_until_due(thread, pause) / 1000):

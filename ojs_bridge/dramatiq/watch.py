@@ -1,0 +1,98 @@
+"""A worker's threads are begun again when they die: a worker without consumers lives on, and runs nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+logger = logging.getLogger("ojs_bridge")
+
+#: How often the threads are looked at, in seconds.
+LOOK_SECONDS = 1.0
+#: For how long consumers may die again and again before the process ends, in seconds.
+GIVE_UP_SECONDS = 60.0
+#: For how long they must live to be well again, in seconds.
+STEADY_SECONDS = 30.0
+
+
+class Watch:
+    """Looks after the threads of one worker, from its boot to its shutdown."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._stopped = threading.Event()
+        self._first_death = self._last_death = -STEADY_SECONDS
+        self._thread = threading.Thread(target=self._run, name="ojs-watch", daemon=True)
+        #: Whether the process was told to end, because the consumers would not live.
+        self.gave_up = False
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Begin no more threads."""
+        self._stopped.set()
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(LOOK_SECONDS):
+            try:
+                self._look()
+            except Exception:
+                logger.exception("the worker's threads were not looked after, and are looked at again")
+
+    def _look(self) -> None:
+        for name, consumer in tuple(self._worker.consumers.items()):
+            if _is_dead(consumer):
+                self._take_note(name)
+                self._worker.consumers[name] = _begun_again(consumer)
+        for place, thread in enumerate(self._worker.workers):
+            if _is_dead(thread):
+                logger.error(
+                    "%s has died and is begun again; a job that it had waits in the broker", thread.name
+                )
+                self._worker.workers[place] = new = _twin(thread)
+                new.start()
+
+    def _take_note(self, name: str) -> None:
+        now = time.monotonic()
+        logger.error("the consumer thread of queue %r has died, and is begun again", name)
+        if now - self._last_death > STEADY_SECONDS:
+            self._first_death = now
+        self._last_death = now
+        if now - self._first_death > GIVE_UP_SECONDS and not self.gave_up:
+            self.gave_up = True
+            logger.critical("the consumers of this worker die again and again: the process ends")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _is_dead(thread: threading.Thread) -> bool:
+    return thread.ident is not None and not thread.is_alive()
+
+
+def _begun_again(old: Any) -> Any:
+    # What it held goes back to its queue.
+    old.close()
+    new = type(old)(
+        broker=old.broker,
+        queue_name=old.queue_name,
+        prefetch=old.prefetch,
+        work_queue=old.work_queue,
+        worker_timeout=old.worker_timeout,
+    )
+    new.paused = old.paused
+    new.start()
+    return new
+
+
+def _twin(old: Any) -> Any:
+    new = type(old)(
+        broker=old.broker,
+        consumers=old.consumers,
+        work_queue=old.work_queue,
+        worker_timeout=round(old.timeout * 1000),
+    )
+    new.paused = old.paused
+    return new

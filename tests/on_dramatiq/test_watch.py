@@ -1,0 +1,142 @@
+"""A worker's threads live, or its process ends: no job waits for a consumer that has died."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.common import dq_name
+from dramatiq.threading import raise_thread_exception
+from redis.backoff import NoBackoff
+from redis.retry import Retry as RedisRetry
+
+from ojs_bridge.dramatiq import watch
+from tests.on_dramatiq.fleet import Fleet
+from tests.servers import Valkey, eventually
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.1)
+    monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.1)
+    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.1)
+
+
+@pytest.fixture
+def mortal() -> Iterator[Valkey]:
+    """A Valkey of the test's own."""
+    with Valkey() as server:
+        yield server
+
+
+def fails_once(n: int) -> None:
+    if n == 1:
+        raise OSError("down")
+
+
+def freeze(server: Valkey) -> Callable[[], None]:
+    os.kill(server.pid, signal.SIGSTOP)
+    return lambda: os.kill(server.pid, signal.SIGCONT)
+
+
+def fill(server: Valkey) -> Callable[[], None]:
+    client = redis.Redis.from_url(server.url)
+    client.config_set("maxmemory", "1")
+    return lambda: client.config_set("maxmemory", "0")
+
+
+@pytest.mark.parametrize("trouble", [freeze, fill])
+def test_retries_come_after_redis_did_not_answer(
+    mortal: Valkey, unique: str, trouble: Callable[[Valkey], Callable[[], None]]
+) -> None:
+    client = redis.Redis.from_url(mortal.url, socket_timeout=0.3, retry=RedisRetry(NoBackoff(), 0))
+    fleet = Fleet(RedisBroker(client=client), unique, retry={"initial_interval": "PT1S", "jitter": False})
+    actor = fleet.actor(fails_once)
+    with fleet.working(threads=2) as worker:
+        jobs = [fleet.send(actor) for _ in range(6)]
+        eventually(lambda: all("job.retrying" in fleet.heard.types(job.id) for job in jobs))
+        before = [worker.consumers[unique], worker.consumers[dq_name(unique)]]
+        ends = trouble(mortal)
+        time.sleep(2.5)
+        ends()
+        for job in jobs:
+            assert fleet.end(job).type == "job.completed"
+        assert all(thread.is_alive() for thread in before)
+    assert [len(job.runs) for job in jobs] == [2] * 6
+    assert fleet.left() == 0
+
+
+def test_threads_that_die_of_whatever_it_is_are_begun_again(broker: dramatiq.Broker, unique: str) -> None:
+    fleet = Fleet(broker, unique, retry={"initial_interval": "PT1S", "jitter": False})
+    actor = fleet.actor(fails_once)
+    with fleet.working(threads=2) as worker:
+        waiting = fleet.send(actor)
+        eventually(lambda: "job.retrying" in fleet.heard.types(waiting.id))
+        threads = [*worker.consumers.values(), *worker.workers]
+        for thread in threads:
+            assert thread.ident is not None
+            raise_thread_exception(thread.ident, SystemExit)
+        eventually(lambda: not any(thread.is_alive() for thread in threads))
+        jobs = [waiting, *(fleet.send(actor) for _ in range(3))]
+        for job in jobs:
+            assert fleet.end(job).type == "job.completed"
+        assert len(worker.consumers) + len(worker.workers) == len(threads)
+    assert [len(job.runs) for job in jobs] == [2] * 4
+    assert fleet.left() == 0
+
+
+def test_threads_that_die_in_a_pause_are_begun_again_and_stay_paused(stub: StubBroker, unique: str) -> None:
+    fleet = Fleet(stub, unique)
+    actor = fleet.actor(lambda n: None)
+    with fleet.working(threads=1) as worker:
+        worker.pause()
+        threads = [*worker.consumers.values(), *worker.workers]
+        for thread in threads:
+            assert thread.ident is not None
+            raise_thread_exception(thread.ident, SystemExit)
+        eventually(lambda: not any(thread.is_alive() for thread in threads))
+        eventually(lambda: all(t.is_alive() for t in (*worker.consumers.values(), *worker.workers)))
+        job = fleet.send(actor)
+        time.sleep(0.3)
+        assert job.runs == []
+        worker.resume()
+        assert fleet.end(job).type == "job.completed"
+
+
+def test_consumers_that_will_not_live_end_the_process(
+    stub: StubBroker, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "GIVE_UP_SECONDS", 0.5)
+    fleet = Fleet(stub, unique)
+    fleet.declare(lambda: None)
+    told: list[int] = []
+
+    def dies(*args: Any, **options: Any) -> Any:
+        raise SystemExit
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    try:
+        with pytest.raises(SystemExit), fleet.working(threads=1):
+            stub.consume = dies  # type: ignore[method-assign]
+            for thread in fleet_threads(fleet):
+                raise_thread_exception(thread, SystemExit)
+            eventually(lambda: told)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == [signal.SIGTERM]
+
+
+def fleet_threads(fleet: Fleet) -> list[int]:
+    """The ids of the consumer threads of a fleet's only worker."""
+    (worker,) = fleet.retries._watches
+    return [thread.ident for thread in worker.consumers.values()]
