@@ -12,6 +12,8 @@ logger = logging.getLogger("ojs_bridge")
 
 #: The shortest and the longest pause between two tries, in seconds; it grows with the outage.
 LEAST, MOST = 0.25, 3.0
+#: For how long after an outage another one is not told of, in seconds.
+CALM = 5.0
 #: How long a pause is between two looks at whether the worker stops, in seconds.
 _SLICE = 0.05
 
@@ -27,6 +29,8 @@ class Outage:
         self._ends = ends
         self._lock = threading.Lock()
         self._since: float | None = None
+        self._said = False
+        self._calm_from = 0.0
 
     def wait(self, error: Exception, stops: Callable[[], bool]) -> bool:
         """Pause before the next try; return False, at once, when the worker stops."""
@@ -42,18 +46,20 @@ class Outage:
     def over(self) -> None:
         """Take note that a try has succeeded."""
         with self._lock:
-            since, self._since = self._since, None
-        if since is not None:
+            since, said = self._since, self._said
+            self._since, self._said = None, False
+            self._calm_from = time.monotonic() + CALM
+        if said and since is not None:
             logger.warning("%s, after %.1f s", self._ends, time.monotonic() - since)
 
     def _meet(self, error: Exception) -> float:
-        """Return for how many seconds the outage has lasted; its first thread says that it has begun."""
+        """Return for how many seconds the outage has lasted; the log hears of it from its first thread."""
+        now = time.monotonic()
         with self._lock:
-            first = self._since is None
-            now = time.monotonic()
-            if self._since is None:
-                self._since = now
-            since = self._since
+            since = self._since = now if self._since is None else self._since
+            # A thread that asked before the end of an outage may hear of it after another has gone on.
+            first = not self._said and now >= self._calm_from
+            self._said = self._said or first
         if first:
             logger.error("%s (%s: %s)", self._begins, type(error).__name__, error)
         return now - since
