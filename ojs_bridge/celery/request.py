@@ -47,6 +47,12 @@ class OJSRequest(Request):  # type: ignore[misc]
     def acknowledge(self) -> None:
         """Acknowledge the message, and have the store forget it, some time, if it was a job's only one."""
         super().acknowledge()
+        try:
+            self._ojs_forget()
+        except Exception:
+            logger.exception("job %s: the store keeps its last reservation for a day", self.id)
+
+    def _ojs_forget(self) -> None:
         headers, bridge = self._request_dict, attach(self._app)
         if bridge.store is None or not self.acknowledged or self._ojs_outside:
             return
@@ -138,9 +144,13 @@ class OJSRequest(Request):  # type: ignore[misc]
         """Have a crash judged; `natively` has Celery end the job when it was not sent on."""
         self._ojs_settled = True
         # This is the worker's main process, which must not wait.
-        execution = self._ojs_execution()
-        with execution.bridge.at_once():
-            signal = self._ojs_judged(execution, exc, process)
+        try:
+            execution = self._ojs_execution()
+            with execution.bridge.at_once():
+                signal = self._ojs_judged(execution, exc, process)
+        except Exception as error:
+            logger.exception("job %s: its crash cannot be judged", self.id)
+            signal = Held(repr(error))
         if isinstance(signal, Held):
             again = partial(self._ojs_end, exc, exc_info, process, natively)
             if self._ojs_hold(Held(signal.reason), again):

@@ -10,7 +10,9 @@ from celery import signals
 from celery.worker.control import control_command
 
 from ojs_bridge.celery import holding, watch
+from tests import faults
 from tests.on_celery.project import Noting, Settings, client, make_app
+from tests.on_celery.worker_steps import AFTERWARDS, OWN
 
 #: What `Worker.say_where_it_stands` sends; a forked child hears it too.
 faulthandler.register(signal.SIGRTMIN)
@@ -18,6 +20,7 @@ settings = Settings.from_env()
 holding.LONGEST_WAIT = settings.longest_wait
 watch.LOOK = settings.look
 app = make_app(settings)
+faults.arm([*faults.STEPS, *OWN, *AFTERWARDS])
 app.set_current()
 
 

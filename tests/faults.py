@@ -1,0 +1,88 @@
+"""Faults in the bridge's own steps: one of them raises, for as long as a file says so."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ojs_bridge import StoreError
+from tests.servers import eventually
+
+VARIABLE = "OJS_TEST_FAULTS"
+
+
+class OddStoreError(StoreError):
+    """An error of a store that nobody foresaw."""
+
+
+KINDS: Mapping[str, type[Exception]] = {
+    error.__name__: error for error in (RuntimeError, MemoryError, RecursionError, OddStoreError)
+}
+#: What each framework's jobs go through between their receipt and their handler.
+STEPS = [
+    "bridge:Bridge.begin",
+    "bridge:Bridge.admit",
+    "bridge:Bridge.early",
+    "bridge:Bridge.now",
+    "runs:TaskPolicy.for_job",
+    "turns:Turns.take",
+    "reservations:Reservations.take",
+    "reservations:turn_of",
+]
+
+
+class Faults:
+    """Says which step is to raise, and what, to the processes that have armed themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "fault"
+        self._file.touch()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a worker is started with."""
+        return {VARIABLE: str(self._file)}
+
+    @contextmanager
+    def at(self, step: str, kind: str) -> Iterator[None]:
+        """Have a step raise until the block has ended, once it was passed at the least."""
+        self._raised.unlink(missing_ok=True)
+        self._file.write_text(f"{step} {kind}")
+        try:
+            yield
+            eventually(self._raised.exists, seconds=30, what=f"a fault at {step}")
+        finally:
+            self._file.write_text("")
+
+    @property
+    def _raised(self) -> Path:
+        return self._file.with_name("raised")
+
+
+def arm(steps: list[str]) -> None:
+    """Have every step of this process look whether it is to raise, if the process was started for that."""
+    if VARIABLE in os.environ:
+        for step in steps:
+            _arm(step, Path(os.environ[VARIABLE]))
+
+
+def _arm(step: str, file: Path) -> None:
+    module, _, name = step.partition(":")
+    *owners, last = name.split(".")
+    owner: Any = functools.reduce(getattr, owners, import_module(f"ojs_bridge.{module}"))
+    original = getattr(owner, last)
+
+    @functools.wraps(original, updated=())
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        said = file.read_text().split()
+        if said and said[0] == step:
+            file.with_name("raised").touch()
+            raise KINDS[said[1]]("a fault of the test's")
+        return original(*args, **kwargs)
+
+    setattr(owner, last, faulty)
