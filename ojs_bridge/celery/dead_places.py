@@ -21,6 +21,10 @@ logger = logging.getLogger("ojs_bridge")
 #: How long, in seconds, one waits at most while somebody else looks through a RabbitMQ queue.
 PATIENCE = 5.0
 _NOT_FOUND, _LOCKED = 404, 405
+#: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
+#: and the count at which a message is published anew, to begin at zero.
+_COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
+_OFTEN = 5
 
 
 class Places(Protocol):
@@ -136,6 +140,8 @@ def _looking(connection: Connection, name: str) -> Iterator[Iterator[Any]]:
     def messages() -> Iterator[Any]:
         try:
             while (found := channel.basic_get(name, no_ack=False)) is not None:
+                if is_amqp and _is_renewed(channel, name, found):
+                    continue
                 convert = getattr(channel, "message_to_python", None)
                 yield convert(found) if convert else found
         except connection.channel_errors as error:
@@ -149,6 +155,22 @@ def _looking(connection: Connection, name: str) -> Iterator[Iterator[Any]]:
             # Closing alone does so on RabbitMQ, and loses what is held in memory.
             channel.basic_recover(requeue=True)
         channel.close()
+
+
+def _is_renewed(channel: Any, name: str, found: Any) -> bool:
+    """Put a message that was often delivered at the end of its queue anew; return whether that was done."""
+    properties = dict(found.properties)
+    headers = properties.get("application_headers") or {}
+    if headers.get(_COUNT, 0) < _OFTEN:
+        return False
+    properties["application_headers"] = {key: headers[key] for key in headers if key not in _COUNTS}
+    try:
+        channel.basic_publish_confirm(type(found)(found.body, **properties), "", name)
+    except Exception as error:  # noqa: BLE001 - a full queue refuses it; its old place is as good
+        logger.warning("a message in %s is delivered often, and cannot be put there anew: %r", name, error)
+        return False
+    channel.basic_ack(found.delivery_tag)
+    return True
 
 
 def _await_turn(connection: Connection, name: str) -> None:

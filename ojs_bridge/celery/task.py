@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, overload
 from celery import Celery, Task, _state
 from celery.app.task import Context
 from celery.canvas import Signature
-from celery.exceptions import Reject, Retry, TaskPredicate
+from celery.exceptions import Retry, TaskPredicate
 from celery.local import Proxy
 
 from ..canary import Canary
@@ -23,6 +23,7 @@ from .attach import RETRY_OPTION, check_signatures, header_for, prepare
 from .canary import UnderTheBridge, begin_natively, is_outside, runs_natively
 from .eager import EAGER_RETRIES, EagerRetry, apply_to_the_end
 from .execution import Execution
+from .holding import Held
 from .on_commit import sent_on_commit
 from .options import refuse_native
 from .receiving import Handler, keeping
@@ -297,9 +298,8 @@ def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
         execution = begun if isinstance(begun, Execution) else Execution(task, request)
         return execution.unbegun(error)
     except Exception:
-        logger.critical("job %s goes back to its queue as it came", request.id, exc_info=error)
-        requeued: Exception = Reject(error, requeue=True)
-        return requeued
+        logger.critical("job %s waits in its worker as it came", request.id, exc_info=error)
+        return Held(repr(error))
 
 
 def _hide_state(request: Any) -> None:

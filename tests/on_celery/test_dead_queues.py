@@ -214,12 +214,12 @@ def test_what_is_no_job_stays(app: Celery, unique: str, caplog: pytest.LogCaptur
     assert ids(app) == []
 
 
-def test_a_quorum_queue_which_counts_deliveries(rabbitmq: Any, unique: str) -> None:
-    app = make(rabbitmq.url, unique, task_routes={"far": f"{unique}-far"})
+def bury_in_quorum_queue(app: Celery, name: str, **limits: int) -> str:
+    """Have a job's dead letter in a quorum queue, as in a virtual host where that is the default kind."""
     died = die(app, "a")
     wire = from_json(attach(app).broker_letters.get(died).message)
     attach(app).broker_letters.delete(died)
-    dead = Queue(f"{unique}-far.dead", queue_arguments={"x-queue-type": "quorum"})
+    dead = Queue(name, queue_arguments={"x-queue-type": "quorum", **limits})
     with app.connection_for_write() as connection:
         connection.Producer().publish(
             wire.body,
@@ -229,12 +229,29 @@ def test_a_quorum_queue_which_counts_deliveries(rabbitmq: Any, unique: str) -> N
             content_type=wire.content_type,
             content_encoding=wire.content_encoding,
         )
+    return died
+
+
+def test_a_quorum_queue_which_counts_deliveries(rabbitmq: Any, unique: str) -> None:
+    app = make(rabbitmq.url, unique, task_routes={"far": f"{unique}-far"})
+    died = bury_in_quorum_queue(app, f"{unique}-far.dead")
     for _ in range(3):
         assert ids(app) == [died]
     attach(app).broker_letters.retry(died)
     (wire,) = sent(app, f"{unique}-far")
     assert not {name for name in wire.headers if name.startswith("x-")}
     assert ids(app) == []
+    app.close()
+
+
+def test_no_look_uses_up_the_deliveries_of_a_quorum_queue(rabbitmq: Any, unique: str) -> None:
+    """RabbitMQ counts what is read and put back, and drops it at a limit, which RabbitMQ 4 sets to 20."""
+    app = make(rabbitmq.url, unique, task_routes={"far": f"{unique}-far"})
+    jobs = [bury_in_quorum_queue(app, f"{unique}-far.dead", **{"x-delivery-limit": 20}) for _ in range(2)]
+    for _ in range(30):
+        assert sorted(ids(app)) == sorted(jobs)
+    attach(app).broker_letters.retry(jobs[0])
+    assert ids(app) == [jobs[1]]
     app.close()
 
 
