@@ -24,6 +24,10 @@ Held: TypeAlias = bytes | MessageProxy
 #: How long, in seconds, one waits at most while somebody else looks through a RabbitMQ queue.
 PATIENCE = 5.0
 _NOT_FOUND, _LOCKED = 404, 405
+#: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
+#: and the count at which a message is published anew, to begin at zero.
+_COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
+_OFTEN = 5
 #: How many messages are read from Redis at a time.
 READ = 500
 
@@ -184,13 +188,16 @@ def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[],
 
         while True:
             try:
-                method, _, body = channel.basic_get(name)
+                method, properties, body = channel.basic_get(name)
             except ChannelClosedByBroker as error:
                 if error.reply_code == _NOT_FOUND:
                     return
                 raise
             if method is None:
                 return
+            if _is_renewed(channel, name, properties, body):
+                channel.basic_ack(method.delivery_tag)
+                continue
             yield functools.partial(channel.basic_ack, method.delivery_tag), body
 
     try:
@@ -198,6 +205,22 @@ def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[],
     finally:
         if channel.is_open:
             channel.close()
+
+
+def _is_renewed(channel: Any, name: str, properties: Any, body: bytes) -> bool:
+    """Put a message that was often delivered at the end of its queue anew; return whether that was done."""
+    from pika.exceptions import NackError
+
+    headers = properties.headers or {}
+    if headers.get(_COUNT, 0) < _OFTEN:
+        return False
+    properties.headers = {key: headers[key] for key in headers if key not in _COUNTS}
+    channel.confirm_delivery()
+    try:
+        channel.basic_publish("", name, body, properties)
+    except NackError:  # a full queue refuses it; its old place is as good
+        return False
+    return True
 
 
 def _await_turn(connection: Any, name: str) -> None:

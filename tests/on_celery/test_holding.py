@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import celery
 import pytest
 
 from ojs_bridge.celery.holding import Held, Unsettled, portable
@@ -14,8 +15,8 @@ from tests.on_celery.fleet import Fleet, Worker
 from tests.on_celery.project import Unpicklable, client
 from tests.servers import RabbitMQ, Valkey, eventually
 
-#: RabbitMQ drops what it has delivered more often.
-DELIVERIES = 5
+#: RabbitMQ drops what it has delivered more often; Celery before 5.5 knows no queues that count.
+DELIVERIES = 5 if celery.VERSION >= (5, 5) else None
 BEGINS, ENDS = "jobs wait in this worker", "jobs go on"
 
 
@@ -46,7 +47,7 @@ def test_a_long_outage_of_the_store_uses_up_no_deliveries(
     worker.await_ready()
     jobs = [fleet.send("act", "'ok'") for _ in range(4)]
     await_waiting(worker)
-    time.sleep(3 * DELIVERIES)  # a delivery that goes back comes again within 2.5 s
+    time.sleep(15)  # a delivery that goes back comes again within 2.5 s
     assert [fleet.runs(job) for job in jobs] == [[]] * len(jobs)
     bring_back(tmp_path)
     assert_each_ran_once(fleet, jobs)

@@ -230,6 +230,24 @@ def test_native_dead_letters_from_before_the_bridge(
     fleet.broker.close()
 
 
+def test_no_look_uses_up_the_deliveries_of_a_quorum_queue(
+    request: pytest.FixtureRequest, unique: str
+) -> None:
+    """RabbitMQ counts what is read and put back, and drops it at a limit, which RabbitMQ 4 sets to 20."""
+    broker = broker_of("rabbitmq", url_of(request, "rabbitmq"), unique)
+    name, places = xq_name(unique), dead_places.places_of(broker)
+    limited = {"x-queue-type": "quorum", "x-delivery-limit": 20}
+    broker.channel.queue_declare(name, durable=True, arguments=limited)
+    for body in (b"one", b"two"):
+        broker.channel.basic_publish("", name, body)
+    eventually(lambda: len(places.read([unique], 9)) == 2)
+    for _ in range(30):
+        assert sorted(body for body, _ in places.read([unique], 9)) == [b"one", b"two"]
+    assert places.take(unique, lambda body: body == b"one", lambda: None)
+    assert [body for body, _ in places.read([unique], 9)] == [b"two"]
+    broker.close()
+
+
 @pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
 def test_what_nobody_can_read_stays(
     request: pytest.FixtureRequest, kind: str, unique: str, caplog: pytest.LogCaptureFixture
