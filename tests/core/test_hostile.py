@@ -1,4 +1,4 @@
-"""Whatever a message says of its job's state: it is a job that can be run, ended and written, or it is refused."""
+"""Whatever a message says of its job's state: the job can be run, ended and written, or is refused."""
 
 from __future__ import annotations
 
