@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from amqp.exceptions import FrameSyntaxError
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task, current_app, signals
 from celery.exceptions import SoftTimeLimitExceeded
@@ -178,7 +180,7 @@ class CeleryPublisher:
             sending.publish(self._app, kept, changes, due=due, options=route)
         except sending.out_of_reach(self._app) as error:
             raise Unreachable(repr(error)) from error
-        except (SerializationError, ValueError, TypeError) as error:
+        except (SerializationError, FrameSyntaxError, struct.error, ValueError, TypeError) as error:
             raise Unpublishable(repr(error)) from error
 
 

@@ -58,6 +58,7 @@ def publish(
     headers = {**headers, **changes}
     event = _sent_event(headers) if told and app.conf.task_send_sent_event else None
     message = task_message(headers, properties, wire.body, event)
+    route = _delayed(app, wire, _route(app, wire, options or {}), due)
     with confirmed.producer(app) as producer, told_of_outages(producer):
         app.amqp.send_task_message(
             producer,
@@ -67,8 +68,23 @@ def publish(
             delivery_mode=delivery_mode,
             content_type=wire.content_type,
             content_encoding=wire.content_encoding,
-            **_delayed(app, wire, _route(app, wire, options or {}), due),
+            **(_arriving(producer, route) if (options or {}).get("exchange") else route),
         )
+
+
+def _arriving(producer: Any, route: dict[str, Any]) -> dict[str, Any]:
+    """Have a message refused that no queue takes where a task chose the exchange: it would be dropped.
+
+    Raises ValueError where kombu itself is the broker, as it is of Redis.
+    """
+    # Kombu's own name: nothing public says which queues an exchange leads to.
+    lookup = getattr(producer.channel, "_lookup", None)
+    if lookup is None:
+        return {**route, "mandatory": True}
+    name, key = getattr(route["exchange"], "name", route["exchange"]), route.get("routing_key")
+    if not lookup(name, key):
+        raise ValueError(f"exchange {name!r} leads to no queue with the routing key {key!r}")
+    return route
 
 
 def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:

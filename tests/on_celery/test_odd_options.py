@@ -1,0 +1,56 @@
+"""`self.retry(...)` with options that a broker cannot take: the job is a dead letter, or is seen to wait."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from ojs_bridge import LetterNotFound, RetryNotFound
+from tests.on_celery.fleet import Fleet
+from tests.servers import eventually
+
+#: What Redis takes in its own way RabbitMQ may not take at all.
+ODD = [
+    "priority='high'",
+    "priority=300",
+    "headers={'a': object()}",
+    "headers={'x' * 300: 1}",
+]
+#: An exchange, or a queue behind it, that may be there later: a parked retry waits for it.
+MISSING = ["exchange='nowhere', routing_key='nowhere'", "exchange='amq.direct', routing_key='nowhere'"]
+
+
+def buried(fleet: Fleet, job_id: str) -> bool:
+    with suppress(LetterNotFound):
+        return bool(fleet.bridge.dead_letters.get(job_id))
+    return False
+
+
+def parked(fleet: Fleet, job_id: str) -> bool:
+    with suppress(RetryNotFound):
+        return bool(fleet.bridge.retries.get(job_id))
+    return False
+
+
+@pytest.mark.parametrize("delay", [0.1, 61], ids=["published", "parked"])
+def test_what_a_broker_does_not_take_is_kept(fleet: Fleet, delay: float) -> None:
+    def send(odd: str) -> str:
+        step = f"self.retry(exc=KeyError('k'), countdown={delay}, {odd})"
+        return fleet.send("act_kept", step, ojs_retry={"max_interval": "PT2M"}).id
+
+    def kept(job_id: str) -> bool:
+        return buried(fleet, job_id) or parked(fleet, job_id)
+
+    jobs = {odd: send(odd) for odd in (*ODD, *MISSING)}
+    if delay > 60:
+        for odd, job_id in jobs.items():
+            eventually(lambda job_id=job_id: kept(job_id), seconds=30, what=f"{odd} kept")
+            with suppress(RetryNotFound):
+                fleet.bridge.retries.run(job_id)
+    for odd in ODD:
+        eventually(lambda odd=odd: buried(fleet, jobs[odd]), seconds=30, what=f"a letter of {odd}")
+    for missing in MISSING:
+        eventually(lambda missing=missing: kept(jobs[missing]), seconds=30, what=f"{missing} kept")
+        with suppress(RetryNotFound):
+            fleet.bridge.retries.cancel(jobs[missing])
