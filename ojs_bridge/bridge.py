@@ -232,9 +232,11 @@ class Bridge:
         when the store cannot say, unless the delivery cannot wait; before, it is asked for as long as `wait`,
         which pauses, says so. What runs within its caller needs no reservation: nobody else can have it.
         """
-        begun = self._admitted(job, bare, task)
+        begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):
             return begun
+        if task.afresh and job is bare:
+            begun = begun.afresh()
         early = self.early(begun.job)
         if early is not None:
             return early
@@ -263,12 +265,6 @@ class Bridge:
             return self.refuse(job, error)
         return Run(job, policy, task, time.monotonic())
 
-    def _admitted(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Refuse:
-        begun = self.admit(job, bare, task)
-        if task.afresh and job is bare and isinstance(begun, Run) and bare.attempt > begun.policy.runs:
-            return begun._replace(job=bare._replace(attempt=1))
-        return begun
-
     def resume(
         self,
         job: Job | InvalidState,
@@ -284,9 +280,11 @@ class Bridge:
         had ended it before it died, or postponed, because it had only found that somebody else runs it, or
         that it came early.
         """
-        begun = self._admitted(job, bare, task)
+        begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):
             return begun
+        if task.afresh and job is bare:
+            begun = begun.afresh()
         early = self.early(begun.job)
         if early is not None:
             return early

@@ -108,6 +108,11 @@ class Run(NamedTuple):
         """Which failures are retried."""
         return self.task.rule(self.job.retry)
 
+    def afresh(self) -> Run:
+        """Return the run at attempt 1 if its job, which knows nothing of the bridge, is beyond its limit."""
+        is_beyond = self.job.attempt > self.policy.runs
+        return self._replace(job=self.job._replace(attempt=1)) if is_beyond else self
+
 
 @dataclass(frozen=True, slots=True)
 class Lost:
