@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -14,6 +15,8 @@ from dramatiq.worker import _ConsumerThread as ConsumerThread
 from .on_redis import is_broker, is_redis
 from .outages import redis_outages
 
+#: How long a consumer that was woken waits for more, which it fetches along, in milliseconds.
+GATHER = 5
 #: Returns a consumer's next message, or None when none came in time.
 Take: TypeAlias = Callable[[], MessageProxy | None]
 
@@ -61,6 +64,7 @@ def _polling(inner: Any, thread: ConsumerThread, wake: threading.Event) -> Take:
         if message is None:
             _, pause = compute_backoff(inner.misses - 1, max_backoff=longest)
             if wake.wait(_until_due(thread, pause) / 1000):
+                time.sleep(_until_due(thread, GATHER) / 1000)
                 wake.clear()
         return message
 
