@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from .backoff import Rng, Seeded
 from .failures import VISIBILITY_TIMEOUT, Failure, Interrupted, Outcome, Snoozed, cut, safe_repr
 from .job import Job, ceil_to_millisecond
-from .policy import RetryPolicy
+from .policy import RetryPolicy, attempts_told
 
 #: Why a job ended: what `job.discarded` calls its reason.
 Cause: TypeAlias = Literal["handler", "non_retryable", "exhausted", "expired", "invalid"]
@@ -88,9 +88,8 @@ def decide(
     if isinstance(outcome, Snoozed):
         return _snooze(policy, job, outcome.after.total_seconds(), now)
     runs = policy.runs
-    number = (
-        f"{job.attempt} of {runs}" if job.attempt <= runs else f"{job.attempt} (the policy allows {runs})"
-    )
+    told = attempts_told(job.attempt, runs)
+    number = told if job.attempt <= runs else f"{job.attempt} (the policy allows {runs})"
     failed = f"attempt {number} failed with {outcome.type}"
     match outcome.code:
         case "DISCARD" | "FAIL":
@@ -118,9 +117,8 @@ def _snooze(policy: RetryPolicy, job: Job, seconds: float, now: datetime) -> Sno
     asked = f"the handler asked for a pause of {seconds:.3f} s"
     if job.expires and at >= job.expires:
         failure = Failure(EXPIRED, f"{asked}, and the job expires before it ends")
-        return _exhaust(
-            policy, "expired", failure, f"attempt {job.attempt} of {policy.runs}: {failure.message}"
-        )
+        told = attempts_told(job.attempt, policy.runs)
+        return _exhaust(policy, "expired", failure, f"attempt {told}: {failure.message}")
     return Snooze(at, seconds, asked)
 
 

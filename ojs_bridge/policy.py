@@ -250,6 +250,11 @@ def _jittered(jitter: CustomJitter, n: int, seconds: float, rng: Rng) -> float:
     return jittered
 
 
+def attempts_told(attempt: int, max_attempts: int, between: str = " of ") -> str:
+    """Return how many attempts were begun, and of how many, in words."""
+    return f"{attempt} (no limit)" if max_attempts >= LARGEST else f"{attempt}{between}{max_attempts}"
+
+
 def check_partial(partial: AnyPartial | None) -> None:
     """Raise InvalidRetryPolicy for a partial policy that no layer beneath it could make valid."""
     RetryPolicy.merge({"initial_interval": timedelta.resolution, "max_interval": timedelta.max}, partial)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ..policy import attempts_told
 from ..publishing import Unreachable
 from ..replaying import Bulk
 from ..store import Letter, Stats, StoreError
@@ -21,7 +22,14 @@ def letters_table(letters: Iterable[Letter]) -> Rows:
     """Return a table of dead letters."""
     headings = ("id", "type", "queue", "error type", "attempts", "died (UTC)")
     rows = (
-        (x.id, x.type, x.queue, x.error_type, f"{x.attempt}/{x.max_attempts}", time_of(x.discarded_at))
+        (
+            x.id,
+            x.type,
+            x.queue,
+            x.error_type,
+            attempts_told(x.attempt, x.max_attempts, "/"),
+            time_of(x.discarded_at),
+        )
         for x in letters
     )
     return table(headings, rows)

@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..policy import attempts_told
 from ..store import Letter
 from .printing import plain, time_of
 
@@ -34,7 +35,7 @@ def _facts(letter: Letter) -> Iterator[tuple[str, object]]:
     yield "type", letter.type
     yield "queue", letter.queue
     yield "framework", letter.framework
-    yield "attempts", f"{letter.attempt} of {letter.max_attempts}"
+    yield "attempts", attempts_told(letter.attempt, letter.max_attempts)
     yield "cause", letter.cause
     yield "reason", letter.reason
     yield "enqueued", f"{time_of(letter.created_at)} UTC" if letter.created_at else "unknown"

@@ -9,6 +9,7 @@ import typer
 
 from ..letters import MAX_PAGE
 from ..parked_retries import ParkedRetries, RetryNotFound
+from ..policy import attempts_told
 from ..store import Parked
 from .answers import each
 from .asking import ask
@@ -101,7 +102,14 @@ def _show(retries: Iterable[Parked], *, as_json: bool) -> None:
 def _table(retries: Iterable[Parked]) -> Rows:
     headings = ("id", "type", "queue", "attempts", "due (UTC)", "reason")
     rows = (
-        (x.id, x.type, x.queue, f"{x.attempts}/{x.max_attempts}", time_of(x.next_retry_at), x.reason)
+        (
+            x.id,
+            x.type,
+            x.queue,
+            attempts_told(x.attempts, x.max_attempts, "/"),
+            time_of(x.next_retry_at),
+            x.reason,
+        )
         for x in retries
     )
     return table(headings, rows)

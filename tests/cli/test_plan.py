@@ -201,7 +201,7 @@ def test_the_first_page_has_what_matters(ran: dict[str, Ran]) -> None:
     assert "changes: retry 1 waits 0.75 s to 2.25 s, not 1 s to 2 s" in first
     assert "counts-retries" not in first
     assert "counts-retries: max_retries=3" in every
-    assert "runs endless waits 15 s to 30 s" in every
+    assert "verdict read runs endless waits 15 s to 30 s" in every
     assert "mail.send" not in ran["a Celery app"].out
     assert "2 tasks; under the policies 1 do exactly what they do today, 1 change" in " ".join(
         ran["a Celery app"].out.split()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from ojs_bridge import Bridge
-from ojs_bridge.store import Parked
+from ojs_bridge.policy import LARGEST
+from ojs_bridge.store import Parked, ParkedFilter
 from tests.cli.running import run
 from tests.lives import FRAMEWORK
 
@@ -27,6 +29,16 @@ def parked(store: str) -> Bridge:
             )
         )  # fmt: skip
     return bridge
+
+
+def test_a_retry_without_a_limit(parked: Bridge, store: str) -> None:
+    """It has a word, not a number of nineteen digits."""
+    assert parked.store is not None
+    [one] = parked.store.list_parked(ParkedFilter("default", "billing.charge"), limit=9, cursor=None).retries
+    parked.store.park(replace(one, id="r-9", key="r-9", max_attempts=LARGEST))
+    told = run("retries", "list", store=store).out
+    assert "1 (no limit)" in told
+    assert str(LARGEST) not in told
 
 
 @pytest.mark.usefixtures("parked")

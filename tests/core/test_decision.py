@@ -170,6 +170,12 @@ REASONS = [
     ),
     (
         Failure("external.timeout"),
+        7,
+        {"max_attempts": LARGEST},
+        "attempt 7 (no limit) failed with external.timeout; retry 7 in 64.000 s",
+    ),
+    (
+        Failure("external.timeout"),
         1,
         {"max_attempts": 0},
         "attempt 1 of 1 failed with external.timeout, and no attempt is left",
