@@ -101,7 +101,7 @@ def plan(
     if answer.verify:
         found = verified(loaded, found)
     if answer.other is not None:
-        return _show_differences(answer.other, found)
+        return _show_differences(answer.other, found, whole=not tasks)
     match answer.how:
         case Format.JSON:
             for one in found:
@@ -126,9 +126,9 @@ def _traceback(*, shown: bool) -> Iterator[None]:
         raise
 
 
-def _show_differences(file: str, found: Sequence[Planned]) -> int:
+def _show_differences(file: str, found: Sequence[Planned], *, whole: bool) -> int:
     """Show how a file of policies differs from a plan; return the exit code."""
-    lines = [*differences(file, found)]
+    lines = [*differences(file, found, whole=whole)]
     show(*lines or [f"{file} says what the plan says"])
     return INCOMPLETE if lines else 0
 

@@ -49,9 +49,17 @@ def write(file: str, app: str, found: Sequence[Planned]) -> str:
     return f"{count} added to {file}, and what was in it stays as it was: --diff shows what differs"
 
 
-def differences(file: str, found: Sequence[Planned]) -> Iterator[str]:
-    """Yield how a file of policies differs from what a plan proposes, task by task."""
+def differences(file: str, found: Sequence[Planned], *, whole: bool = True) -> Iterator[str]:
+    """Yield how a file of policies differs from what a plan proposes, task by task.
+
+    A pattern that names no task is a difference, too, where the plan is of the `whole` fleet.
+    """
     there = load(file, "diff")
+    if whole:
+        try:
+            there.check([one.name for one in found], "task")
+        except ConfigurationError as error:
+            yield plain(str(error))
     for one in found:
         layers = there.of(one.name)
         if one.policy is None:

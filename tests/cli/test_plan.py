@@ -264,6 +264,9 @@ def test_a_file_that_is_there(folder: Path) -> None:
     new, same = spawn_all(
         ("plan", "shop:app", "--write", "new.toml"), ("plan", "shop:app", "--diff", "new.toml"), cwd=folder
     )
+    (folder / "stale.toml").write_text('[policies."gone.*"]\nmax_attempts = 2\n', encoding="utf-8")
+    stale = spawn_all(("plan", "shop:app", "--diff", "stale.toml"), cwd=folder)[0]
+    assert (stale.code, "policies['gone.*'] names no task" in stale.out) == (1, True)
     assert (new.code, same.code, same.out) == (0, 0, "new.toml says what the plan says\n")
 
 
