@@ -9,14 +9,17 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
+from ..depth import nests_deeper
+from ..failures import MAX_MESSAGE, cut, safe_repr
 from ..harmless import Harmless
-from ..job import Job, count_of, decoded
+from ..job import MAX_DEPTH, Job, count_of, decoded
 from ..reading import parameters_of
 from . import sending
 from . import wire as wires
@@ -62,6 +65,7 @@ def keeping(task: Task, app: Celery, consumer: Any, handler: Handler) -> Handler
         except Exception as error:
             if message.acknowledged:
                 raise
+            _free_place(consumer.controller, error)
             if not _kept(app, task, message, error):
                 return None
             if isinstance(error, _DROPPED):
@@ -69,6 +73,16 @@ def keeping(task: Task, app: Celery, consumer: Any, handler: Handler) -> Handler
             raise InvalidTaskError(repr(error)) from error
 
     return receive
+
+
+def _free_place(controller: Any, error: Exception) -> None:
+    """Free the place in the pool that a message was given which could not be handed to it."""
+    semaphore, trace = getattr(controller, "semaphore", None), error.__traceback__
+    while semaphore is not None and trace is not None:
+        if trace.tb_frame.f_code.co_name == "execute_using_pool":
+            semaphore.release()
+            return
+        trace = trace.tb_next
 
 
 def _check(headers: Mapping[str, Any], payload: Any) -> None:
@@ -117,6 +131,7 @@ def _kept(app: Celery, task: Task, message: Any, error: Exception) -> bool:
 def _keep(app: Celery, task: Task, message: Any, error: Exception) -> None:
     parts = wires.carried(message, message.body, None, app)
     wire = wires.delivered(app, parts, message.properties or {}, message.delivery_info or {})
+    wire = replace(wire, headers={name: _flat(value) for name, value in wire.headers.items()})
     job = _job(task.name, wire)
     bridge = attach(app)
     refused = bridge.unbegun(job, error)
@@ -134,6 +149,11 @@ def _keep(app: Celery, task: Task, message: Any, error: Exception) -> None:
     bridge.settled(refused, refused.decision)
     with Harmless(job):
         task.backend.mark_as_failure(job.id, error)
+
+
+def _flat(value: Any) -> Any:
+    """Return a header's value as it can be written again; one that is nested too deep becomes its repr."""
+    return cut(safe_repr(value), MAX_MESSAGE) if nests_deeper(value, MAX_DEPTH) else value
 
 
 def _job(name: str, wire: wires.Wire) -> Job:

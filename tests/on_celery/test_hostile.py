@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from tests.on_celery.conftest import Fleets
 from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
 
@@ -95,3 +96,18 @@ def test_what_can_be_no_dead_letter_lies_in_the_dead_queue_as_it_came(fleet: Fle
     (message,) = found
     assert ("id" not in message.headers, message.headers["x-mine"]) == (True, "yes")
     assert (message.body if isinstance(message.body, bytes) else message.body.encode()) == PLAIN
+
+
+def test_what_cannot_even_be_handed_to_the_pool_is_kept_and_takes_no_place_there(on_valkey: Fleets) -> None:
+    """RabbitMQ's client writes no header that is nested so deep; newer Pythons pickle deeper."""
+    fleet, deep = on_valkey("prefork", True), []
+    for _ in range(600):
+        deep = [deep]
+    sent = [publish(fleet, {"x-deep": deep}, PLAIN, JSON) for _ in range(5)]
+    sent.append(publish(fleet, {}, json.dumps([[deep], {}, {}]).encode(), JSON))
+    assert [fleet.send("ping").get(timeout=60) for _ in range(8)] == ["pong"] * 8
+    store = fleet.bridge.store
+    assert store is not None
+    for job_id in sent:
+        job = fleet.app.AsyncResult(job_id)
+        eventually(lambda job=job: store.get(job.id) or fleet.runs(job), seconds=30, what="a dead letter")
