@@ -34,9 +34,7 @@ def main() -> None:
         print("|---|---:|---:|---:|---:|---:|")
         for c in _reservations(valkey.url, postgres.url, rounds):
             _print(c, _shown(c.wall), f"{c.cpu.median:.2f}")
-        print(
-            "\n| jobs per second | native | in shadow mode | CPU a job (95 %) | time a job (95 %) | goal |"
-        )
+        print("\n| jobs per second | native | in shadow mode | CPU a job (95 %) | time a job (95 %) | goal |")
         print("|---|---:|---:|---:|---:|---:|")
         for c in _shadow(valkey.url, rounds):
             _print(c, _shown(c.cpu), _plain(c.wall))
