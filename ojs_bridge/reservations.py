@@ -18,6 +18,7 @@ from .forks import starting
 from .job import Job
 from .storage_retry import Insistence, StorageRetry
 from .store import Grant, Reservation, Settle, Store, StoreError, Turn
+from .store.records import from_ms, to_ms
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -40,6 +41,14 @@ TAKEN, LOST, RESENT = Grant.TAKEN, Grant.LOST, Grant.RESENT
 def turn_of(job: Job) -> Turn:
     """Return the turn that a job at this point stands for."""
     return Turn(job.key, job.fence)
+
+
+def asked_at(mark: str) -> datetime | None:
+    """Return when a turn was asked for, by the clock of who asked, from the mark of that request."""
+    try:
+        return from_ms(int(mark.rsplit(":", 2)[1]))
+    except (IndexError, ValueError, OverflowError):
+        return None
 
 
 def was_held_by(process: int | None, holder: str) -> bool:
@@ -101,7 +110,7 @@ class Reservations:
         return found, job, turn
 
     def _reserve(self, turn: Turn, publication: str, wait: Wait | None) -> Reservation:
-        mark = f"{self._holder}:{next(self._requests)}"
+        mark = f"{self._holder}:{to_ms(self._clock())}:{next(self._requests)}"
 
         def reserve() -> Reservation:
             now = self._clock()

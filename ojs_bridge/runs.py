@@ -116,10 +116,14 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The worker that ran this attempt is gone: the handler is not to run, its failure is to be judged."""
+    """The worker that ran this attempt is gone: the handler is not to run, its failure is to be judged.
+
+    `since` is when the worker began it, by its own clock, as far as that is known.
+    """
 
     run: Run
     failure: Failure
+    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

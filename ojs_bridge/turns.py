@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from .decision import Complete, Decision, GiveBack
 from .failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from .job import Job
-from .reservations import TAKEN, Reservations, Wait, was_held_by
+from .reservations import TAKEN, Reservations, Wait, asked_at, was_held_by
 from .runs import Drop, Lost, Postpone, Refuse, Run
 from .storage_retry import Insistence
 from .store import Grant, Reservation, Settle, Store, StoreError, Turn
@@ -75,7 +75,8 @@ class Turns:
         if found.grant is TAKEN:
             return taken
         if found.grant is Grant.HELD and self._reservations.is_orphaned(found.holder):
-            return Lost(taken._replace(abandoned=True), Failure(WORKER_DEATH, WORKER_DIED))
+            death = Failure(WORKER_DEATH, WORKER_DIED)
+            return Lost(taken._replace(abandoned=True), death, asked_at(found.mark))
         return self._refused(taken, found)
 
     def take_over(self, run: Run, publication: str, process: int | None) -> Run | Postpone | Drop:
@@ -104,7 +105,7 @@ class Turns:
             case Grant.SETTLED:
                 return Drop(job, f"attempt {job.attempt} has been dealt with, this is a late copy of it")
             case Grant.LOST:
-                return Lost(run, Failure(VISIBILITY_TIMEOUT, WORKER_GONE))
+                return Lost(run, Failure(VISIBILITY_TIMEOUT, WORKER_GONE), asked_at(found.mark))
             case _:
                 return run
 

@@ -22,6 +22,7 @@ from ..store import StoreError
 from ..turns import TakenOver
 from .arguments import Arguments
 from .attach import attach, task_policy
+from .canvas import carried_on, reopen_chord
 from .conclusion import Conclusion, dropped
 from .delivery import Delivery
 from .holding import Held, Unsettled
@@ -185,7 +186,9 @@ class Execution:
         """End the run; one that is reserved when Celery has stored its result and sent what follows it."""
         if self._begun is None:
             return
-        end = Ended(self.bridge, self._begun)
+        end, job = Ended(self.bridge, self._begun), self._begun.job
+        if job.replay_count:
+            reopen_chord(self._task, self._request)
         if self._begun.turn is None:
             end.settle()
             return
@@ -248,6 +251,10 @@ class Execution:
 
     def _not_run(self, begun: Lost | Postpone | Drop | Refuse) -> Exception:
         match begun:
+            case Lost() if carried_on(self._task, self._request, begun.since):
+                self.bridge.settled(begun.run, Complete())
+                known: Exception = Ignore("its worker had stored its success before it died")
+                return known
             case Lost():
                 decision = self.bridge.judge(begun.run, begun.failure)
                 return self.conclude(begun.run, decision, LostAttempt(begun.failure.message))

@@ -22,6 +22,7 @@ from ..runs import Drop, Postpone, Refuse, Run
 from ..store import Turn
 from .attach import attach
 from .canary import handled_natively, is_outside
+from .canvas import count_in_chord
 from .execution import Execution
 from .holding import Held, hold
 from .wire import HEADER, KEY, OUTCOME, carried, chain_of
@@ -126,7 +127,11 @@ class OJSRequest(Request):  # type: ignore[misc]
     def _ojs_succeeded(self, crash: Exception) -> bool:
         """Return whether the task had succeeded before its process died (Celery 5.7 and newer look)."""
         look = getattr(self, "_success_was_stored", None)
-        return bool(look and isinstance(crash, WorkerLostError) and look())
+        stored = look() if look and isinstance(crash, WorkerLostError) else None
+        if stored:
+            # Celery only acknowledges; its process may have died before the chord has counted the job.
+            count_in_chord(self.task, self._context, stored.get("result"))
+        return bool(stored)
 
     def _ojs_give_back(self) -> None:
         """Leave the message to the broker, its attempt unused: the worker itself has ended the process."""

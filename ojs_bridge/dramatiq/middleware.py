@@ -26,6 +26,7 @@ from .caveats import say_caveats
 from .consumer import HOLD, MARK, NATIVE, UNBEGUN, Settlement, SettlingConsumer, mark, wrap
 from .dead_queues import DramatiqDeadQueues
 from .execution import Execution, NotSent
+from .groups import count_members_once
 from .holding import GiveUp, Holding
 from .late import drop, hear_first
 from .producer import READ, WISHING, add_headers, carry_wishes
@@ -100,6 +101,7 @@ class OJSRetries(Retries):
         """Check the set-up and wrap the broker's consumers; raises BootError."""
         self._take_over(broker)
         self._check(broker)
+        count_members_once(broker)
         wrap(broker)
         self._holding.boot(broker)
         self._acknowledging = acknowledging_on(broker, self.bridge)

@@ -26,11 +26,16 @@ class Grant(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What became of a request to run a job; with HELD, `until` is when the time of its `holder` ends."""
+    """What became of a request to run a job.
+
+    With HELD, `until` is when the time of its `holder` ends; with LOST, when it has ended. `mark` is that of
+    the holder's own request. A repeated request may not be told of what it has taken over.
+    """
 
     grant: Grant
     until: datetime | None = None
     holder: str = ""
+    mark: str = ""
 
 
 class Turn(NamedTuple):

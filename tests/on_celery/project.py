@@ -77,6 +77,8 @@ class Settings:
     longest_wait: float = 600
     #: Seconds between two looks at whether a worker is silent.
     look: float = 30
+    #: The URL of the results, where they are not kept beside the notes.
+    results: str = ""
 
     def to_env(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))}
@@ -114,6 +116,12 @@ def until(url: str, key: str) -> bool:
     while not client(url).exists(key):
         time.sleep(0.05)
     return True
+
+
+def halt(self: Task) -> None:
+    """Stop for the test to kill the worker."""
+    client(Settings.from_env().backend).rpush("halts", self.request.id)
+    time.sleep(120)
 
 
 class Noting:
@@ -159,7 +167,7 @@ def make_app(settings: Settings, results: str = "") -> Celery:
     app = Celery(
         f"project-{settings.queue}",
         broker=settings.broker,
-        backend=results + settings.backend,
+        backend=settings.results or results + settings.backend,
         set_as_current=False,
     )
     app.conf.update(
@@ -264,6 +272,11 @@ def define_tasks(app: Celery, noting: Noting, *, acks_late: bool) -> None:
         return step(self, steps[min(n, len(steps)) - 1], n=n, noting=noting)
 
     ojs(name="act")(run)
+
+    @ojs(name="follow")
+    def follow(self: Task, before: Any, *steps: str) -> Any:
+        return run(self, *steps)
+
     ojs(name="act_kept", retry={"max_attempts": 2, **KEEP})(run)
     ojs(name="hard", time_limit=4, retry={"max_attempts": 2, **KEEP})(run)
     ojs(name="soft", soft_time_limit=4, retry={"max_attempts": 2, **KEEP})(run)

@@ -11,6 +11,7 @@ from celery.worker.control import control_command
 
 from ojs_bridge.celery import holding, watch
 from tests import faults
+from tests.on_celery.halting import halt_in_the_end
 from tests.on_celery.project import Noting, Settings, client, make_app
 from tests.on_celery.worker_steps import AFTERWARDS, OWN
 
@@ -22,6 +23,8 @@ watch.LOOK = settings.look
 app = make_app(settings)
 faults.arm([*faults.STEPS, *OWN, *AFTERWARDS])
 app.set_current()
+# After the bridge's own, which settles the job.
+signals.task_postrun.connect(halt_in_the_end, weak=False)
 
 
 @control_command()

@@ -44,13 +44,14 @@ def reserve(
     publication: str = "p-1",
     holder: str = FIRST,
     at: float = 0.0,
+    mark: str = "",
 ) -> Reservation:
     """Ask for a minute of a turn."""
     return store.reserve(
         Turn(key, fence),
         publication=publication,
         holder=holder,
-        mark=secrets.token_hex(8),
+        mark=mark or secrets.token_hex(8),
         now=after(at),
         until=after(at + 60),
     )
@@ -174,10 +175,10 @@ def test_who_gives_a_turn_back(store: Store, before: Sequence[Step], returning: 
 
 def test_how_long_another_has_it(store: Store) -> None:
     """To the millisecond; and only then is there a time."""
-    assert reserve(store) == Reservation(TAKEN)
-    assert reserve(store, at=5) == Reservation(HELD, after(60), FIRST)
-    assert reserve(store, at=60) == Reservation(LOST)
-    assert reserve(store, at=70) == Reservation(HELD, after(120), FIRST)
+    assert reserve(store, mark="a") == Reservation(TAKEN)
+    assert reserve(store, at=5) == Reservation(HELD, after(60), FIRST, "a")
+    assert reserve(store, at=60, mark="b") == Reservation(LOST, after(60), FIRST, "a")
+    assert reserve(store, at=70) == Reservation(HELD, after(120), FIRST, "b")
     assert reserve(store, publication="p-2") == Reservation(RESENT)
     store.settle(over())
     assert reserve(store) == Reservation(SETTLED)
@@ -193,7 +194,8 @@ def test_a_heartbeat_extends_what_its_holder_holds(store: Store) -> None:
     reserve(store, 2, key="moved on")
     lost = [Turn(key, 1) for key in ("another's", "settled", "moved on", "unknown")]
     assert list(store.extend([Turn("mine", 1), *lost], holder=FIRST, until=after(300))) == lost
-    assert reserve(store, 1, key="mine", at=299) == Reservation(HELD, after(300), FIRST)
+    found = reserve(store, 1, key="mine", at=299)
+    assert (found.grant, found.until, found.holder) == (HELD, after(300), FIRST)
     assert reserve(store, 1, key="another's", at=1).until == after(60)
     assert reserve(store, 2, key="moved on", at=1).until == after(60)
 
@@ -204,7 +206,8 @@ def test_who_was_taken_over_is_told_so(store: Store) -> None:
     reserve(store)
     assert reserve(store, at=60, holder=SECOND).grant is LOST
     assert list(store.extend([Turn("j-1", 0)], holder=FIRST, until=after(300))) == [Turn("j-1", 0)]
-    assert reserve(store, at=61) == Reservation(HELD, after(120), SECOND)
+    found = reserve(store, at=61)
+    assert (found.grant, found.until, found.holder) == (HELD, after(120), SECOND)
 
 
 @pytest.mark.requirement("RET-13")

@@ -22,6 +22,8 @@ LARGEST_FENCE = 2**53
 _INT64, _STR32 = 0xD3, 0xDB
 _ANY_TEXT = ("utf-8", "surrogatepass")
 
+#: How much is told of a turn that another one holds; of a lost one, one word more.
+_OF_ONE_HELD = 3
 _TAKEN, _LOST, _SETTLED, _RESENT = -1, -2, -3, -4
 _WITHOUT_TIME = {
     _TAKEN: Reservation(Grant.TAKEN),
@@ -52,7 +54,7 @@ end
 #: KEYS: turn. ARGV: fence, publication, holder, now, until, the record's end, mark. A repeat, whose first
 #: answer was lost with the connection, finds its own mark and is told the same.
 _RESERVE = Script("""
-local fence, publication, told = tonumber(ARGV[1]), ARGV[2], -1
+local fence, publication, told, lost = tonumber(ARGV[1]), ARGV[2], -1, nil
 local known = redis.call('GET', KEYS[1])
 if known then
   local its_fence, its_until, its_holder, its_publication, its_mark, its_told = cmsgpack.unpack(known)
@@ -63,14 +65,14 @@ if known then
   if its_fence > fence then return -3 end
   if its_fence == fence then
     if its_until < 0 then return -3 end
-    if its_until > tonumber(ARGV[4]) then return {its_until, its_holder} end
-    told = -2
+    if its_until > tonumber(ARGV[4]) then return {its_until, its_holder, its_mark} end
+    told, lost = -2, {its_until, its_holder, its_mark, told}
   end
   publication = its_publication
 end
 local record = cmsgpack.pack(fence, tonumber(ARGV[5]), ARGV[3], publication, ARGV[7], told)
 redis.call('SET', KEYS[1], record, 'PXAT', ARGV[6])
-return told
+return lost or told
 """)
 
 #: KEYS: turns. ARGV: holder, until, the records' end, fences. Extending again writes the same again.
@@ -141,7 +143,9 @@ class RedisReservations:
         told: int | list[Any] = self._redis.run(_RESERVE, (key,), words)
         if isinstance(told, int):
             return _WITHOUT_TIME[told]
-        return Reservation(Grant.HELD, from_ms(told[0]), told[1].decode("utf-8", "surrogatepass"))
+        grant = Grant.HELD if len(told) == _OF_ONE_HELD else Grant.LOST
+        its_holder, its_mark = (text.decode("utf-8", "surrogatepass") for text in told[1:3])
+        return Reservation(grant, from_ms(told[0]), its_holder, its_mark)
 
     def extend(self, turns: Sequence[Turn], *, holder: str, until: datetime) -> Sequence[Turn]:
         """Extend the turns that `holder` holds, unsettled; return the others."""

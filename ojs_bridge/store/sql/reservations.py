@@ -70,8 +70,8 @@ class Reservations(Database):
                 repeated = found is not None and found.mark == row["mark"]
                 if grant is Grant.LOST and not repeated and not _take_over(connection, row, to_ms(now)):
                     continue
-                if found and grant is Grant.HELD:
-                    return Reservation(grant, from_ms(found.until_ms), found.holder)
+                if found and not repeated and grant in (Grant.HELD, Grant.LOST):
+                    return Reservation(grant, from_ms(found.until_ms), found.holder, found.mark)
                 if grant is not None:
                     return Reservation(grant)
         return Reservation(Grant.TAKEN)

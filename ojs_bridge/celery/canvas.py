@@ -1,0 +1,96 @@
+"""What follows a Celery job whose worker died, or that was replayed: its stored success, and its chord."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import datetime, timezone
+from typing import Any
+
+from celery import Task, states
+from celery.result import AsyncResult
+
+logger = logging.getLogger("ojs_bridge")
+
+
+def carried_on(task: Task, request: Any, since: datetime | None) -> bool:
+    """Return whether the dead worker of a job had stored its success, and have the job's chord count it.
+
+    By then Celery has sent its chain and its links. What was stored before the worker began, at `since`, is
+    the success of another job of the same id. Never raises.
+    """
+    if since is None or task.ignore_result:
+        return False
+    try:
+        result = task.AsyncResult(request.id)
+        if result.state != states.SUCCESS or not _is_after(since, result, task):
+            return False
+        found = result.result
+    except Exception:
+        logger.exception("job %s: whether it has succeeded cannot be found out", request.id)
+        return False
+    count_in_chord(task, request, found)
+    return True
+
+
+def count_in_chord(task: Task, request: Any, result: Any) -> None:
+    """Have a job's chord, if it is in one, count its success, perhaps again; never raises."""
+    if not request.chord:
+        return
+    try:
+        task.backend.on_chord_part_return(request, states.SUCCESS, result)
+    except Exception:
+        logger.exception("job %s: its chord cannot be told of its success", request.id)
+
+
+def _is_after(since: datetime, result: AsyncResult, task: Task) -> bool:
+    at: datetime | None = result.date_done
+    if at is None:
+        return False
+    # A database keeps no zone: it is the app's, or the server's. A time in the future proves nothing.
+    aware = at if at.tzinfo else at.replace(tzinfo=task.app.timezone)
+    return since <= aware <= datetime.now(timezone.utc)
+
+
+def reopen_chord(task: Task, request: Any) -> None:
+    """Have a chord on Redis take the success of a replayed member in the place of its failure; never raises.
+
+    A chord that has failed sends its body once no failure is left in it.
+    """
+    if not (request.chord and request.group and _is_redis(task.backend)):
+        return
+    try:
+        _reopen(task.backend, request.id, request.group)
+    except Exception:
+        logger.exception("job %s: its chord cannot be told of the replay", request.id)
+
+
+def _is_redis(backend: Any) -> bool:
+    module = sys.modules.get("celery.backends.redis")
+    return module is not None and isinstance(backend, module.RedisBackend)
+
+
+def _reopen(backend: Any, job_id: str, group_id: str) -> None:
+    # Private, for nobody else knows what a chord has counted: its parts, how many are added to its size, its
+    # size, and since Celery 5.7 who was counted and who sends the body.
+    parts, more, size, counted, claim = (backend.get_key_for_group(group_id, f".{key}") for key in "jtsdc")
+    redis, is_ordered = backend.client, backend._chord_zset
+    found = redis.zrange(parts, 0, -1) if is_ordered else redis.lrange(parts, 0, -1)
+    read = {part: backend.decode(part) for part in found}
+    failed = {part: of for part, (_, of, state, _) in read.items() if state in states.EXCEPTION_STATES}
+    own = [part for part, of in failed.items() if of == job_id]
+    if not own:
+        return
+    known, extra = redis.get(size), int(redis.get(more) or 0)
+    marks = [mark for mark in redis.smembers(counted) if mark.startswith(f"{job_id}:".encode())]
+    with redis.pipeline() as pipe:
+        for part in own:
+            pipe.zrem(parts, part) if is_ordered else pipe.lrem(parts, 0, part)
+        if marks:
+            pipe.srem(counted, *marks)
+        if known is None or len(found) >= int(known) + extra:
+            # It has failed: Celery counts again where this was the last failure, and is silent where not.
+            pipe.delete(claim, size)
+            if len(failed) == len(own):
+                pipe.set(size, len(found) - extra, ex=backend.expires or None)
+        pipe.execute()
