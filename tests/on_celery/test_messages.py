@@ -12,6 +12,7 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
+from ojs_bridge.publishing import Unpublishable
 from tests.on_celery.conftest import Fleets
 from tests.on_celery.fleet import LATE, Fleet
 from tests.on_celery.project import KEEP
@@ -64,7 +65,7 @@ def test_a_retry_keeps_everything_of_its_message(fleet: Fleet) -> None:
     reading = fleet.bridge.dead_letters.get(job.id).reading
     assert (reading.args, reading.meta["x-mine"]) == (None, "yes")
     assert reading.note.endswith("pickled, which is not opened here")
-    with pytest.raises(ValueError, match=r"^args: those of dead letter .* cannot be replaced: .* pickled"):
+    with pytest.raises(Unpublishable, match=r"^args: those of dead letter .* cannot be replaced: .* pickled"):
         fleet.bridge.dead_letters.retry(job.id, args=[1])
     fleet.bridge.dead_letters.retry(job.id)
     assert fleet.ending(job, nth=2)["total_attempts"] == 2
