@@ -13,16 +13,20 @@ from tests.chaos.fates import load
 from tests.chaos.frameworks import OnCelery, OnDramatiq
 from tests.chaos.report import Verdict, judge, table
 from tests.chaos.trial import Outage, Storm, Trial
-from tests.servers import Postgres, RabbitMQ, Valkey
+from tests.servers import Postgres, Proxy, RabbitMQ, Valkey
 
 STORM = Storm(
     seconds=70,
     kill_every=4,
     outages=(
         Outage(9, "store", 5, frozen=True),
+        Outage(16, "way"),
         Outage(21, "broker", 3),
+        Outage(25, "worker", 20, frozen=True),
+        Outage(30, "way"),
         Outage(36, "store", 6),
         Outage(52, "broker", 1),
+        Outage(54, "worker", 25, frozen=True),
     ),
     patience=300,
 )
@@ -72,9 +76,11 @@ def _trial(framework: str, broker: str, asked: argparse.Namespace, *, bridged: b
         tempfile.TemporaryDirectory() as temporary,
         BROKERS[broker]() as queue,
         STORES[asked.store]() as store,
+        Proxy(store.port) as way,
     ):
         folder = (asked.folder or Path(temporary)) / name.replace(" ", "-")
-        trial = Trial(FRAMEWORKS[framework](), queue, store if bridged else None, jobs, folder)
+        kept, leads = (store, way) if bridged else (None, None)
+        trial = Trial(FRAMEWORKS[framework](), queue, kept, jobs, folder, leads)
         storm = STORM if bridged else replace(STORM, patience=BOUND)
         return judge(name, jobs, trial.run(storm), bridged=bridged)
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ojs_bridge import open_store
@@ -17,7 +18,7 @@ from tests.chaos.frameworks import Framework, waiting
 from tests.chaos.ledger import Reader
 from tests.chaos.settings import Settings
 from tests.chaos.workers import Worker
-from tests.servers import RabbitMQ, Server, eventually
+from tests.servers import Proxy, RabbitMQ, Server, eventually
 
 WORKERS = 2
 #: Seconds without a line after which nothing comes any more: a lost attempt is found, and its retry comes.
@@ -26,11 +27,15 @@ QUIET = RESERVATION + 4.0
 
 @dataclass(frozen=True)
 class Outage:
-    """A server is killed, or frozen, and comes back with its data after some seconds."""
+    """A server is killed, or frozen, and comes back with its data after some seconds.
+
+    The "worker" can only be frozen: for longer than its reservations, it is a zombie when it wakes. The "way"
+    to the store goes silent: packets vanish on the connections of that moment, and new ones work.
+    """
 
     at: float
     server: str
-    seconds: float
+    seconds: float = 0.0
     frozen: bool = False
 
 
@@ -60,12 +65,22 @@ class Trial:
     """A fleet, its load and its storm; without a store the fleet is the framework alone."""
 
     def __init__(
-        self, framework: Framework, broker: Server, store: Server | None, jobs: Sequence[str], folder: Path
+        self,
+        framework: Framework,
+        broker: Server,
+        store: Server | None,
+        jobs: Sequence[str],
+        folder: Path,
+        way: Proxy | None = None,
     ) -> None:
         self._framework, self._broker, self._store, self._jobs = framework, broker, store, jobs
         lines = folder / "ledger"
         lines.mkdir(parents=True)
-        self._settings = Settings(broker.url, store.url if store else None, str(lines))
+        self._way = way
+        url = store and (way.to(store.url) if way else store.url)
+        # A connection may be made just when its way goes silent: that takes no longer than its URL says.
+        url = url and url.replace("connect_timeout=60", "connect_timeout=10")
+        self._settings = Settings(broker.url, url, str(lines))
         self._ledger = Reader(lines)
         self._log = folder / "workers.log"
         self._rng = random.Random(len(jobs))
@@ -97,23 +112,37 @@ class Trial:
                 self._broker.await_declared(queue)
         self._framework.enqueue(self._settings, self._jobs)
 
-    def _actions(self, storm: Storm) -> list[tuple[float, Callable[[], None]]]:
-        actions: list[tuple[float, Callable[[], None]]] = []
+    def _actions(self, storm: Storm) -> list[tuple[float, Callable[[], object]]]:
+        actions: list[tuple[float, Callable[[], object]]] = []
         for outage in storm.outages:
-            server = self._broker if outage.server == "broker" else self._store
-            if server is not None:
-                away, back = (_freeze, _thaw) if outage.frozen else (Server.kill, Server.start)
-                actions.append((outage.at, lambda do=away, on=server: do(on)))  # type: ignore[misc]
-                actions.append((outage.at + outage.seconds, lambda do=back, on=server: do(on)))  # type: ignore[misc]
+            begin, end = self._steps(outage)
+            actions += [(outage.at, begin), (outage.at + outage.seconds, end)]
         kills = int(storm.seconds / storm.kill_every)
         actions += [((n + 1) * storm.kill_every, self._kill) for n in range(kills)]
         return sorted(actions, key=lambda action: action[0], reverse=True)
 
-    def _kill(self) -> None:
-        self._kills += 1
-        self._workers[self._kills % WORKERS].kill(self._rng)
+    def _steps(self, outage: Outage) -> tuple[Callable[[], object], Callable[[], object]]:
+        """Return how an outage begins and ends."""
+        match outage.server:
+            case "worker":
+                return self._workers[0].freeze, self._workers[0].thaw
+            case "way":
+                return (self._way.silence if self._way else _nothing), _nothing
+        server = self._broker if outage.server == "broker" else self._store
+        if server is None:
+            return _nothing, _nothing
+        if outage.frozen:
+            return partial(_freeze, server), partial(_thaw, server)
+        return server.kill, server.start
 
-    def _tick(self, storm: Storm, actions: list[tuple[float, Callable[[], None]]]) -> bool:
+    def _kill(self) -> None:
+        """Kill the next worker, but a frozen one, which is to wake."""
+        self._kills += 1
+        chosen = self._workers[self._kills % WORKERS]
+        if not chosen.is_frozen:
+            chosen.kill(self._rng)
+
+    def _tick(self, storm: Storm, actions: list[tuple[float, Callable[[], object]]]) -> bool:
         """Do what is due, and return whether all is over."""
         now = time.monotonic() - self._began
         while actions and actions[-1][0] <= now:
@@ -168,6 +197,10 @@ class Trial:
         alive, dead = self._framework.held(self._settings)
         starts = sum(worker.starts for worker in self._workers)
         return Outcome(self._ledger, alive, dead | self._letters(), self._kills, starts, seconds)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _freeze(server: Server) -> None:

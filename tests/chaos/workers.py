@@ -28,6 +28,7 @@ class Worker:
         self._environment = {**os.environ, **environment}
         self._log = log
         self._groups: list[int] = []
+        self._frozen: int | None = None
         self._start()
 
     def _start(self) -> None:
@@ -63,6 +64,22 @@ class Worker:
             case _:
                 _kill_group(self._process.pid)
 
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the worker is stopped, and will be woken."""
+        return self._frozen is not None
+
+    def freeze(self) -> None:
+        """Stop the whole worker, as a machine that is paused."""
+        self._frozen = self._process.pid
+        _signal_group(self._frozen, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Wake it."""
+        if self._frozen is not None:
+            _signal_group(self._frozen, signal.SIGCONT)
+            self._frozen = None
+
     def ask_to_stop(self) -> None:
         """Ask for a warm shutdown."""
         if self._process.poll() is None:
@@ -84,8 +101,12 @@ def _kill(process: int) -> None:
 
 
 def _kill_group(group: int) -> None:
+    _signal_group(group, signal.SIGKILL)
+
+
+def _signal_group(group: int, sent: signal.Signals) -> None:
     with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
+        os.killpg(group, sent)
 
 
 def _group_lives(group: int) -> bool:

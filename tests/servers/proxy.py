@@ -40,7 +40,11 @@ class Proxy:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
+                try:
+                    far = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:
+                    near.close()
+                    continue
                 with self._lock:
                     self._carried.update(dict.fromkeys((near, far)))
                 for pair in ((near, far), (far, near)):
