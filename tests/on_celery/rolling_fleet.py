@@ -31,7 +31,7 @@ JOBS: dict[str, tuple[str, tuple[Any, ...], str, int, int]] = {
     "retried": ("manual", (2,), "SUCCESS", 3, 3),
     "retried, exhausted": ("manual", (9,), "FAILURE", 4, 4),
     "retried in flight": ("manual", (1, 2.0), "SUCCESS", 2, 2),
-    "default": ("default", (9,), "FAILURE", 4, 3),
+    "default": ("default", (9,), "FAILURE", 4, 4),
     "strict": ("strict", (9,), "FAILURE", 4, 2),
     "loose": ("loose", (9,), "FAILURE", 4, 6),
 }
