@@ -22,11 +22,13 @@ def test_what_a_run_says_after_it_was_taken_over_is_not_heard(
     settings = {"reservation": "PT3S", "heartbeat": "1000", "store": store_url(kind, request)}
     application = Application(valkey.url, unique, tmp_path, "tests.on_dramatiq.late", **settings)
     zombie = application.start(threads=len(NAMES))
-    application.produce("send()")
-    eventually(lambda: application.counts() == dict.fromkeys(NAMES, 1), seconds=120, what="all first runs")
     group = [-zombie.pid]
-    zombies.stop(group, application.store_url)
     try:
+        application.produce("send()")
+        eventually(
+            lambda: application.counts() == dict.fromkeys(NAMES, 1), seconds=120, what="all first runs"
+        )
+        zombies.stop(group, application.store_url)
         with application.working():
             eventually(lambda: application.counts().get("follows-second") == len(NAMES), seconds=90)
             (tmp_path / "go").touch()
