@@ -16,7 +16,7 @@ from tests.chaos.trial import Outage, Storm, Trial
 from tests.servers import Postgres, Proxy, RabbitMQ, Valkey
 
 STORM = Storm(
-    seconds=70,
+    seconds=140,
     kill_every=4,
     outages=(
         Outage(9, "store", 5, frozen=True),
@@ -24,9 +24,11 @@ STORM = Storm(
         Outage(21, "broker", 3),
         Outage(25, "worker", 20, frozen=True),
         Outage(30, "way"),
-        Outage(36, "store", 6),
-        Outage(52, "broker", 1),
-        Outage(54, "worker", 25, frozen=True),
+        # Longer than a quorum queue's delivery limit would bear if each wait used up a delivery.
+        Outage(50, "store", 40),
+        Outage(95, "broker", 1),
+        Outage(100, "broker", 13, frozen=True),
+        Outage(116, "worker", 20, frozen=True),
     ),
     patience=300,
 )

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from celery import Celery, Task
+from kombu import Queue
 
 from ojs_bridge.celery import install, ojs_task
 from tests.chaos.fates import FATES, FIRST_DELAY, Fate, play
 from tests.chaos.ledger import Ledger
-from tests.chaos.settings import QUEUE, VARIABLE, Settings
+from tests.chaos.settings import QUEUE, QUORUM, VARIABLE, Settings
 
 #: Seconds after which Redis delivers again what a dead worker had; kombu's other settings here let it look
 #: every second, and soon again when a worker was killed while it looked (300 s without).
@@ -33,6 +34,7 @@ def make_app(settings: Settings) -> Celery:
         broker_transport_options=redis if settings.on_redis else {"confirm_publish": True},
         task_acks_late=True,
         task_default_queue=QUEUE,
+        task_queues=[Queue(QUEUE, queue_arguments=None if settings.on_redis else QUORUM)],
         task_ignore_result=True,
         worker_enable_remote_control=False,
         worker_prefetch_multiplier=2,

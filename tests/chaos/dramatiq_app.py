@@ -13,11 +13,18 @@ from dramatiq.middleware import CurrentMessage
 from ojs_bridge.dramatiq import OJSRetries
 from tests.chaos.fates import FATES, FIRST_DELAY, LONGEST_DELAY, Fate, play
 from tests.chaos.ledger import Ledger
-from tests.chaos.settings import QUEUE, VARIABLE, Settings
+from tests.chaos.settings import QUEUE, QUORUM, VARIABLE, Settings
 
 #: Milliseconds without a sign of life after which Redis takes a worker for dead, and looks at once.
 HEARTBEAT_TIMEOUT = 4_000
 ALWAYS = 1_000_000
+
+
+class QuorumBroker(RabbitmqBroker):
+    """A broker whose jobs wait in quorum queues, as a user of RabbitMQ 4 may have them."""
+
+    def _build_queue_arguments(self, queue_name: str) -> dict[str, Any]:
+        return {**super()._build_queue_arguments(queue_name), **QUORUM}
 
 
 def make_broker(settings: Settings) -> dramatiq.Broker:
@@ -27,7 +34,7 @@ def make_broker(settings: Settings) -> dramatiq.Broker:
         redis: Any = RedisBroker
         broker = redis(url=settings.broker, heartbeat_timeout=HEARTBEAT_TIMEOUT, maintenance_chance=ALWAYS)
     else:
-        broker = RabbitmqBroker(url=settings.broker, confirm_delivery=True)
+        broker = QuorumBroker(url=settings.broker, confirm_delivery=True)
     broker.add_middleware(CurrentMessage())
     ledger = Ledger(settings.ledger)
     if settings.store is not None:

@@ -12,6 +12,9 @@ from tests.chaos.ledger import Ledger
 
 VARIABLE = "OJS_CHAOS"
 QUEUE = "chaos"
+#: RabbitMQ 4 drops a message of a quorum queue after so many deliveries, unless told otherwise.
+DELIVERY_LIMIT = 20
+QUORUM = {"x-queue-type": "quorum", "x-delivery-limit": DELIVERY_LIMIT}
 
 
 @dataclass(frozen=True)
