@@ -12,6 +12,7 @@ import typer
 
 from ..dead_letters import DeadLetters
 from ..errors import InvalidRetryPolicy
+from ..policy import check_partial
 from ..replaying import override_of
 from ..store import Letter
 from .answers import counts, each, show_bulk, show_letters, show_matched, told
@@ -46,11 +47,13 @@ class Changes:
     def read(self) -> dict[str, Any]:
         """Return the changes as the library takes them."""
         given = {name: json_of(name, getattr(self, name)) for name in ("args", "kwargs", "meta")}
-        changes = {"queue": self.set_queue, **given, "retry": json_of("policy", self.policy)}
+        policy = json_of("policy", self.policy)
         try:
-            override_of(**changes)
+            check_partial(policy)
         except InvalidRetryPolicy as error:
             raise error.under("policy") from None
+        changes = {"queue": self.set_queue, **given, "retry": policy}
+        override_of(**changes)
         return changes
 
 

@@ -196,10 +196,10 @@ def test_an_app_that_will_not_do(folder: Path) -> None:
     """One clear line."""
     cases = {
         "nowhere": "app: 'nowhere' cannot be imported: ModuleNotFoundError: No module named 'nowhere'",
-        "broken": "ModuleNotFoundError: No module named 'nothing_of_the_sort' (broken.py:2)",
-        "wrong": "InvalidRetryPolicy: max_attempts: -1 must be >= 0 (wrong.py:2)",
-        "quits": "app: 'quits' cannot be imported: SystemExit: no settings (quits.py:1)",
-        "half": "ZeroDivisionError: division by zero (half/celery.py:1)",
+        "broken": "ModuleNotFoundError: No module named 'nothing_of_the_sort' (module broken, broken.py:2)",
+        "wrong": "InvalidRetryPolicy: max_attempts: -1 must be >= 0 (module wrong, wrong.py:2)",
+        "quits": "app: 'quits' cannot be imported: SystemExit: no settings (module quits, quits.py:1)",
+        "half": "ZeroDivisionError: division by zero (module half.celery, half/celery.py:1)",
         "plain": "app: 'plain' holds neither a Celery app nor a Dramatiq broker",
         "shop:nope": "app: 'shop:nope' ",
         "actors:nope": "Module 'actors' does not define a 'nope' variable",
