@@ -92,6 +92,7 @@ class SettlingConsumer(Consumer):
         self._inner = inner
         self._broker = broker
         self._hands = hands
+        self._queue_name = queue_name
         self._take = sound(broker, inner, queue_name, taking(broker, inner, queue_name, wakes))
         self._is_delayed = queue_name == dq_name(queue_name)
         # Not what is delayed, which Dramatiq may forget.
@@ -231,7 +232,7 @@ class SettlingConsumer(Consumer):
         try:
             with _closing():
                 if fetched:
-                    self._inner.requeue(readable(fetched, getattr(self._inner, "queue_name", "")))
+                    self._inner.requeue(readable(fetched, self._queue_name))
         finally:
             with _closing():
                 self._inner.close()

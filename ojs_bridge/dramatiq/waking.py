@@ -48,7 +48,7 @@ def taking(broker: Broker, inner: Any, queue_name: str, wakes: Wakes) -> Take:
     if queue_name != dq_name(queue_name):
         return take
     if is_broker(broker, "rabbitmq", "RabbitmqBroker"):
-        return _listening(inner, thread)
+        return _listening(inner, thread, queue_name)
     return _bounded(inner, thread) if hasattr(inner, "timeout") else take
 
 
@@ -71,11 +71,11 @@ def _polling(inner: Any, thread: ConsumerThread, wake: threading.Event) -> Take:
     return take
 
 
-def _listening(inner: Any, thread: ConsumerThread) -> Take:
+def _listening(inner: Any, thread: ConsumerThread, queue_name: str) -> Take:
     def take() -> MessageProxy | None:
         # pika goes on with the same consumer, and lets each call have its own patience.
         seconds = _until_due(thread, thread.worker_timeout) / 1000
-        inner.iterator = inner.channel.consume(inner.queue_name, inactivity_timeout=seconds)
+        inner.iterator = inner.channel.consume(queue_name, inactivity_timeout=seconds)
         message: MessageProxy | None = next(inner)
         return message
 
