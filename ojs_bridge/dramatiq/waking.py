@@ -94,4 +94,9 @@ def _bounded(inner: Any, thread: ConsumerThread) -> Take:
 def _until_due(thread: ConsumerThread, most: int) -> int:
     """Return the milliseconds until the thread's first delayed message is due, `most` at most."""
     delayed = thread.delay_queue.queue
-    return min(max(delayed[0].priority - current_millis(), 0), most) if delayed else most
+    if not delayed:
+        return most
+    first: Any = delayed[0]
+    # Dramatiq 2.0 has pairs there.
+    due: int = first[0] if isinstance(first, tuple) else first.priority
+    return min(max(due - current_millis(), 0), most)
