@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -129,9 +130,9 @@ def test_a_delivery_that_was_held_for_long_is_published_anew(
         for job in jobs:
             assert fleet.end(job).type == "job.completed"
     assert [len(job.runs) for job in jobs] == [1] * 4
-    # Dramatiq 2.0 may leave a thread's next message behind those that come after it.
     anew = [job for job in jobs if "next_retry_at" in job.runs[0].ojs]
-    assert len(anew) >= 2, "one for each thread"
+    # Dramatiq 2.0 may leave a thread's next message behind those that come after it.
+    assert len(anew) >= (2 if version("dramatiq").startswith("2.0.") else 4)
     assert fleet.left() == 0
 
 
