@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.on_celery.fleet import Fleet
+from tests.servers import eventually
 
 SILENT, ENDS = "is free and takes nothing", "its supervisor is to start it anew"
 #: Seconds between two looks; so many that a loaded machine's worker takes what it can between them.
@@ -15,8 +16,11 @@ LOOK = 1.5
 
 
 def tell(fleet: Fleet, command: str) -> None:
-    """Send the worker a command, and wait until it has come."""
-    fleet.app.control.broadcast(command, destination=[fleet.node])
+    """Send the worker a command, once it hears commands, and wait until it has come."""
+    control = fleet.app.control
+    # A worker on Redis says that it is ready before it listens.
+    eventually(lambda: control.ping(destination=[fleet.node]), seconds=30, what="a worker that hears commands")
+    control.broadcast(command, destination=[fleet.node])
     time.sleep(2)
 
 
