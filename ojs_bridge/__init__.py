@@ -1,33 +1,35 @@
 """Open Job Spec retry semantics for the Celery and Dramatiq fleets that already run."""
 
-from .backoff import Intervals, Jitter, Seeded
 from .bridge import Bridge
+from .config.policies import PolicyEntry
+from .engine.events import Event, Listener
+from .engine.storage_retry import StorageRetry
 from .errors import (
+    BridgeError,
     ConfigurationError,
-    DeadLetter,
-    Discard,
-    Fail,
     InvalidRetryPolicy,
     InvalidState,
+    LetterNotFound,
     NotExpressible,
-    Response,
-    Retry,
-    Snooze,
+    NotFound,
+    RetryNotFound,
+    StoreError,
+    Unpublishable,
+    Unreachable,
 )
-from .events import Event, Listener
-from .parked_retries import RetryNotFound
-from .patterns import PolicyEntry
-from .policy import PartialPolicy, RetryPolicy
-from .reading import Reading
-from .redaction import Redaction
-from .replay_rules import ReplayRule
-from .replaying import Bulk, LetterNotFound
-from .retention import Retention
-from .storage_retry import StorageRetry
-from .store import Letter, Page, Parked, ParkedPage, Stats, Store, StoreError, open_store
+from .messages import Reading
+from .operations.redaction import Redaction
+from .operations.replay_rules import ReplayRule
+from .operations.replaying import Bulk
+from .operations.retention import Retention
+from .spec.backoff import Intervals, Jitter, Seeded
+from .spec.policy import PartialPolicy, RetryPolicy
+from .spec.responses import DeadLetter, Discard, Fail, Response, Retry, Snooze
+from .store import Letter, Page, Parked, ParkedPage, Stats, Store, open_store
 
 __all__ = [
     "Bridge",
+    "BridgeError",
     "Bulk",
     "ConfigurationError",
     "DeadLetter",
@@ -42,6 +44,7 @@ __all__ = [
     "LetterNotFound",
     "Listener",
     "NotExpressible",
+    "NotFound",
     "Page",
     "Parked",
     "ParkedPage",
@@ -61,5 +64,7 @@ __all__ = [
     "StorageRetry",
     "Store",
     "StoreError",
+    "Unpublishable",
+    "Unreachable",
     "open_store",
 ]

@@ -9,13 +9,32 @@ from contextlib import AbstractContextManager, suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any, TypeVar
 
-from . import events
-from .backoff import Rng
-from .broker_letters import BrokerLetters
-from .dead_letters import DeadLetters
-from .decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze, decide
-from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible
-from .failures import (
+from .config.settings import settings_of
+from .engine import events
+from .engine.harmless import Harmless
+from .engine.history import History
+from .engine.publishing import DeadQueues, Publisher
+from .engine.reservations import Wait
+from .engine.retry_on import RetryOn
+from .engine.runs import NOTHING, Begun, Drop, Native, Postpone, Refuse, Run, TaskPolicy
+from .engine.scheduler import Chore, Scheduler
+from .engine.storage_retry import INSISTING, POLLING, Insistence, StorageRetry
+from .engine.store_at_start import try_store
+from .engine.turns import Turns
+from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible, StoreError
+from .operations.broker_letters import BrokerLetters
+from .operations.dead_letters import DeadLetters
+from .operations.letters import letter_of
+from .operations.parked_retries import ParkedRetries, job_of, parked_of
+from .operations.redaction import Redaction, Redactor
+from .operations.replay_rules import PERIOD as RULES_PERIOD
+from .operations.replay_rules import ReplayRule, Rules, checked
+from .operations.retention import PERIOD as PRUNE_PERIOD
+from .operations.retention import Retention
+from .operations.states import counts_of
+from .spec.backoff import Rng
+from .spec.decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze, decide
+from .spec.failures import (
     MAX_MESSAGE,
     ErrorMap,
     Failure,
@@ -25,29 +44,10 @@ from .failures import (
     outcome_of,
     safe_repr,
 )
-from .harmless import Harmless
-from .history import History
-from .job import Header, Job, encode
-from .letters import letter_of
-from .parked_retries import ParkedRetries, job_of, parked_of
-from .patterns import check_errors
-from .policy import AnyPartial, PartialPolicy, RetryPolicy, said_by
-from .publishing import DeadQueues, Publisher
-from .redaction import Redaction, Redactor
-from .replay_rules import PERIOD as RULES_PERIOD
-from .replay_rules import ReplayRule, Rules, checked
-from .reservations import Wait
-from .retention import PERIOD as PRUNE_PERIOD
-from .retention import Retention
-from .retry_on import RetryOn
-from .runs import NOTHING, Begun, Drop, Native, Postpone, Refuse, Run, TaskPolicy
-from .scheduler import Chore, Scheduler
-from .settings import settings_of
-from .states import counts_of
-from .storage_retry import INSISTING, POLLING, Insistence, StorageRetry
-from .store import Parked, Settle, Store, StoreError, Turn
-from .store_at_start import try_store
-from .turns import Turns
+from .spec.job import Header, Job, encode
+from .spec.patterns import check_errors
+from .spec.policy import AnyPartial, PartialPolicy, RetryPolicy, said_by
+from .store import Parked, Settle, Store, Turn
 
 T = TypeVar("T")
 

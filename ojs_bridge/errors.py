@@ -1,110 +1,29 @@
-"""What a handler may raise, and what this library raises.
+"""What this library raises. What a handler raises stands in `spec/responses.py`.
 
-Exception
-├── Response              a handler's word on its own failure (spec section 7)
-│   ├── Retry             try again, after a hint if there is one; still an attempt
-│   ├── Discard           drop the job, keep no dead letter
-│   ├── DeadLetter        keep the job as a dead letter at once
-│   └── Fail              a recognised permanent failure; behaves like Discard
-├── Snooze                not a failure: run again later, no attempt used
-└── ValueError
-    ├── InvalidRetryPolicy
-    ├── InvalidState      a message carries retry state that nobody can read
-    ├── NotExpressible    a policy that the Open Job Spec has no words for
-    └── ConfigurationError
+BridgeError
+├── ConfigurationError        a ValueError: the bridge is set up in a way that cannot work
+├── InvalidRetryPolicy        a ValueError: a policy breaks a rule
+├── InvalidState              a ValueError: a message carries retry state that nobody can read
+├── NotExpressible            a ValueError: a policy that the Open Job Spec has no words for
+├── StoreError                the store cannot do what was asked
+├── Unreachable               the broker does not take a message now
+├── Unpublishable             no broker will ever take this message
+└── NotFound                  a KeyError
+    ├── LetterNotFound
+    └── RetryNotFound
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypeAlias
-
-from .duration import read_duration
-
-ResponseCode: TypeAlias = Literal["RETRY", "DISCARD", "DEAD_LETTER", "FAIL"]
+from collections.abc import Sequence
+from typing import ClassVar
 
 
-class Response(Exception):
-    """A handler's structured failure: dot-namespaced type, message, details (spec section 7.3).
-
-    Raise one of the subclasses. Raises TypeError when the type is not a string, ValueError when it is empty.
-    """
-
-    code: ClassVar[ResponseCode] = "RETRY"
-    message: str = ""
-    details: Mapping[str, Any] = MappingProxyType({})
-
-    def __init__(self, type: str, message: str = "", *, details: Mapping[str, Any] | None = None) -> None:  # noqa: A002
-        if not isinstance(type, str):
-            raise TypeError(f"the error type must be a string such as 'payment.card_stolen', not {type!r}")
-        if not type:
-            raise ValueError("the error type must not be empty")
-        super().__init__(type, message)
-        self.type = type
-        self.message = message
-        self.details = dict(details or {})
-
-    def __str__(self) -> str:
-        return f"{self.type}: {self.message}" if self.message else self.type
+class BridgeError(Exception):
+    """The base of every error that this library raises."""
 
 
-class Retry(Response):
-    """Retry under the job's policy (spec section 7.1, RETRY).
-
-    `after`, an ISO 8601 duration or a timedelta, replaces the computed delay; `max_interval` still caps it.
-    Raises TypeError or ValueError when `after` is not a duration.
-    """
-
-    code: ClassVar[ResponseCode] = "RETRY"
-    after: timedelta | None = None
-
-    def __init__(
-        self,
-        type: str,  # noqa: A002
-        message: str = "",
-        *,
-        after: str | timedelta | None = None,
-        details: Mapping[str, Any] | None = None,
-    ) -> None:
-        super().__init__(type, message, details=details)
-        self.after = None if after is None else read_duration(after)
-
-
-class Discard(Response):
-    """Drop the job: no retry, no dead letter (spec section 7.1, DISCARD)."""
-
-    code: ClassVar[ResponseCode] = "DISCARD"
-
-
-class DeadLetter(Response):
-    """Move the job to the dead letters at once (spec section 7.1, DEAD_LETTER)."""
-
-    code: ClassVar[ResponseCode] = "DEAD_LETTER"
-
-
-class Fail(Response):
-    """Fail for good: like Discard, but a recognised permanent failure (spec section 7.1, FAIL)."""
-
-    code: ClassVar[ResponseCode] = "FAIL"
-
-
-class Snooze(Exception):
-    """Run the job again after a while; not a failure, and no attempt is used.
-
-    `after` is an ISO 8601 duration or a timedelta. Raises TypeError or ValueError when it is neither.
-    """
-
-    def __init__(self, after: str | timedelta) -> None:
-        super().__init__(after)
-        self.after = read_duration(after)
-
-    def __str__(self) -> str:
-        return f"snoozed for {self.after}"
-
-
-class InvalidRetryPolicy(ValueError):
+class InvalidRetryPolicy(BridgeError, ValueError):
     """A retry policy breaks a rule; `problems` has one line for each (spec section 11)."""
 
     type: ClassVar[str] = "validation.retry_policy_invalid"
@@ -121,15 +40,42 @@ class InvalidRetryPolicy(ValueError):
         return type(self)([f"{place}: {line}" for line in self.problems])
 
 
-class InvalidState(ValueError):
+class InvalidState(BridgeError, ValueError):
     """The retry state that a message carries cannot be read: damaged, or of an unknown version."""
 
     type: ClassVar[str] = "validation.state_invalid"
 
 
-class NotExpressible(ValueError):
+class NotExpressible(BridgeError, ValueError):
     """A policy uses what only Python code can express, so it has no Open Job Spec form."""
 
 
-class ConfigurationError(ValueError):
+class ConfigurationError(BridgeError, ValueError):
     """The bridge is set up in a way that cannot work; the message names what and where."""
+
+
+class StoreError(BridgeError):
+    """The store cannot do what was asked: unreachable, or written by a newer version."""
+
+
+class Unreachable(BridgeError):
+    """The broker did not take a message, and may take it later."""
+
+
+class Unpublishable(BridgeError):
+    """This message can never be published."""
+
+
+class NotFound(BridgeError, KeyError):
+    """The store has nothing of this id for the caller."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class LetterNotFound(NotFound):
+    """There is no dead letter of this id, or another replay holds it at this moment."""
+
+
+class RetryNotFound(NotFound):
+    """There is no parked retry of this id, or it is being published at this moment."""

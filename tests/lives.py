@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from ojs_bridge import Bridge, Letter
-from ojs_bridge.decision import DeadLetter, Decision, RetryAt
-from ojs_bridge.job import Header, Job, decode
-from ojs_bridge.publishing import Override
-from ojs_bridge.runs import Run
+from ojs_bridge.engine.publishing import Override
+from ojs_bridge.engine.runs import Run
+from ojs_bridge.spec.decision import DeadLetter, Decision, RetryAt
+from ojs_bridge.spec.job import Header, Job, decode
 from ojs_bridge.store import Parked
 
 FRAMEWORK = "outbox"

@@ -12,11 +12,11 @@ import pytest
 import sqlalchemy as sa
 
 from ojs_bridge import Bridge, ConfigurationError, Discard, Intervals, InvalidRetryPolicy, StoreError
-from ojs_bridge.decision import Complete, DeadLetter
+from ojs_bridge.engine.runs import Postpone, Refuse, Run
 from ojs_bridge.errors import InvalidState
-from ojs_bridge.failures import Failure
-from ojs_bridge.job import MAX_COUNT, ErrorEntry, Job, PlacedEntry, decode
-from ojs_bridge.runs import Postpone, Refuse, Run
+from ojs_bridge.spec.decision import Complete, DeadLetter
+from ojs_bridge.spec.failures import Failure
+from ojs_bridge.spec.job import MAX_COUNT, ErrorEntry, Job, PlacedEntry, decode
 from ojs_bridge.store import Store
 from tests.lives import FRAMEWORK, KEEP, attempt, bridge_with_outbox, live_and_die
 

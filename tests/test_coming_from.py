@@ -15,9 +15,9 @@ import pytest
 
 import ojs_bridge
 from ojs_bridge import Bridge, RetryPolicy
-from ojs_bridge.duration import parse_duration
 from ojs_bridge.migration import PRESETS, Preset, preset
-from ojs_bridge.policy import LARGEST
+from ojs_bridge.spec.duration import parse_duration
+from ojs_bridge.spec.policy import LARGEST
 from tests.lives import live_and_die
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "coming-from.md"

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, Retention, configuration
-from ojs_bridge.configuration import SETTINGS
-from ojs_bridge.settings import Settings, settings_of, the_policies
+from ojs_bridge.config.settings import Settings, settings_of, the_policies
+from ojs_bridge.config.sources import SETTINGS
 from tests.cli.running import run
 from tests.lives import KEEP, live_and_die
 
@@ -170,7 +170,7 @@ DJANGO = """
     from datetime import timedelta
     from django.conf import settings
     from ojs_bridge import Bridge, ConfigurationError, Retention
-    from ojs_bridge.settings import settings_of
+    from ojs_bridge.config.settings import settings_of
     assert settings_of().history == 12, "not configured yet"
     settings.configure(OJS_BRIDGE={
         "history": 14,

@@ -10,8 +10,8 @@ import pytest
 
 import ojs_bridge
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, configuration
-from ojs_bridge.configuration import SETTINGS
-from ojs_bridge.settings import settings_of, the_policies
+from ojs_bridge.config.settings import settings_of, the_policies
+from ojs_bridge.config.sources import SETTINGS
 from tests.test_configuration import write_table
 
 pytestmark = pytest.mark.usefixtures("unconfigured")

@@ -17,12 +17,12 @@ import pytest
 
 from ojs_bridge import Bridge, Discard, Event, Fail, Response, Retry, RetryPolicy, Snooze
 from ojs_bridge import DeadLetter as DeadLetterResponse
-from ojs_bridge.decision import Complete, DeadLetter, decide
-from ojs_bridge.decision import Discard as Discarded
-from ojs_bridge.events import Dispatcher, log, of, started
-from ojs_bridge.failures import ErrorMap, Failure, outcome_of
-from ojs_bridge.job import Job, decode
-from ojs_bridge.runs import Run
+from ojs_bridge.engine.events import Dispatcher, log, of, started
+from ojs_bridge.engine.runs import Run
+from ojs_bridge.spec.decision import Complete, DeadLetter, decide
+from ojs_bridge.spec.decision import Discard as Discarded
+from ojs_bridge.spec.failures import ErrorMap, Failure, outcome_of
+from ojs_bridge.spec.job import Job, decode
 from tests.lives import FRAMEWORK
 from tests.servers import eventually
 

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, InvalidRetryPolicy, Letter, LetterNotFound
-from ojs_bridge.job import Header
-from ojs_bridge.publishing import Override, Unreachable
-from ojs_bridge.reading import read_message
+from ojs_bridge.engine.publishing import Override
+from ojs_bridge.errors import Unreachable
+from ojs_bridge.messages import read_message
+from ojs_bridge.spec.job import Header
 from ojs_bridge.store import Parked
 from tests.lives import FRAMEWORK, KEEP, Outbox, bridge_with_outbox
 from tests.servers import eventually
@@ -187,7 +188,7 @@ def test_a_replay_that_outlasts_its_claim_claims_anew(fleet: Lives, monkeypatch:
     bridge, outbox = fleet
     for n in range(5):
         bury(bridge, f"j-{n}", discarded_at=bridge.now() - timedelta(seconds=60 - n))
-    monkeypatch.setattr("ojs_bridge.replaying.CLAIM_SECONDS", 0.2)
+    monkeypatch.setattr("ojs_bridge.operations.replaying.CLAIM_SECONDS", 0.2)
     assert bridge.dead_letters.retry_all(confirm=True, rate=10).succeeded == 5
     assert [sent.id for sent, _ in outbox.published] == [f"j-{n}" for n in range(5)]
 

@@ -11,11 +11,11 @@ from datetime import timedelta
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, RetryNotFound, StorageRetry
-from ojs_bridge.decision import RetryAt
-from ojs_bridge.job import Job, parse_time
-from ojs_bridge.publishing import Unpublishable, Unreachable
-from ojs_bridge.runs import Drop, Run
-from ojs_bridge.scheduler import BATCH
+from ojs_bridge.engine.runs import Drop, Run
+from ojs_bridge.engine.scheduler import BATCH
+from ojs_bridge.errors import Unpublishable, Unreachable
+from ojs_bridge.spec.decision import RetryAt
+from ojs_bridge.spec.job import Job, parse_time
 from ojs_bridge.store import Parked
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers.process import eventually

@@ -16,8 +16,8 @@ from ojs_bridge import Bridge, RetryPolicy, StorageRetry
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.attach import task_policy
 from ojs_bridge.dramatiq import OJSRetries
-from ojs_bridge.failures import Failure
-from ojs_bridge.replay_rules import ReplayRule
+from ojs_bridge.operations.replay_rules import ReplayRule
+from ojs_bridge.spec.failures import Failure
 from tests.cli.running import run
 
 WRONG = ["*Backoff", "*", "a.*.b", "**", "a.**", "a*", ".*"]

@@ -18,7 +18,7 @@ from ojs_bridge.celery import OJSTask, install
 from ojs_bridge.celery.attach import task_policy
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
-from ojs_bridge.runs import TaskPolicy
+from ojs_bridge.engine.runs import TaskPolicy
 from tests.on_celery.by_hand import ByHand
 from tests.servers import eventually
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, ReplayRule
-from ojs_bridge.replay_rules import PERIOD
+from ojs_bridge.operations.replay_rules import PERIOD
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import eventually
 from tests.store.test_store import entry, letter

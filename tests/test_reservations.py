@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError, reservations
-from ojs_bridge.decision import Complete, DeadLetter, Discard, RetryAt
-from ojs_bridge.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
-from ojs_bridge.job import Job, decode
-from ojs_bridge.reservations import turn_of
-from ojs_bridge.runs import Begun, Drop, Lost, Postpone, Run
-from ojs_bridge.turns import TakenOver
+from ojs_bridge.engine.reservations import turn_of
+from ojs_bridge.engine.runs import Begun, Drop, Lost, Postpone, Run
+from ojs_bridge.engine.turns import TakenOver
+from ojs_bridge.spec.decision import Complete, DeadLetter, Discard, RetryAt
+from ojs_bridge.spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
+from ojs_bridge.spec.job import Job, decode
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import Valkey
 from tests.servers.process import eventually

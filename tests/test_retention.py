@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, Retention
-from ojs_bridge.chores import turn_at
-from ojs_bridge.retention import PERIOD, Pruner
+from ojs_bridge.engine.chores import turn_at
+from ojs_bridge.operations.retention import PERIOD, Pruner
 from ojs_bridge.store import LetterFilter, Store
 from tests.servers import eventually
 from tests.store.test_store import ids, letter

@@ -15,12 +15,12 @@ from dramatiq.errors import Retry as DramatiqsRetry
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, Retry, Snooze, celery
 from ojs_bridge.celery import OJSTask, ojs_task
 from ojs_bridge.celery.start_up import check
-from ojs_bridge.decision import RetryAt
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
-from ojs_bridge.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
-from ojs_bridge.job import Job
-from ojs_bridge.retry_on import RetryOn
+from ojs_bridge.engine.retry_on import RetryOn
+from ojs_bridge.spec.decision import RetryAt
+from ojs_bridge.spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
+from ojs_bridge.spec.job import Job
 from tests.cli.running import run
 from tests.on_celery.by_hand import ByHand
 from tests.on_dramatiq.fleet import QUICK, Fleet

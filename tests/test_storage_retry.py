@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ojs_bridge import ConfigurationError, StorageRetry
-from ojs_bridge.storage_retry import POLLING, pause
+from ojs_bridge.engine.storage_retry import POLLING, pause
 from tests.servers import eventually
 
 

@@ -19,14 +19,14 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu.exceptions import SerializationError
 
 from ..bridge import Bridge
-from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..failures import WORKER_DEATH, Mapped
-from ..job import Header, Job
-from ..patterns import Policies
-from ..policy import AnyPartial
-from ..publishing import Override, Unpublishable, Unreachable
-from ..retry_on import RetryOn
-from ..runs import NOTHING, Native, TaskPolicy
+from ..config.policies import Policies
+from ..engine.publishing import Override
+from ..engine.retry_on import RetryOn
+from ..engine.runs import NOTHING, Native, TaskPolicy
+from ..errors import ConfigurationError, InvalidRetryPolicy, Unpublishable, Unreachable
+from ..spec.failures import WORKER_DEATH, Mapped
+from ..spec.job import Header, Job
+from ..spec.policy import AnyPartial
 from ..store import Letter, Parked
 from . import dead_queues, sending, wire
 from .warned import warn_outside

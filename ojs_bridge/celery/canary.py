@@ -12,8 +12,8 @@ from typing import Any
 from celery import Celery, Task
 from celery.app.task import Context
 
-from ..canary import Canary
-from ..job import Job, decoded
+from ..engine.canary import Canary
+from ..spec.job import Job, decoded
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -12,13 +12,12 @@ from celery import Task
 from celery.exceptions import Ignore, Retry
 
 from ..bridge import Bridge
-from ..decision import DeadLetter, Decision, RetryAt, Snooze
-from ..errors import InvalidState
-from ..job import Job
-from ..reading import parameters_of
-from ..runs import Postpone, Refuse, Run
-from ..store import StoreError
-from ..turns import TakenOver
+from ..engine.runs import Postpone, Refuse, Run
+from ..engine.turns import TakenOver
+from ..errors import InvalidState, StoreError
+from ..messages import parameters_of
+from ..spec.decision import DeadLetter, Decision, RetryAt, Snooze
+from ..spec.job import Job
 from . import sending
 from . import wire as wires
 from .attach import FRAMEWORK

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from kombu.connection import Connection
 from kombu.utils.json import loads
 
-from ..letters import CLAIM_SECONDS
-from ..storage_retry import pause
+from ..engine.storage_retry import pause
+from ..operations.letters import CLAIM_SECONDS
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -11,11 +11,11 @@ from typing import Any
 from celery import Celery
 
 from ..bridge import Bridge
-from ..broker_letters import found_letter
-from ..job import Job, count_of, decoded
-from ..publishing import Unreachable
-from ..reading import parameters_of
-from ..runs import TaskPolicy
+from ..engine.runs import TaskPolicy
+from ..errors import Unreachable
+from ..messages import parameters_of
+from ..operations.broker_letters import found_letter
+from ..spec.job import Job, count_of, decoded
 from ..store import Letter
 from . import sending
 from .dead_places import Places, places_of

@@ -9,7 +9,7 @@ from typing import Any
 from celery import Task
 
 from ..errors import InvalidState
-from ..job import Job, count_of, decoded
+from ..spec.job import Job, count_of, decoded
 from . import wire as wires
 from .holding import Unsettled
 from .wire import HEADER, KEY, OUTCOME, Carried, Wire

@@ -13,13 +13,13 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from ..bridge import Bridge
-from ..decision import Complete, Decision
-from ..failures import Outcome, outcome_of
-from ..job import Job
-from ..policy import RetryPolicy
-from ..runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
-from ..store import StoreError
-from ..turns import TakenOver
+from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from ..engine.turns import TakenOver
+from ..errors import StoreError
+from ..spec.decision import Complete, Decision
+from ..spec.failures import Outcome, outcome_of
+from ..spec.job import Job
+from ..spec.policy import RetryPolicy
 from .arguments import Arguments
 from .attach import attach, task_policy
 from .canvas import carried_on, reopen_chord

@@ -20,8 +20,8 @@ from celery import Celery, bootsteps
 from celery.exceptions import Reject
 from celery.worker import state
 
-from ..decision import Decision
-from ..waiting import Outage
+from ..engine.waiting import Outage
+from ..spec.decision import Decision
 from .arguments import Arguments
 from .attach import attach
 from .outcomes import HandlerFailed

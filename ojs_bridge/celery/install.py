@@ -8,9 +8,9 @@ from typing import Any
 from celery import Celery, Task
 
 from ..bridge import Bridge
-from ..canary import Canary, Percentages
-from ..policy_files import PoliciesOrFile
-from ..settings import InFlight, begins_afresh, the_policies
+from ..config.policy_files import PoliciesOrFile
+from ..config.settings import InFlight, begins_afresh, the_policies
+from ..engine.canary import Canary, Percentages
 from .attach import AFRESH, POLICIES, attach, is_bridged, policies_for
 from .canary import CANARY, autoretry_outside, partial_canary
 from .on_commit import sent_on_commit

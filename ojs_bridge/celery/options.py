@@ -11,10 +11,10 @@ from typing import Any
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Task
 
-from ..duration import format_duration
+from ..engine.retry_on import UNSAID, RetryOn
+from ..engine.runs import Native
 from ..errors import ConfigurationError
-from ..retry_on import UNSAID, RetryOn
-from ..runs import Native
+from ..spec.duration import format_duration
 
 #: The module of Celery's own task classes.
 NATIVE = "celery.app.task"

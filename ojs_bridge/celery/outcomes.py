@@ -11,8 +11,8 @@ from typing import Any
 from celery import Task
 from celery.exceptions import Retry
 
-from ..failures import ErrorMap, Failure, Outcome, outcome_of, text_of
-from ..runs import Run
+from ..engine.runs import Run
+from ..spec.failures import ErrorMap, Failure, Outcome, outcome_of, text_of
 from .wish import Wish, countdown_of, until
 
 

@@ -16,11 +16,11 @@ from celery import Celery, Task
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..depth import nests_deeper
-from ..failures import MAX_MESSAGE, cut, safe_repr
-from ..harmless import Harmless
-from ..job import MAX_DEPTH, Job, count_of, decoded
-from ..reading import parameters_of
+from ..engine.harmless import Harmless
+from ..messages import parameters_of
+from ..spec.depth import nests_deeper
+from ..spec.failures import MAX_MESSAGE, cut, safe_repr
+from ..spec.job import MAX_DEPTH, Job, count_of, decoded
 from . import sending
 from . import wire as wires
 from .attach import FRAMEWORK, attach

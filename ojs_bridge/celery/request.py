@@ -17,8 +17,8 @@ from celery.worker import state
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
-from ..job import Job, count_of, decoded, key_of
-from ..runs import Drop, Postpone, Refuse, Run
+from ..engine.runs import Drop, Postpone, Refuse, Run
+from ..spec.job import Job, count_of, decoded, key_of
 from ..store import Turn
 from .attach import attach
 from .canary import handled_natively, is_outside

@@ -13,12 +13,12 @@ from celery.canvas import Signature
 from celery.exceptions import Retry, TaskPredicate
 from celery.local import Proxy
 
-from ..canary import Canary
+from ..engine.canary import Canary
+from ..engine.retry_on import RetryOn, RetryOnLike
+from ..engine.runs import Native
 from ..errors import ConfigurationError
-from ..failures import ErrorMap, Mapped
-from ..policy import PartialPolicy, check_partial
-from ..retry_on import RetryOn, RetryOnLike
-from ..runs import Native
+from ..spec.failures import ErrorMap, Mapped
+from ..spec.policy import PartialPolicy, check_partial
 from .attach import RETRY_OPTION, check_signatures, header_for, prepare
 from .canary import UnderTheBridge, begin_natively, is_outside, runs_natively
 from .eager import EAGER_RETRIES, EagerRetry, apply_to_the_end

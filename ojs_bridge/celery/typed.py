@@ -7,7 +7,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, over
 
 from celery.result import AsyncResult
 
-from ..policy import PartialPolicy
+from ..spec.policy import PartialPolicy
 from .task import CheckedSignature, OJSTask
 
 P = ParamSpec("P")

@@ -14,8 +14,8 @@ from celery.exceptions import MaxRetriesExceededError, Retry
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.entity import Exchange, Queue
 
-from ..decision import Decision, RetryAt
-from ..failures import safe_repr
+from ..spec.decision import Decision, RetryAt
+from ..spec.failures import safe_repr
 from .arguments import Arguments, changed
 from .options import attempts
 

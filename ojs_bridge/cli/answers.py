@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..policy import attempts_told
-from ..publishing import Unreachable
-from ..replaying import Bulk
-from ..store import Letter, Stats, StoreError
+from ..errors import StoreError, Unreachable
+from ..operations.replaying import Bulk
+from ..spec.policy import attempts_told
+from ..store import Letter, Stats
 from .failing import INCOMPLETE
 from .printing import Rows, say, show, show_json, table, time_of
 

@@ -8,8 +8,8 @@ from importlib import import_module
 
 from rich.text import Text
 
-from ..duration import spoken
 from ..errors import ConfigurationError
+from ..spec.duration import spoken
 from .printing import Rows, table
 from .schedule import Wait
 

@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from ..dead_letters import DeadLetters
-from ..errors import ConfigurationError
-from ..replaying import LetterNotFound
-from ..retention import Retention
+from ..errors import ConfigurationError, LetterNotFound
+from ..operations.dead_letters import DeadLetters
+from ..operations.retention import Retention
 from ..store import Letter
 from .answers import counts, each, letters_table, show_bulk, show_letters, show_matched, told
 from .asking import ask

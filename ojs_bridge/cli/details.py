@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..policy import attempts_told
+from ..spec.policy import attempts_told
 from ..store import Letter
 from .printing import plain, time_of
 

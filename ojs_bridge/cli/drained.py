@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..draining import Drained
+from ..operations.draining import Drained
 from .failing import INCOMPLETE
 from .printing import say, show, show_json, table
 

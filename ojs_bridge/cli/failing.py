@@ -7,11 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
-from ..errors import InvalidRetryPolicy
-from ..parked_retries import RetryNotFound
-from ..publishing import Unpublishable, Unreachable
-from ..replaying import LetterNotFound
-from ..store import StoreError
+from ..errors import InvalidRetryPolicy, LetterNotFound, RetryNotFound, StoreError, Unpublishable, Unreachable
 from .printing import say
 
 INCOMPLETE = 1

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from ..bridge import Bridge
-from ..configuration import layered
-from ..errors import ConfigurationError
-from ..letters import needed
-from ..retention import Retention
-from ..store import Store, StoreError
+from ..config.sources import layered
+from ..errors import ConfigurationError, StoreError
+from ..operations.letters import needed
+from ..operations.retention import Retention
+from ..store import Store
 from ..store.protocol import without_password
 from .apps import bridge_of, bridge_of_celery
 

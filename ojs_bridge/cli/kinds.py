@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from ..dead_letters import DeadLetters
-from ..duration import parse_duration
-from ..letters import MAX_PAGE, Kind
+from ..operations.dead_letters import DeadLetters
+from ..operations.letters import MAX_PAGE, Kind
+from ..spec.duration import parse_duration
 from ..store import Letter, Stats
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..letters import loaded
+from ..operations.letters import loaded
 from .answers import told
 from .asking import ask
 from .dead_letters import group

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ..config.policy_files import load, read_toml
 from ..errors import ConfigurationError
 from ..migration.plan.planned import Planned
-from ..policy import AnyPartial, RetryPolicy
-from ..policy_files import load, read_toml
+from ..spec.policy import AnyPartial, RetryPolicy
 from .printing import plain
 
 _GLOB = re.compile(r"([*?[])")

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Any
 
-from ..configuration import layered
+from ..config.sources import layered
 from ..migration.plan.planned import Planned
 from ..migration.shadowing import bridge_of_shadow
 from ..migration.shadowing.reporting import TaskReport, reports

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..duration import spoken
 from ..migration.plan.planned import NOT_KNOWN, Native, Wait
+from ..spec.duration import spoken
 from .printing import plain
 
 OVERRIDES = (

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from ..duration import spoken
+from ..config.policy_files import Named, read_file
+from ..config.settings import the_retry
 from ..errors import InvalidRetryPolicy
-from ..policy import RetryPolicy
-from ..policy_files import Named, read_file
-from ..settings import the_retry
+from ..spec.duration import spoken
+from ..spec.policy import RetryPolicy
 from .charts import bars, schedule_table, write_png
 from .failing import INCOMPLETE
 from .operation import command

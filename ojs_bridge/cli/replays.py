@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..dead_letters import DeadLetters
 from ..errors import InvalidRetryPolicy
-from ..policy import check_partial
-from ..replaying import override_of
+from ..operations.dead_letters import DeadLetters
+from ..operations.replaying import override_of
+from ..spec.policy import check_partial
 from ..store import Letter
 from .answers import counts, each, show_bulk, show_letters, show_matched, told
 from .asking import ask

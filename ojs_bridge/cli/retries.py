@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from ..letters import MAX_PAGE
-from ..parked_retries import ParkedRetries, RetryNotFound
-from ..policy import attempts_told
+from ..errors import RetryNotFound
+from ..operations.letters import MAX_PAGE
+from ..operations.parked_retries import ParkedRetries
+from ..spec.policy import attempts_told
 from ..store import Parked
 from .answers import each
 from .asking import ask

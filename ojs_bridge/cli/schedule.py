@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..policy import RetryPolicy
+from ..spec.policy import RetryPolicy
 
 #: Retries shown at most; from there on the delay hardly changes any more.
 MOST = 50

@@ -10,7 +10,7 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from ..job import parse_time
+from ..spec.job import parse_time
 from .jobs import JOBS, DemoJob
 
 STYLES = {

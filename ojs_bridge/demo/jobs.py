@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..errors import DeadLetter, Discard, Fail, Retry, Snooze
-from ..policy import PolicyFields
+from ..spec.policy import PolicyFields
+from ..spec.responses import DeadLetter, Discard, Fail, Retry, Snooze
 
 Ending = Literal["completed", "discarded", "dead-lettered", "refused"]
 

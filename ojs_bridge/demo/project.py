@@ -8,7 +8,7 @@ import os
 import redis
 
 from ..bridge import Bridge
-from ..events import Event
+from ..engine.events import Event
 from .jobs import DEFAULT_POLICY, ERRORS, JOBS, REPLAYED
 
 VALKEY_URL = os.environ.get("OJS_DEMO_VALKEY", "redis://127.0.0.1:6379/0")

@@ -13,8 +13,8 @@ from dramatiq.broker import MessageProxy
 from dramatiq.common import current_millis
 
 from ..bridge import Bridge
-from ..decision import Complete
-from ..runs import Run
+from ..engine.runs import Run
+from ..spec.decision import Complete
 from ..store import Settle
 from .on_redis import acks_of, is_redis
 from .outages import redis_outages

@@ -13,14 +13,14 @@ from dramatiq.middleware import Retries
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..bridge import Bridge
-from ..canary import VARIABLE, Canary, Percentages
+from ..config.policy_files import PoliciesOrFile
+from ..config.settings import InFlight, begins_afresh, the_policies
+from ..engine.canary import VARIABLE, Canary, Percentages
+from ..engine.retry_on import RetryOn
+from ..engine.runs import Native, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
-from ..job import Job
-from ..policy import RetryPolicy
-from ..policy_files import PoliciesOrFile
-from ..retry_on import RetryOn
-from ..runs import Native, TaskPolicy
-from ..settings import InFlight, begins_afresh, the_policies
+from ..spec.job import Job
+from ..spec.policy import RetryPolicy
 from .options import INTERVALS, NATIVE_FIELDS, native_partial
 from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, job_of, names_exceptions
 

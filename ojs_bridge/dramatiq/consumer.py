@@ -15,7 +15,7 @@ from dramatiq.broker import Broker, Consumer, MessageProxy
 from dramatiq.common import dq_name, xq_name
 from dramatiq.errors import ConnectionClosed
 
-from ..store import StoreError
+from ..errors import StoreError
 from .acknowledging import Ack, Ending
 from .encoding import encodable
 from .holding import received

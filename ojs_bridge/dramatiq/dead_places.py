@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeAlias
 from dramatiq.broker import MessageProxy
 from dramatiq.common import xq_name
 
-from ..letters import CLAIM_SECONDS
-from ..storage_retry import pause
+from ..engine.storage_retry import pause
+from ..operations.letters import CLAIM_SECONDS
 from ..store.records import from_ms
 from .consumer import is_dropped
 from .on_redis import is_broker, is_redis

@@ -13,12 +13,12 @@ from dramatiq.broker import Broker
 from dramatiq.common import q_name
 
 from ..bridge import Bridge
-from ..broker_letters import found_letter
-from ..failures import Failure
-from ..job import ErrorEntry, Job, count_of
-from ..publishing import Unreachable
-from ..reading import parameters_of
-from ..runs import TaskPolicy
+from ..engine.runs import TaskPolicy
+from ..errors import Unreachable
+from ..messages import parameters_of
+from ..operations.broker_letters import found_letter
+from ..spec.failures import Failure
+from ..spec.job import ErrorEntry, Job, count_of
 from ..store import Letter
 from .dead_places import Held, places_of
 from .outages import outages, told

@@ -15,12 +15,11 @@ from dramatiq.middleware import Interrupt
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..bridge import Bridge
-from ..decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
-from ..errors import InvalidRetryPolicy, InvalidState
-from ..job import Header, Job
-from ..reading import parameters_of
-from ..runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
-from ..store import StoreError
+from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from ..errors import InvalidRetryPolicy, InvalidState, StoreError
+from ..messages import parameters_of
+from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
+from ..spec.job import Header, Job
 from .acknowledging import Acknowledging, Ending
 from .actors import Actors
 from .consumer import Settlement, have_queue, leave_by, mark, publication

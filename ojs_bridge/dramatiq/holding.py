@@ -12,7 +12,7 @@ from typing import Any
 
 from dramatiq.broker import Broker, MessageProxy
 
-from ..waiting import Outage
+from ..engine.waiting import Outage
 from .interrupts import Interrupts
 
 #: How long a delivery from RabbitMQ is held at most, in seconds: half of what RabbitMQ itself allows (its

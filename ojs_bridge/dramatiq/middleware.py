@@ -14,12 +14,12 @@ from dramatiq.middleware.middleware import MiddlewareError
 from dramatiq.worker import _ConsumerThread as ConsumerThread
 
 from ..bridge import Bridge
-from ..canary import Percentages
-from ..policy_files import PoliciesOrFile
-from ..runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
-from ..settings import InFlight
-from ..store import StoreError
-from ..turns import TakenOver
+from ..config.policy_files import PoliciesOrFile
+from ..config.settings import InFlight
+from ..engine.canary import Percentages
+from ..engine.runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from ..engine.turns import TakenOver
+from ..errors import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError, settings_of
 from .caveats import say_caveats

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dramatiq.logging import get_logger
 from dramatiq.middleware import Retries
 
-from ..decision import DeadLetter, Decision, Discard, RetryAt
+from ..spec.decision import DeadLetter, Decision, Discard, RetryAt
 from .translate import RETRY_WHEN_SAID_NO, THROWN
 
 logger = get_logger(Retries.__module__, Retries)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
-from ..duration import format_duration
+from ..spec.duration import format_duration
 
 #: The mean of the factor by which Dramatiq's jitter stretches a wait.
 _MEAN = 1.5

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import dramatiq
 
-from ..job import VERSION
+from ..spec.job import VERSION
 from .translate import HEADER, RETRY_OPTION
 
 #: Makes the header of a message that brings its own partial policy; raises InvalidRetryPolicy.

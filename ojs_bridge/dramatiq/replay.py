@@ -13,8 +13,9 @@ from typing import Any
 import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
-from ..job import Header
-from ..publishing import Override, Unpublishable, Unreachable
+from ..engine.publishing import Override
+from ..errors import Unpublishable, Unreachable
+from ..spec.job import Header
 from ..store import Letter, Parked
 from .consumer import confirm, have_queue
 from .dead_places import forget_shown

@@ -15,10 +15,10 @@ from dramatiq.errors import Retry as NativeRetry
 from dramatiq.middleware import AgeLimit, Interrupt, Shutdown, TimeLimitExceeded
 from dramatiq.middleware.middleware import MiddlewareError
 
+from ..engine.retry_on import RetryOn
 from ..errors import InvalidRetryPolicy, InvalidState
-from ..failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
-from ..job import Header, Job, count_of, decoded
-from ..retry_on import RetryOn
+from ..spec.failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
+from ..spec.job import Header, Job, count_of, decoded
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -12,9 +12,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
-from ..publishing import Unpublishable, Unreachable
-from ..store import StoreError
+from ..errors import (
+    ConfigurationError,
+    InvalidRetryPolicy,
+    InvalidState,
+    StoreError,
+    Unpublishable,
+    Unreachable,
+)
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -10,7 +10,7 @@ from starlette.routing import Mount
 
 from ..bridge import Bridge
 from ..errors import ConfigurationError
-from ..letters import needed
+from ..operations.letters import needed
 from . import openapi, page
 from .answers import raise_refusal
 from .door import Door

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
 
-from ..job import parse_time
-from ..letters import Kind
-from ..patterns import check_pattern
+from ..operations.letters import Kind
+from ..spec.job import parse_time
+from ..spec.patterns import check_pattern
 from ..store import Page, ParkedPage
 from .answers import invalid
 from .guarding import JSON_TYPES, content_type

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..replaying import Bulk
+from ..operations.replaying import Bulk
 from .answers import Answer, refusal_of, written
 from .door import REQUEST_ID
 from .limits import too_many

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ..letters import Kind
+from ..operations.letters import Kind
 from ..store import Stats
 from ..store.texts import matches
 

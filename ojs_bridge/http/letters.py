@@ -10,11 +10,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..bridge import Bridge
-from ..errors import InvalidRetryPolicy
-from ..job import Job, format_time
-from ..letters import Kind
-from ..policy import RetryPolicy
-from ..replaying import OVERRIDES, Bulk, LetterNotFound, overrides_of
+from ..errors import InvalidRetryPolicy, LetterNotFound
+from ..operations.letters import Kind
+from ..operations.replaying import OVERRIDES, Bulk, overrides_of
+from ..spec.job import Job, format_time
+from ..spec.policy import RetryPolicy
 from ..store import Letter, Page
 from .answers import Answer, Refusal, held, invalid, not_found
 from .asking import KIND, PAGE, an_object, flag_of, json_of, kind_of, page_of, query_of

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ..policy import RetryPolicy
-from ..reading import OWN_META
+from ..messages import OWN_META
+from ..spec.policy import RetryPolicy
 from . import schemas
 from .answers import MEDIA_TYPE, Answer
 from .asking import MAX_OFFSET, MAX_PAGE, MAX_WORD, PAGE_SIZE, query_of

@@ -10,8 +10,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ..bridge import Bridge
-from ..job import format_time
-from ..parked_retries import RetryNotFound
+from ..errors import RetryNotFound
+from ..spec.job import format_time
 from ..store import Parked, ParkedPage
 from .answers import Answer, held, not_found
 from .asking import PAGE, json_of, page_of, query_of

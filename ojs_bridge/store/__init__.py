@@ -2,7 +2,7 @@
 
 from .opening import open_store
 from .parked import Due, Parked, ParkedFilter, ParkedPage
-from .protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, Store, StoreError
+from .protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, Store
 from .reservations import Grant, Reservation, Settle, Turn
 from .shadows import Tally
 
@@ -21,7 +21,6 @@ __all__ = [
     "Settle",
     "Stats",
     "Store",
-    "StoreError",
     "Tally",
     "Turn",
     "open_store",

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from ..job import format_time
-from ..reading import Reading, read_message, shown_errors
+from ..messages import Reading, read_message, shown_errors
+from ..spec.job import format_time
 from .reservations import Settle
 
 

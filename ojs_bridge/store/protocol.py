@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from ..job import ErrorEntry, PlacedEntry, format_time
-from ..reading import Reading, read_message, shown_errors
+from ..messages import Reading, read_message, shown_errors
+from ..spec.job import ErrorEntry, PlacedEntry, format_time
 from .parked import Parking
 from .reservations import Reserving, Settle
 from .shadows import Shadowing
@@ -19,10 +19,6 @@ from .shadows import Shadowing
 Claim: TypeAlias = int
 
 MAX_NAMESPACE = 64
-
-
-class StoreError(Exception):
-    """The store cannot do what was asked: unreachable, or written by a newer version."""
 
 
 @dataclass(frozen=True, slots=True)

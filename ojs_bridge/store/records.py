@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from ..job import format_time, parse_time
+from ..spec.job import format_time, parse_time
 from .parked import Parked
 from .protocol import Letter
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from ..job import format_time
+from ..spec.job import format_time
 
 
 @dataclass(frozen=True, slots=True)

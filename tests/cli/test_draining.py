@@ -14,7 +14,7 @@ import dramatiq
 import pytest
 
 from ojs_bridge import Bridge
-from ojs_bridge.scheduler import CLAIM
+from ojs_bridge.engine.scheduler import CLAIM
 from ojs_bridge.store import Parked
 from tests.cli.running import Ran, run
 from tests.cli.test_apps import celery_message

@@ -9,11 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ojs_bridge.backoff import Intervals
-from ojs_bridge.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
-from ojs_bridge.failures import VISIBILITY_TIMEOUT, Failure, Interrupted, Outcome, Snoozed
-from ojs_bridge.job import Job
-from ojs_bridge.policy import LARGEST, RetryPolicy
+from ojs_bridge.spec.backoff import Intervals
+from ojs_bridge.spec.decision import (
+    Complete,
+    DeadLetter,
+    Decision,
+    Discard,
+    GiveBack,
+    RetryAt,
+    Snooze,
+    decide,
+)
+from ojs_bridge.spec.failures import VISIBILITY_TIMEOUT, Failure, Interrupted, Outcome, Snoozed
+from ojs_bridge.spec.job import Job
+from ojs_bridge.spec.policy import LARGEST, RetryPolicy
 
 NOW = datetime(2026, 11, 21, 10, 0, 0, tzinfo=timezone.utc)
 END_OF_TIME = datetime.max.replace(microsecond=0, tzinfo=timezone.utc)

@@ -12,18 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ojs_bridge.errors import (
-    ConfigurationError,
-    DeadLetter,
-    Discard,
-    Fail,
-    InvalidRetryPolicy,
-    InvalidState,
-    Response,
-    Retry,
-    Snooze,
-)
-from ojs_bridge.failures import (
+from ojs_bridge.errors import ConfigurationError, InvalidRetryPolicy, InvalidState
+from ojs_bridge.spec.failures import (
     CUT,
     MAX_BACKTRACE,
     MAX_DETAILS,
@@ -38,6 +28,7 @@ from ojs_bridge.failures import (
     outcome_of,
     plain_details,
 )
+from ojs_bridge.spec.responses import DeadLetter, Discard, Fail, Response, Retry, Snooze
 
 NOTHING = ErrorMap()
 CODES = {"RETRY", "DISCARD", "DEAD_LETTER", "FAIL"}

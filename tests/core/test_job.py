@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ojs_bridge.errors import Fail, InvalidState
-from ojs_bridge.failures import MAX_DETAILS, MAX_MESSAGE, ErrorMap, Failure, outcome_of, safe_repr
-from ojs_bridge.job import (
+from ojs_bridge.errors import InvalidState
+from ojs_bridge.spec.failures import MAX_DETAILS, MAX_MESSAGE, ErrorMap, Failure, outcome_of, safe_repr
+from ojs_bridge.spec.job import (
     HEADER_BUDGET,
     MAX_COUNT,
     MAX_DEPTH,
@@ -26,6 +26,7 @@ from ojs_bridge.job import (
     format_time,
     parse_time,
 )
+from ojs_bridge.spec.responses import Fail
 
 NOW = datetime(2026, 11, 21, 10, 0, 2, tzinfo=timezone.utc)
 BARE = Job(id="j-1", type="billing.charge", queue="default")

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ojs_bridge.backoff import Intervals, Jitter
-from ojs_bridge.duration import format_duration
 from ojs_bridge.errors import InvalidRetryPolicy, NotExpressible
-from ojs_bridge.failures import Failure
-from ojs_bridge.policy import LARGEST, RetryPolicy
+from ojs_bridge.spec.backoff import Intervals, Jitter
+from ojs_bridge.spec.duration import format_duration
+from ojs_bridge.spec.failures import Failure
+from ojs_bridge.spec.policy import LARGEST, RetryPolicy
 
 SCHEMA = json.loads(Path(__file__).with_name("data").joinpath("retry-policy.schema.json").read_text())
 DEFAULT = {

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, NotExpressible, RetryPolicy
-from ojs_bridge.job import Job, decode
 from ojs_bridge.migration import PRESETS, preset
-from ojs_bridge.policy import LARGEST
+from ojs_bridge.spec.job import Job, decode
+from ojs_bridge.spec.policy import LARGEST
 
 CENTURY = 36_500 * 86_400
 WEEK = 7 * 86_400

@@ -14,11 +14,11 @@ from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install as install_in_celery
-from ojs_bridge.dead_letters import DeadLetters
 from ojs_bridge.dramatiq import install as install_in_dramatiq
+from ojs_bridge.errors import Unreachable
 from ojs_bridge.http.app import guarded
-from ojs_bridge.job import format_time, parse_time
-from ojs_bridge.publishing import Unreachable
+from ojs_bridge.operations.dead_letters import DeadLetters
+from ojs_bridge.spec.job import format_time, parse_time
 from tests.conftest import store_url
 from tests.http.doors import API, LETTERS, OWN, RETRIES, House, client_at, house, listening, unlimited
 from tests.servers.ports import free_port

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from ojs_bridge import Letter
+from ojs_bridge.engine.publishing import Override
 from ojs_bridge.http.app import guarded
-from ojs_bridge.job import Header
-from ojs_bridge.publishing import Override
-from ojs_bridge.replaying import Bulk
+from ojs_bridge.operations.replaying import Bulk
+from ojs_bridge.spec.job import Header
 from tests.http.doors import LETTERS, OPERATOR, OWN, House, house, listening, served, unlimited, with_token
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers.process import eventually

@@ -10,7 +10,6 @@ from celery import Celery, Task
 from celery.utils.time import get_exponential_backoff_interval
 
 from ojs_bridge import Bridge, Event, RetryPolicy
-from ojs_bridge.backoff import Intervals
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.attach import task_policy
 from ojs_bridge.celery.options import UNBOUNDED, native_partial
@@ -18,6 +17,7 @@ from ojs_bridge.errors import ConfigurationError
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.comparing import alike, policy_wait
 from ojs_bridge.migration.plan.planned import ENDLESS, NOT_KNOWN, Runs, Wait, planned
+from ojs_bridge.spec.backoff import Intervals
 from tests.migration.planning import app_with, native, only
 
 AUTO: dict[str, Any] = {"autoretry_for": (OSError,)}

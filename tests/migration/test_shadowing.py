@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError
-from ojs_bridge.failures import Failure, Interrupted, Outcome, Snoozed
-from ojs_bridge.job import Job
 from ojs_bridge.migration import shadow
 from ojs_bridge.migration.shadowing.budget import Budget
 from ojs_bridge.migration.shadowing.comparing import MEANINGS, Ended, Native, Retried, compare
@@ -22,7 +20,9 @@ from ojs_bridge.migration.shadowing.recording import FailedRun, Pending, Recorde
 from ojs_bridge.migration.shadowing.reporting import reports
 from ojs_bridge.migration.shadowing.switch import Switch
 from ojs_bridge.migration.shadowing.tallying import BRIDGED, UNCOMPARED
-from ojs_bridge.policy import RetryPolicy
+from ojs_bridge.spec.failures import Failure, Interrupted, Outcome, Snoozed
+from ojs_bridge.spec.job import Job
+from ojs_bridge.spec.policy import RetryPolicy
 from ojs_bridge.store import Store, Tally
 
 NOW = datetime(2026, 11, 22, tzinfo=timezone.utc)

@@ -19,9 +19,9 @@ from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.attach import attach, task_policy
 from ojs_bridge.celery.sending import bury
 from ojs_bridge.celery.wire import Wire, carried, delivered, from_json
-from ojs_bridge.decision import RetryAt
-from ojs_bridge.job import Job
-from ojs_bridge.publishing import Unreachable
+from ojs_bridge.errors import Unreachable
+from ojs_bridge.spec.decision import RetryAt
+from ojs_bridge.spec.job import Job
 from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
 

@@ -9,8 +9,8 @@ import celery
 import pytest
 
 from ojs_bridge.celery.holding import Held, Unsettled, portable
-from ojs_bridge.decision import DeadLetter
-from ojs_bridge.failures import Failure
+from ojs_bridge.spec.decision import DeadLetter
+from ojs_bridge.spec.failures import Failure
 from tests.on_celery.fleet import Fleet, Worker
 from tests.on_celery.project import Unpicklable, client
 from tests.servers import RabbitMQ, Valkey, eventually

@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
-from ojs_bridge.publishing import Unpublishable
+from ojs_bridge.errors import Unpublishable
 from tests.on_celery.conftest import Fleets
 from tests.on_celery.fleet import LATE, Fleet
 from tests.on_celery.project import KEEP

@@ -19,7 +19,9 @@ def tell(fleet: Fleet, command: str) -> None:
     """Send the worker a command, once it hears commands, and wait until it has come."""
     control = fleet.app.control
     # A worker on Redis says that it is ready before it listens.
-    eventually(lambda: control.ping(destination=[fleet.node]), seconds=30, what="a worker that hears commands")
+    eventually(
+        lambda: control.ping(destination=[fleet.node]), seconds=30, what="a worker that hears commands"
+    )
     control.broadcast(command, destination=[fleet.node])
     time.sleep(2)
 

@@ -19,7 +19,8 @@ from dramatiq.common import xq_name
 
 from ojs_bridge import Bridge, ConfigurationError, DeadLetter, LetterNotFound, StorageRetry, open_store
 from ojs_bridge.dramatiq import dead_places, install
-from ojs_bridge.publishing import Override, Unreachable
+from ojs_bridge.engine.publishing import Override
+from ojs_bridge.errors import Unreachable
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet, Sent, broker_of, dead_messages
 from tests.on_dramatiq.test_dead_letters import Graveless

@@ -399,7 +399,7 @@ def job_message(fleet: Fleet, actor: dramatiq.Actor[..., Any], job: Sent) -> dra
 def test_a_postponed_message_keeps_its_own_store_results(
     results: tuple[Fleet, StubBackend], own: bool
 ) -> None:
-    from ojs_bridge.job import format_time
+    from ojs_bridge.spec.job import format_time
 
     fleet, _ = results
     later = fleet.bridge.now().fromtimestamp(time.time() + 0.2, tz=fleet.bridge.now().tzinfo)

@@ -240,7 +240,7 @@ def test_an_error_entry_has_the_fields_of_the_spec(fleet: Fleet) -> None:
 
 @pytest.mark.requirement("RET-11")
 def test_a_delivery_before_its_time_waits(fleet: Fleet) -> None:
-    from ojs_bridge.job import format_time
+    from ojs_bridge.spec.job import format_time
 
     actor = fleet.actor(lambda n: "ran")
     due = time.time() + 0.6

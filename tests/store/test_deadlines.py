@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, StoreError, open_store
-from ojs_bridge.runs import Postpone
+from ojs_bridge.engine.runs import Postpone
 from ojs_bridge.store import Grant, Store
 from ojs_bridge.store.sql import SQLStore
 from tests.conftest import store_url
@@ -154,7 +154,7 @@ def test_a_store_is_waited_for_within_a_reservation(
     reservation: str, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[float] = []
-    monkeypatch.setattr("ojs_bridge.settings.open_store", lambda *_, patience: asked.append(patience))
+    monkeypatch.setattr("ojs_bridge.config.settings.open_store", lambda *_, patience: asked.append(patience))
     Bridge("redis://nowhere", reservation=reservation)
     assert asked == [seconds]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge, StoreError, open_store
-from ojs_bridge.decision import DeadLetter
-from ojs_bridge.failures import Failure
+from ojs_bridge.spec.decision import DeadLetter
+from ojs_bridge.spec.failures import Failure
 from ojs_bridge.store import Grant, Store
 from ojs_bridge.store.sql import SQLStore
 from tests.lives import FRAMEWORK

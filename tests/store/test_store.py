@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import ConfigurationError, StoreError, open_store
-from ojs_bridge.job import ErrorEntry
+from ojs_bridge.spec.job import ErrorEntry
 from ojs_bridge.store import Claim, Letter, LetterFilter, Store
 from tests.store.processes import in_processes
 

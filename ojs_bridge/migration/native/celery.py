@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...duration import spoken
-from ...policy import PartialPolicy, RetryPolicy
+from ...spec.duration import spoken
+from ...spec.policy import PartialPolicy, RetryPolicy
 from ..plan.comparing import differing
 from ..plan.planned import Wait
 from .formulas import celery_wait

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...duration import spoken
-from ...policy import PartialPolicy, RetryPolicy
+from ...spec.duration import spoken
+from ...spec.policy import PartialPolicy, RetryPolicy
 from ..plan.comparing import differing
 from ..plan.planned import Wait
 from .formulas import DRAMATIQ_MAX_BACKOFF, DRAMATIQ_MEAN, DRAMATIQ_MEAN_AT_CAP, dramatiq_wait

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...policy import LARGEST, RetryPolicy
+from ...spec.policy import LARGEST, RetryPolicy
 from ..plan.comparing import policy_wait
 from ..plan.planned import MOST, Wait
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import NotExpressible
-from ...policy import LARGEST, AnyPartial, RetryPolicy, partial_to_ojs
+from ...spec.policy import LARGEST, AnyPartial, RetryPolicy, partial_to_ojs
 from .comparing import policy_wait
 from .planned import ENDLESS, Hazard, Native, Planned
 

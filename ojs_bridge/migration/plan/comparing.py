@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, product, repeat
 
-from ...backoff import SPEC_JITTER, Jitter
-from ...duration import spoken
-from ...policy import RetryPolicy
+from ...spec.backoff import SPEC_JITTER, Jitter
+from ...spec.duration import spoken
+from ...spec.policy import RetryPolicy
 from .planned import Wait
 
 #: Waits are the same if they differ by no more than a millisecond, or by this part of them.

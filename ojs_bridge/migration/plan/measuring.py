@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ...policy import RetryPolicy
+from ...spec.policy import RetryPolicy
 from .comparing import policy_wait
 from .planned import NOT_KNOWN, Native, NotKnown, Open, Planned, Wait
 

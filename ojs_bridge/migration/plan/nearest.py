@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from ...duration import format_duration
+from ...spec.duration import format_duration
 
 #: No wait of a plan is longer: more than a year is said by nobody who means it.
 _LONGEST = 365 * 86_400.0

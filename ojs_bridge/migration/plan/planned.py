@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
+from ...config.policies import EntryFields
 from ...errors import ConfigurationError
-from ...patterns import EntryFields
 
 Endless: TypeAlias = Literal["endless"]
 NotKnown: TypeAlias = Literal["not known"]

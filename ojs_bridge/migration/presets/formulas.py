@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...backoff import raw_delay
-from ...failures import Failure
+from ...spec.backoff import raw_delay
+from ...spec.failures import Failure
 
 _OBAN_MAX_POWER = 100
 

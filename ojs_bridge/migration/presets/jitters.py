@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from ...backoff import Rng
+from ...spec.backoff import Rng
 
 #: Dramatiq's longest delay, in seconds.
 WEEK = timedelta(days=7).total_seconds()

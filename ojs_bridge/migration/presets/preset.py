@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import NotExpressible
-from ...policy import RetryPolicy
+from ...spec.policy import RetryPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from ...backoff import Jitter, Seeded
 from ...errors import ConfigurationError
-from ...policy import LARGEST, RetryPolicy
+from ...spec.backoff import Jitter, Seeded
+from ...spec.policy import LARGEST, RetryPolicy
 from . import formulas, jitters
 from .preset import Preset
 

@@ -6,8 +6,8 @@ import sys
 from typing import Any
 
 from ...bridge import Bridge
+from ...config.policy_files import PoliciesOrFile
 from ...errors import ConfigurationError
-from ...policy_files import PoliciesOrFile
 from .switch import SHADOW
 
 __all__ = ["shadow"]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
-from ...backoff import Rng, Seeded
-from ...decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
-from ...duration import spoken
-from ...failures import Failure, Outcome, cut
-from ...job import Job
-from ...policy import RetryPolicy
+from ...spec.backoff import Rng, Seeded
+from ...spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
+from ...spec.duration import spoken
+from ...spec.failures import Failure, Outcome, cut
+from ...spec.job import Job
+from ...spec.policy import RetryPolicy
 
 #: Seconds by which delays may differ: frameworks round to the millisecond.
 TOLERANCE = 0.002

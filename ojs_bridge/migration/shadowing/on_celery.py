@@ -18,13 +18,13 @@ from ...celery.attach import FRAMEWORK, is_bridged, resolved
 from ...celery.canary import runs_natively
 from ...celery.options import native_of
 from ...celery.wire import expiry
+from ...config.policy_files import PoliciesOrFile
+from ...config.settings import the_policies
+from ...engine.runs import TaskPolicy
 from ...errors import ConfigurationError
-from ...failures import Failure, Outcome, outcome_of
-from ...job import Job
-from ...policy import AnyPartial
-from ...policy_files import PoliciesOrFile
-from ...runs import TaskPolicy
-from ...settings import the_policies
+from ...spec.failures import Failure, Outcome, outcome_of
+from ...spec.job import Job
+from ...spec.policy import AnyPartial
 from .comparing import Ended, Native, Retried
 from .guarding import harmless, ready
 from .recording import FailedRun, Recorder

@@ -12,16 +12,16 @@ from dramatiq.message import Message
 from dramatiq.middleware import Middleware, Retries
 
 from ...bridge import Bridge
+from ...config.policy_files import PoliciesOrFile
+from ...config.settings import the_policies
 from ...dramatiq.actors import NO_RETRIES, Actors, settings_of
 from ...dramatiq.consumer import MARK, NATIVE
 from ...dramatiq.replay import FRAMEWORK
 from ...dramatiq.translate import RETRY_WHEN_SAID_NO, bare_job, max_age, outcome
+from ...engine.runs import TaskPolicy
 from ...errors import ConfigurationError
-from ...failures import Failure, Outcome
-from ...job import Job
-from ...policy_files import PoliciesOrFile
-from ...runs import TaskPolicy
-from ...settings import the_policies
+from ...spec.failures import Failure, Outcome
+from ...spec.job import Job
 from .comparing import Ended, Native, Retried
 from .guarding import harmless, ready
 from .recording import FailedRun, Recorder

@@ -12,12 +12,11 @@ from datetime import datetime
 from functools import partial
 
 from ...bridge import Bridge
-from ...errors import InvalidRetryPolicy
-from ...failures import Outcome, cut
-from ...forks import starting
-from ...job import Job
-from ...runs import TaskPolicy
-from ...store import StoreError
+from ...engine.forks import starting
+from ...engine.runs import TaskPolicy
+from ...errors import InvalidRetryPolicy, StoreError
+from ...spec.failures import Outcome, cut
+from ...spec.job import Job
 from .budget import Budget
 from .comparing import MAX_REASON, Native, Verdict, compare, told
 from .guarding import harmless

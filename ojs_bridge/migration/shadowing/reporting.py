@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
-from ...job import format_time
+from ...spec.job import format_time
 from ...store import Tally
 from .comparing import MATCHING, MEANINGS
 from .tallying import BRIDGED, UNCOMPARED

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from ...failures import Failure, Outcome, cut
-from ...job import Job, format_time
+from ...spec.failures import Failure, Outcome, cut
+from ...spec.job import Job, format_time
 from ...store import Tally
 from .comparing import Verdict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..protocol import StoreError
+from ...errors import StoreError
 from ..reservations import Settle
 from .namespace import RedisNamespace
 from .reservations import SETTLE, settle_words

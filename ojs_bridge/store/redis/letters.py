@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from ...job import PlacedEntry
-from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, StoreError, counts_of
+from ...errors import StoreError
+from ...spec.job import PlacedEntry
+from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
 from ..records import letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
 from ..texts import index_id, index_text

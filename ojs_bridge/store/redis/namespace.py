@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ..protocol import StoreError
+from ...errors import StoreError
 from ..reservations import Turn
 from ..texts import index_id
 from .server import RedisServer, Script, Word

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..protocol import StoreError
+from ...errors import StoreError
 from ..records import from_ms, to_ms
 from ..reservations import Grant, Reservation, Settle, Turn
 from .namespace import RedisNamespace

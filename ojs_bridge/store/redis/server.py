@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import redis
 from redis.connection import Connection, parse_url
 
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, StoreError
 from ..opening import REDIS_SCHEMES
-from ..protocol import StoreError, without_password
+from ..protocol import without_password
 
 CONNECT_SECONDS = 5
 

@@ -15,7 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from ..protocol import StoreError, without_password
+from ...errors import StoreError
+from ..protocol import without_password
 from . import sqlite
 from .engines import durable_engine, quick_engine
 from .statements import Upsert

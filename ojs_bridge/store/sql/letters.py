@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
-from ...job import PlacedEntry
+from ...spec.job import PlacedEntry
 from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
 from ..records import from_ms, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle

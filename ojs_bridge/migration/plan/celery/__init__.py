@@ -8,7 +8,7 @@ from functools import partial
 from celery import Celery, Task
 
 from ....celery.attach import POLICIES, is_bridged, task_policy
-from ....policy import RetryPolicy
+from ....spec.policy import RetryPolicy
 from ..already import already_ojs, attempts_of
 from ..planned import Hazard, Planned, chosen, planned
 from .hazards import hazards

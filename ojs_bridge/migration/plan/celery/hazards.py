@@ -9,7 +9,7 @@ from celery import Celery
 from ....celery.attach import is_bridged
 from ....celery.options import automatic, explicit
 from ....celery.sending import visibility_timeout
-from ....duration import spoken
+from ....spec.duration import spoken
 from ..planned import ENDLESS, NOT_KNOWN, Hazard, Runs, Wait
 from .native import Reading, is_unseen
 from .ways import autoretries, backoff_of, retry_kwargs, runs_of

@@ -15,8 +15,8 @@ from celery.exceptions import Ignore
 from ....bridge import Bridge
 from ....celery import install
 from ....celery.attach import POLICIES, task_policy
+from ....engine.events import Event
 from ....errors import ConfigurationError
-from ....events import Event
 from ..measuring import LIMIT, Measured, can_be_measured, judged, raised_for
 from ..planned import Planned
 from .ways import autoretries

@@ -8,7 +8,7 @@ from typing import Any
 from celery import Task
 
 from ....celery.options import native_partial
-from ....policy import RetryPolicy, partial_to_ojs
+from ....spec.policy import RetryPolicy, partial_to_ojs
 from ..comparing import differing, policy_wait
 from ..nearest import steady
 from ..planned import ENDLESS

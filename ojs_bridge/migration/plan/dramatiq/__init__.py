@@ -14,8 +14,8 @@ from dramatiq.common import xq_name
 from ....dramatiq.on_redis import is_broker, is_redis
 from ....dramatiq.options import native_partial
 from ....dramatiq.translate import RETRY_OPTION
-from ....duration import spoken
-from ....policy import RetryPolicy, partial_to_ojs
+from ....spec.duration import spoken
+from ....spec.policy import RetryPolicy, partial_to_ojs
 from ..already import already_ojs
 from ..comparing import differing, policy_wait
 from ..planned import NOT_KNOWN, Native, Open, Planned, chosen, planned

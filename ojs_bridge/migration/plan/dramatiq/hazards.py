@@ -10,7 +10,7 @@ from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF
 
 from ....dramatiq.caveats import PATIENCE
 from ....dramatiq.on_redis import is_broker
-from ....duration import spoken
+from ....spec.duration import spoken
 from ..already import attempts_of
 from ..planned import ENDLESS, NOT_KNOWN, Hazard, Native, Wait
 from .settings import Settings, ignores_results, max_age, task_policy, time_limit

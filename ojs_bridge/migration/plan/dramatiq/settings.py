@@ -13,7 +13,7 @@ from dramatiq.results import Results
 
 from ....dramatiq import OJSRetries
 from ....dramatiq.translate import names_exceptions
-from ....runs import TaskPolicy
+from ....engine.runs import TaskPolicy
 from ...native.formulas import dramatiq_wait
 from ..planned import ENDLESS, NOT_KNOWN, Endless, Runs, Wait
 

@@ -1,0 +1,112 @@
+"""Which tasks or actors of a fleet are moved, and under which partial policy."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..engine.retry_on import RetryOn, RetryOnLike
+from ..errors import ConfigurationError, InvalidRetryPolicy
+from ..spec.patterns import check_errors
+from ..spec.policy import AnyPartial, PolicyFields, RetryPolicy, check_partial
+
+_RETRY_ON = "retry_on"
+
+
+class EntryFields(PolicyFields, total=False):
+    """The fields of an entry of `policies`, as a type checker knows them."""
+
+    retry_on: RetryOnLike | None
+
+
+#: What may stand in `policies`: a partial policy, and beside its fields a `retry_on`.
+PolicyEntry: TypeAlias = "EntryFields | RetryPolicy"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One of the `policies`: a partial policy, and which failures are retried, if it says so."""
+
+    policy: AnyPartial
+    retry_on: RetryOn | None = None
+
+
+def read_entry(entry: AnyPartial, place: str) -> Entry:
+    """Return what an entry says; raises ConfigurationError for a `retry_on` that says nothing.
+
+    Its partial policy is not checked. `place` stands before what is wrong.
+    """
+    if not isinstance(entry, Mapping):
+        return Entry(entry)
+    said = entry.get(_RETRY_ON)
+    partial = {name: value for name, value in entry.items() if name != _RETRY_ON}
+    return Entry(partial, None if said is None else RetryOn(said, f"{place}: {_RETRY_ON}"))
+
+
+def _checked(entry: AnyPartial, place: str) -> Entry:
+    found = read_entry(entry, place)
+    try:
+        check_partial(found.policy)
+        check_errors(found.policy)
+    except InvalidRetryPolicy as error:
+        raise error.under(place) from None
+    return found
+
+
+class Policies:
+    """The `policies` of an `install`: name patterns, such as `billing.*`, and partial policies.
+
+    An entry may also say `retry_on`. Where several patterns match a name, all of them count, later ones
+    winning, over a `default`. Without `policies` every name is moved. `place` stands before what is said of
+    them. Raises InvalidRetryPolicy for a partial policy that is invalid, and ConfigurationError for a
+    `retry_on` that is none.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, AnyPartial] | None,
+        *,
+        default: AnyPartial | None = None,
+        place: str = "",
+    ) -> None:
+        self._place = place
+        self._default = [] if default is None else [_checked(default, f"{place}default")]
+        self._policies = (
+            None
+            if policies is None
+            else {
+                pattern: _checked(entry, f"{place}policies[{pattern!r}]")
+                for pattern, entry in policies.items()
+            }
+        )
+
+    def of(self, name: str) -> list[AnyPartial] | None:
+        """Return the partial policies for a name; None for one that stays with its framework."""
+        entries = self._entries(name)
+        return None if entries is None else [entry.policy for entry in entries]
+
+    def retry_on(self, name: str) -> RetryOn | None:
+        """Return which failures are retried of a name; None where no policy says so."""
+        said = [entry.retry_on for entry in self._entries(name) or () if entry.retry_on]
+        return said[-1] if said else None
+
+    def _entries(self, name: str) -> list[Entry] | None:
+        if self._policies is None:
+            return self._default
+        named = [p for pattern, p in self._policies.items() if fnmatch.fnmatchcase(name, pattern)]
+        return [*self._default, *named] if named else None
+
+    def check(self, names: Iterable[str], what: str) -> None:
+        """Raise ConfigurationError for a pattern that matches none of the names, which are of `what`.
+
+        And for an exception class of `retry_on` that cannot be imported.
+        """
+        known = list(names)
+        for entry in (*self._default, *(self._policies or {}).values()):
+            if entry.retry_on:
+                entry.retry_on.resolve()
+        for pattern in self._policies or ():
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+                raise ConfigurationError(f"{self._place}policies[{pattern!r}] names no {what}")

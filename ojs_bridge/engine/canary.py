@@ -1,0 +1,95 @@
+"""Which jobs of the tasks or actors that an `install` names are under the bridge already."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from ..errors import ConfigurationError
+
+#: What is read where no canary is given: a number, or a JSON object.
+VARIABLE = "OJS_BRIDGE_CANARY"
+#: A percentage of all jobs, or name patterns, such as `billing.*`, and the percentage of each.
+Percentages: TypeAlias = "float | Mapping[str, float]"
+
+_BYTES = 8
+_PLACES = 1 << (8 * _BYTES)
+_WHOLE = 100.0
+
+
+class Canary:
+    """The `canary` of an `install`: a percentage of the jobs, or one for each name pattern.
+
+    Of several patterns that match a name the last one counts, and of a name that none matches no job is under
+    the bridge. Whether a job is, its id says: alike on all workers, for all its attempts, and also when the
+    percentage grows. What is not given is read from OJS_BRIDGE_CANARY; without that every job is under the
+    bridge. Raises ConfigurationError for what is not a percentage from 0 to 100.
+    """
+
+    def __init__(self, percentages: Percentages | None = None) -> None:
+        self._source = "canary"
+        if percentages is None and (text := os.environ.get(VARIABLE)):
+            self._source = VARIABLE
+            percentages = _read(text)
+        self._patterns = self._checked(_WHOLE if percentages is None else percentages)
+
+    def percentage(self, name: str) -> float:
+        """Return how many of a hundred jobs of a task or actor are under the bridge."""
+        matching = [p for pattern, p in self._patterns.items() if fnmatch.fnmatchcase(name, pattern)]
+        return matching[-1] if matching else 0
+
+    def covers(self, name: str, job_id: str) -> bool:
+        """Return whether a job of a task or actor is under the bridge."""
+        return _place(job_id) * 100 < self.percentage(name) * _PLACES
+
+    def covers_all(self, name: str) -> bool:
+        """Return whether all jobs of a task or actor are under the bridge."""
+        return self.percentage(name) == _WHOLE
+
+    def check(self, names: Iterable[str], what: str) -> None:
+        """Raise ConfigurationError for a pattern that matches none of the names, which are of `what`."""
+        known = list(names)
+        for pattern in self._patterns:
+            if pattern != "*" and not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+                raise ConfigurationError(f"{self._source}[{pattern!r}] names no {what}")
+
+    def __str__(self) -> str:
+        """Say it as a worker's log does."""
+        return ", ".join(f"{percentage:g} % of {pattern}" for pattern, percentage in self._patterns.items())
+
+    def _checked(self, percentages: object) -> dict[str, float]:
+        if not isinstance(percentages, Mapping):
+            return {"*": self._percentage(self._source, percentages)}
+        for pattern in percentages:
+            if not isinstance(pattern, str) or not pattern:
+                raise ConfigurationError(f"{self._source}: {pattern!r} must be a pattern of names")
+        return {p: self._percentage(f"{self._source}[{p!r}]", value) for p, value in percentages.items()}
+
+    @staticmethod
+    def _percentage(name: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigurationError(f"{name}: {value!r} must be a percentage, a number from 0 to 100")
+        if not 0 <= value <= _WHOLE:
+            raise ConfigurationError(f"{name}: {value!r} must be between 0 and 100")
+        return value
+
+
+def _read(text: str) -> Percentages:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if isinstance(found, bool) or not isinstance(found, (int, float, dict)):
+        raise ConfigurationError(f"{VARIABLE}: {text!r} is neither a number nor a JSON object")
+    return found
+
+
+def _place(job_id: str) -> int:
+    """Return a job's place among all jobs, from 0 to below 2**64."""
+    # What others enqueue may have a number for an id.
+    digest = hashlib.blake2b(str(job_id).encode("utf-8", "surrogatepass"), digest_size=_BYTES)
+    return int.from_bytes(digest.digest(), "big")

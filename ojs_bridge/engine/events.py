@@ -1,0 +1,235 @@
+"""What happened to a job: the Open Job Spec's events, and who hears of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
+from ..spec.job import Job, format_time
+from .forks import starting
+
+logger = logging.getLogger("ojs_bridge")
+
+#: Where events come from: `ojs://{service}/workers/{instance}`.
+SOURCE = f"ojs://ojs-bridge/workers/{socket.gethostname()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event of the Open Job Spec: its type, the job's id as subject, and the data the type requires."""
+
+    type: str
+    subject: str
+    time: datetime
+    data: Mapping[str, Any]
+    id: str = field(default_factory=lambda: f"evt_{uuid.uuid4()}")
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the event's JSON form."""
+        return {
+            "specversion": "1.0",
+            "id": self.id,
+            "type": self.type,
+            "source": SOURCE,
+            "time": format_time(self.time),
+            "subject": self.subject,
+            "datacontenttype": "application/json",
+            "data": dict(self.data),
+        }
+
+
+#: A listener is a plain callable; what it returns is ignored, what it raises is logged.
+Listener: TypeAlias = Callable[[Event], object]
+
+
+def started(job: Job, at: datetime) -> Event:
+    """Return the event of an attempt that begins."""
+    return _event(
+        "job.started", job, at, attempt=job.attempt, worker_id=f"{socket.gethostname()}:{os.getpid()}"
+    )
+
+
+def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: datetime) -> list[Event]:
+    """Return what a carried-out decision amounts to, in order; the run took `seconds`."""
+    duration = {"attempt": job.attempt, "duration_ms": round(seconds * 1000, 3)}
+    match decision:
+        case Complete():
+            return [_event("job.completed", job, at, **duration)]
+        case Snooze():
+            due = format_time(decision.at)
+            told = {
+                "next_retry_at": due,
+                "delay_ms": round(decision.delay * 1000, 3),
+                "reason": decision.reason,
+            }
+            return [_event("job.snoozed", job, at, **duration, **told)]
+        case GiveBack():
+            return [_event("job.released", job, at, **duration, reason=decision.reason)]
+    error = {
+        "code": decision.failure.type,
+        "type": decision.failure.type,
+        "message": decision.failure.message,
+    }
+    retryable = isinstance(decision, RetryAt) or decision.cause == "exhausted"
+    failed = _event("job.failed", job, at, **duration, error={**error, "retryable": retryable})
+    if isinstance(decision, RetryAt):
+        due = format_time(decision.at)
+        told = {
+            "max_attempts": max_attempts,
+            "next_retry_at": due,
+            "delay_ms": round(decision.delay * 1000, 3),
+            "error": error,
+            "reason": decision.reason,
+        }
+        return [failed, _event("job.retrying", job, at, **duration, **told)]
+    return [failed, *_ended(job, decision, at, error, duration)]
+
+
+def _ended(
+    job: Job, decision: Discard | DeadLetter, at: datetime, error: dict[str, str], duration: dict[str, Any]
+) -> list[Event]:
+    dead = isinstance(decision, DeadLetter)
+    discarded = _event(
+        "job.discarded",
+        job,
+        at,
+        total_attempts=job.attempt,
+        last_error=error,
+        dead_lettered=dead,
+        cause=decision.cause,
+        reason=decision.reason,
+        response_code=decision.failure.code,
+        duration_ms=duration["duration_ms"],
+    )
+    return [discarded, dead_letter("added", job, at)] if dead else [discarded]
+
+
+def dead_letter(what: str, job: Job, at: datetime, **data: Any) -> Event:
+    """Return a `dead_letter.*` event: added, retried or deleted."""
+    return _event(f"dead_letter.{what}", job, at, **data)
+
+
+def pruned(count: int, at: datetime, *, policy: str) -> Event:
+    """Return the event of many dead letters' end (spec section dlq 8); `policy` says by what.
+
+    Retention's `delete` or `archive`, or an operator's `purge`.
+    """
+    return Event("dead_letter.pruned", "", at, {"count": count, "pruning_policy": policy})
+
+
+def cancelled(job: Job, at: datetime) -> Event:
+    """Return the event of a parked retry that an operator has cancelled."""
+    return _event("job.cancelled", job, at, attempt=job.attempt)
+
+
+def _event(type_: str, job: Job, at: datetime, **data: Any) -> Event:
+    return Event(type_, job.id, at, {"job_type": job.type, "queue": job.queue, **data})
+
+
+def log(job: Job, decision: Decision) -> None:
+    """Write one line for a decision: WARNING for a retry, ERROR for an end, never a job's arguments."""
+    match decision:
+        case RetryAt():
+            level, word = logging.WARNING, "retrying"
+        case Snooze():
+            level, word = logging.INFO, "snoozed"
+        case GiveBack():
+            level, word = logging.INFO, "given back"
+        case Discard():
+            level, word = logging.ERROR, "discarded"
+        case DeadLetter():
+            level, word = logging.ERROR, "dead-lettered"
+        case Complete():
+            return
+    if logger.isEnabledFor(level):
+        logger.log(level, "job %s (%s) %s: %s", *map(_in_line, (job.id, job.type, word, decision.reason)))
+
+
+def _in_line(text: str) -> str:
+    """Return text that cannot begin a line of its own in the log."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+class Dispatcher:
+    """Hands events to listeners on a thread of its own, in order; a slow listener delays only events.
+
+    At most `limit` events wait; further ones are dropped and counted in the log, so that a listener that
+    blocks costs neither memory nor jobs.
+    """
+
+    def __init__(self, listeners: Sequence[Listener], *, limit: int = 10_000) -> None:
+        self._listeners = tuple(listeners)
+        self._limit = limit
+        self._pid = 0
+        self._queue: queue.Queue[Event] = queue.Queue(limit)
+        self._dropped = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._listeners)
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Queue events for the listeners; never blocks, never raises."""
+        try:
+            if self._pid != os.getpid():
+                self._start()
+        except RuntimeError as error:
+            self._drop(len(events), f"the thread of the listeners cannot be started: {error}")
+            return
+        for event in events:
+            try:
+                self._queue.put_nowait(event)
+            except queue.Full:
+                self._drop(1, "listeners are too slow")
+
+    def _drop(self, count: int, why: str) -> None:
+        before, self._dropped = self._dropped, self._dropped + count
+        if before == 0 or before // self._limit < self._dropped // self._limit:
+            with suppress(Exception):
+                logger.error("%s: %d events dropped so far", why, self._dropped)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until every queued event was delivered, at most so long; return whether it was."""
+        if self._pid != os.getpid():
+            return True
+        deadline = time.monotonic() + seconds
+        with self._queue.all_tasks_done:
+            while self._queue.unfinished_tasks:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                self._queue.all_tasks_done.wait(left)
+        return True
+
+    def _start(self) -> None:
+        """Start the thread in this process: a fork inherits neither the thread nor the parent's events."""
+        with starting():
+            if self._pid == os.getpid():
+                return
+            self._queue = queue.Queue(self._limit)
+            threading.Thread(target=self._run, args=(self._queue,), name="ojs-events", daemon=True).start()
+            self._pid = os.getpid()
+
+    def _run(self, events: queue.Queue[Event]) -> None:
+        while True:
+            event = events.get()
+            for listener in self._listeners:
+                try:
+                    listener(event)
+                except BaseException:
+                    # Even a sys.exit() must not end the thread, and with it what the others hear.
+                    with suppress(Exception):
+                        logger.exception(
+                            "listener %r failed on %s of job %s", listener, event.type, event.subject
+                        )
+            events.task_done()

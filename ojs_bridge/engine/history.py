@@ -1,0 +1,64 @@
+"""A job's error history: what its message carries of it, and the rest, which the store keeps."""
+
+from __future__ import annotations
+
+import logging
+
+from ..errors import StoreError
+from ..spec.job import ErrorEntry, Header, Job, encode, is_cut
+from ..store import Store
+
+logger = logging.getLogger("ojs_bridge")
+
+
+class History:
+    """Writes headers with the newest `length` errors in `budget` bytes; with a store nothing is lost."""
+
+    def __init__(self, store: Store | None, length: int, budget: int) -> None:
+        self._store = store
+        self._length = length
+        self._budget = budget
+
+    def encode(self, job: Job) -> Header:
+        """Return a job's header, what it has no room for left out; raises InvalidState."""
+        return encode(job, history=self._length, budget=self._budget)
+
+    def header(self, job: Job, *, ended: bool = False) -> Header:
+        """Return a job's `ojs` header; with a store, the errors it has no room for are kept there.
+
+        Not those of a job that has `ended`, whose dead letter takes them all. Raises InvalidState when the
+        state is too long for any message.
+        """
+        header = self.encode(job)
+        if header.left_out and self._store and not ended:
+            try:
+                self._store.keep_errors(job.id, header.left_out)
+            except StoreError:
+                logger.exception(
+                    "job %s: %d entries of its error history are not kept", job.id, len(header.left_out)
+                )
+        return header
+
+    def whole(self, job: Job) -> tuple[ErrorEntry, ...]:
+        """Return every entry, those that the message has no room for from the store."""
+        if self._store is None or not is_kept_elsewhere(job):
+            return job.errors
+        carried = {job.errors_dropped + index: entry for index, entry in enumerate(job.errors)}
+        whole = {place: entry for place, entry in carried.items() if not is_cut(entry)}
+        kept = dict(self._store.kept_errors(job.id))
+        length = job.errors_dropped + len(job.errors)
+        if len(kept) + len(whole) < length and (earlier := self._store.get(job.id)):
+            # This delivery has ended before, and came again because it was not acknowledged in time.
+            kept = {**dict(enumerate(earlier.errors[:length])), **kept}
+        history = {**carried, **kept, **whole}
+        return tuple(history[place] for place in sorted(history))
+
+    def forget(self, job: Job) -> None:
+        """Delete what the store keeps of a job that has ended; raises StoreError."""
+        if self._store and is_kept_elsewhere(job):
+            self._store.forget_errors(job.id)
+
+
+def is_kept_elsewhere(job: Job) -> bool:
+    """Return whether a message carries only a part of its job's history."""
+    return job.errors_dropped > 0 or any(is_cut(entry) for entry in job.errors)

@@ -1,0 +1,78 @@
+"""Which failures of a task are retried at all: `retry_on`, beside its policy and never on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from ..errors import ConfigurationError
+from ..spec.responses import Response
+from .importing import imported
+
+#: What may be said: `"failure"`, `"asked"`, exception classes, or the dotted names of such classes.
+RetryOnLike: TypeAlias = "str | type[BaseException] | Sequence[str | type[BaseException]]"
+
+_FAILURE, _ASKED = "failure", "asked"
+#: Why a failure is not retried.
+NOT_ASKED = "which this task does not ask to retry"
+
+
+class RetryOn:
+    """Which failures of a task are retried, while attempts are left.
+
+    `"failure"`: all. `"asked"`: those for which the task's code asks. Exception classes: these too, and their
+    subclasses, but none of `never`. A class may be named, as in `"shop.SoldOut"`: a worker imports it when it
+    starts. `place` is where this was said. Raises ConfigurationError.
+    """
+
+    def __init__(
+        self, said: RetryOnLike, place: str = "retry_on", *, never: tuple[type[BaseException], ...] = ()
+    ) -> None:
+        #: Whether every failure is retried.
+        self.is_every = said == _FAILURE
+        #: Whether nothing is retried but what the code asks for.
+        self.is_asked = said == _ASKED
+        self._place, self._never = place, never
+        self._named = [] if self.is_every or self.is_asked else _listed(said, place)
+        self._classes: tuple[type[BaseException], ...] | None = None
+
+    def rules_out(self, exc: BaseException) -> str | None:
+        """Return why an error of the task's code is not retried, or None; raises ConfigurationError."""
+        if self.is_every or isinstance(exc, Response):
+            return None
+        if isinstance(exc, self.resolve()) and not isinstance(exc, self._never):
+            return None
+        return NOT_ASKED
+
+    def resolve(self) -> tuple[type[BaseException], ...]:
+        """Return the classes; raises ConfigurationError for a name that stands for none."""
+        if self._classes is None:
+            self._classes = tuple(_class(self._place, named) for named in self._named)
+        return self._classes
+
+
+def _listed(said: object, place: str) -> list[Any]:
+    listed = [*said] if isinstance(said, (list, tuple)) else [said]
+    for named in listed:
+        if not ((isinstance(named, str) and named) or _is_exception(named)):
+            raise ConfigurationError(
+                f"{place}: {named!r} must be 'failure', 'asked', or exception classes, or names of them"
+            )
+    return listed
+
+
+def _class(place: str, named: Any) -> type[BaseException]:
+    found: Any = imported(place, named)
+    if not _is_exception(found):
+        raise ConfigurationError(f"{place}: {named!r} is no exception class")
+    return found  # type: ignore[no-any-return]
+
+
+def _is_exception(cls: object) -> bool:
+    return isinstance(cls, type) and issubclass(cls, BaseException)
+
+
+#: The specification: whatever is not non-retryable is retried.
+EVERY_FAILURE = RetryOn(_FAILURE)
+#: The rule of a task that asks for retries in its code, if at all, where nobody has said another one.
+UNSAID = RetryOn(_ASKED)

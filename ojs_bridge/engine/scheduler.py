@@ -1,0 +1,151 @@
+"""Publishing parked retries when they are due: a thread in every worker, and no leader."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from ..errors import StoreError, Unpublishable, Unreachable
+from ..spec.job import format_time
+from ..store import Parked, Store
+from .publishing import Publisher
+from .storage_retry import POLLING, StorageRetry
+
+logger = logging.getLogger("ojs_bridge")
+
+#: How often a scheduler looks for what is due, in seconds.
+POLL_SECONDS = 1.0
+#: How many retries it publishes under one claim, and how long the claim lasts.
+BATCH = 200
+CLAIM = timedelta(seconds=60)
+#: After how many it says so to the store.
+UNPARK = 25
+#: How often old reservations are swept away, in seconds, and how many at a time.
+SWEEP_SECONDS = 60.0
+SWEEP = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Chore:
+    """What else a worker does beside, and how often, in seconds; `name` is for the log."""
+
+    name: str
+    seconds: float
+    do: Callable[[], object]
+
+
+@dataclass
+class Scheduler:
+    """Publishes what is due through the publishers of this process.
+
+    `give_up` is called with a retry whose message nobody can publish, and must keep it some other way.
+    """
+
+    store: Store
+    publishers: Mapping[str, Publisher]
+    clock: Callable[[], datetime]
+    give_up: Callable[[Parked, Exception], None]
+    chores: Sequence[Chore] = ()
+    polling: StorageRetry = POLLING
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _waiting: set[str] = field(default_factory=set)
+
+    def start(self) -> None:
+        """Start the thread, once; it ends with `stop`."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="ojs-scheduler", daemon=True)
+            self._thread.start()
+
+    def stop(self, seconds: float = 5.0) -> None:
+        """Let the thread finish what it publishes, so many seconds at most."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def publish_due(self, framework: str, publisher: Publisher) -> int:
+        """Publish one batch of what is due and return its size; raises StoreError and Unreachable."""
+        now, ends = self.clock(), time.monotonic() + CLAIM.total_seconds() / 2
+        due = self.store.claim_due(framework, now=now, until=now + CLAIM, limit=BATCH)
+        tried = 0
+        published: list[Parked] = []
+        try:
+            # Who goes on after its claim ended publishes what others publish too, and never gets done.
+            while tried < len(due.retries) and time.monotonic() < ends:
+                if self._publish(due.retries[tried], publisher):
+                    published.append(due.retries[tried])
+                tried += 1
+                if len(published) == UNPARK:
+                    self._unpark(published, due.claim)
+        finally:
+            self._unpark(published, due.claim)
+            if due.retries[tried:]:
+                self.store.unclaim(due.retries[tried:], due.claim)
+        return len(due.retries)
+
+    def _unpark(self, published: list[Parked], claim: str) -> None:
+        if published:
+            self._insist(lambda: self.store.unpark(published, claim))
+            published.clear()
+
+    def _publish(self, parked: Parked, publisher: Publisher) -> bool:
+        """Publish a retry; False when it stays, claimed for a while, because of an error of its own."""
+        # Somebody may have asked for it sooner than the message itself says.
+        state = {**parked.state, "next_retry_at": format_time(parked.next_retry_at)}
+        try:
+            publisher.publish(parked, state)
+        except Unreachable:
+            raise
+        except Unpublishable as error:
+            logger.exception("job %s: its parked retry cannot be published", parked.id)
+            self.give_up(parked, error)
+        except Exception:
+            logger.exception("job %s: its parked retry was not published, and waits", parked.id)
+            return False
+        return True
+
+    def _run(self) -> None:
+        chores = (Chore("sweeping old reservations", SWEEP_SECONDS, self._sweep), *self.chores)
+        due = dict.fromkeys(chores, time.monotonic())
+        while not self._stop.is_set():
+            more = [self._publish_all(*served) for served in tuple(self.publishers.items())]
+            for chore in chores:
+                if time.monotonic() >= due[chore]:
+                    due[chore] = time.monotonic() + chore.seconds
+                    _do(chore)
+            if not any(more):
+                self._stop.wait(POLL_SECONDS)
+
+    def _publish_all(self, framework: str, publisher: Publisher) -> bool:
+        """Publish a framework's batch; return whether there may be more."""
+        try:
+            more = self._insist(lambda: self.publish_due(framework, publisher)) == BATCH
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again in a second
+            if framework not in self._waiting:
+                self._waiting.add(framework)
+                logger.warning("parked retries of %s wait: %r", framework, error)
+            return False
+        if framework in self._waiting:
+            self._waiting.remove(framework)
+            logger.warning("parked retries of %s go on", framework)
+        return more
+
+    def _insist(self, operation: Callable[[], int]) -> int:
+        return self.polling.run(operation, (StoreError, Unreachable), wait=self._stop.wait)
+
+    def _sweep(self) -> None:
+        with suppress(StoreError):
+            while not self._stop.is_set() and self.store.forget_before(self.clock(), limit=SWEEP) == SWEEP:
+                pass
+
+
+def _do(chore: Chore) -> None:
+    try:
+        chore.do()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it comes again in its time
+        logger.warning("%s: not done this time: %r", chore.name, error)

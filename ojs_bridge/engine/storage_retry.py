@@ -1,0 +1,141 @@
+"""How the bridge insists when a broker or store does not answer at once."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+from ..errors import ConfigurationError
+from ..spec.backoff import Rng
+from ..spec.duration import read_duration
+
+logger = logging.getLogger("ojs_bridge")
+
+T = TypeVar("T")
+
+#: How long a wait is between two looks at whether something interrupts it, in seconds.
+_SLICE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StorageRetry:
+    """How often, and after which pauses, an operation on a broker or a store is tried again.
+
+    Every argument alone may be given; intervals are ISO 8601 durations or timedeltas, `jitter` a fraction of
+    the pause either way. Raises ConfigurationError. Nothing here touches a job's attempts.
+    """
+
+    max_attempts: int = 5
+    initial_interval: str | timedelta = timedelta(milliseconds=100)
+    multiplier: float = 2.0
+    max_interval: str | timedelta = timedelta(seconds=5)
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check("max_attempts", self.max_attempts, type(self.max_attempts) is int and self.max_attempts >= 1)
+        for name, least in (("multiplier", 1), ("jitter", 0)):
+            value = getattr(self, name)
+            number = type(value) in (int, float) and math.isfinite(value)
+            _check(name, value, number and value >= least and (name != "jitter" or value <= 1))
+        for name in ("initial_interval", "max_interval"):
+            object.__setattr__(self, name, _interval(name, getattr(self, name)))
+
+    @classmethod
+    def disabled(cls) -> StorageRetry:
+        """Return what tries everything exactly once."""
+        return cls(max_attempts=1)
+
+    def delay(self, n: int, rng: Rng) -> float:
+        """Return the seconds to wait after the n-th attempt failed; the cap comes before the jitter."""
+        first, most = read_duration(self.initial_interval), read_duration(self.max_interval)
+        try:
+            raw = first.total_seconds() * math.pow(self.multiplier, n - 1)
+        except OverflowError:
+            raw = math.inf
+        return min(raw, most.total_seconds()) * (1 + self.jitter * (2 * rng.random() - 1))
+
+    def run(
+        self,
+        operation: Callable[[], T],
+        retry_on: tuple[type[Exception], ...],
+        *,
+        wait: Callable[[float], object] | None = None,
+    ) -> T:
+        """Return what the operation returns, tried again after errors of `retry_on`; raises its last one.
+
+        What ends a thread or a process, time limits and shutdown among it, ends the wait at once.
+        """
+        for n in range(1, self.max_attempts):
+            try:
+                return operation()
+            except retry_on as error:
+                logger.info("%s failed, %d of %d: %r", _name(operation), n, self.max_attempts, error)
+                (wait or pause)(self.delay(n, random))
+        return operation()
+
+
+class _Hurry(threading.local):
+    on = False
+
+
+class Insistence:
+    """A bridge's StorageRetry, which a thread that must not wait can put aside."""
+
+    def __init__(self, retry: StorageRetry) -> None:
+        self._retry = retry
+        self._hurry = _Hurry()
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Have what this thread does tried exactly once."""
+        self._hurry.on = True
+        try:
+            yield
+        finally:
+            self._hurry.on = False
+
+    def run(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...]) -> T:
+        """Return what the operation returns; raises its last error of `retry_on`, and any other."""
+        if self._hurry.on:
+            return operation()
+        return self._retry.run(operation, retry_on)
+
+
+def pause(seconds: float) -> None:
+    """Sleep, but let an exception that was sent to this thread in a moment, not at the end."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(left, _SLICE))
+
+
+def _check(name: str, value: object, holds: bool) -> None:
+    rules = {"max_attempts": "an integer of at least 1", "multiplier": "a number of at least 1"}
+    if not holds:
+        raise ConfigurationError(
+            f"StorageRetry: {name}: {value!r} must be {rules.get(name, 'a number from 0 to 1')}"
+        )
+
+
+def _interval(name: str, value: str | timedelta) -> timedelta:
+    try:
+        return read_duration(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"StorageRetry: {name}: {error}") from None
+
+
+def _name(operation: Callable[[], object]) -> str:
+    return getattr(operation, "__name__", None) or type(operation).__name__
+
+
+#: How everything insists that settles a job.
+INSISTING = StorageRetry()
+#: How the scheduler's polling insists: less eagerly, because it comes again anyway.
+POLLING = StorageRetry(3, timedelta(milliseconds=500), 2.0, timedelta(seconds=10), 0.2)

@@ -1,0 +1,210 @@
+"""The operator's view of the brokers' own dead queues: list, get, replay, delete (DLQ-003, DLQ-006)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from typing_extensions import Unpack
+
+from ..engine.events import Event, dead_letter
+from ..engine.publishing import DeadQueues, Publisher
+from ..engine.runs import Refuse, Run
+from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, LetterNotFound
+from ..spec.decision import EXPIRED, Cause, DeadLetter
+from ..spec.failures import Failure
+from ..spec.job import ErrorEntry, Header, Job, parse_time
+from ..spec.policy import PartialPolicy, RetryPolicy
+from ..store import Letter, LetterFilter, Page, Store
+from ..store.records import to_ms
+from ..store.texts import index_text, matches
+from .letters import Kind, letter_of, page_size, says, shown, wanted
+from .redaction import Redactor
+from .replaying import Sender, job_of, override_of
+
+#: How many letters of each framework are looked at.
+MOST = 10_000
+#: Error types that say by themselves why their job ended.
+_CAUSES: dict[str, Cause] = {
+    EXPIRED: "expired",
+    InvalidState.type: "invalid",
+    InvalidRetryPolicy.type: "invalid",
+}
+
+
+class BrokerLetters:
+    """Dead letters in the brokers' own dead queues: Dramatiq's `.XQ`, and `<queue>.dead` on Celery.
+
+    There they lie without a store, while the store could not be reached, and, on Dramatiq, from before the
+    bridge. Every method reads the queues anew, 10,000 letters of each framework at most. All raise
+    Unreachable, and ConfigurationError when this process has given the bridge to no app or broker. What is
+    returned has gone through the bridge's redaction.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        dead_queues: Mapping[str, DeadQueues],
+        publishers: Mapping[str, Publisher],
+        *,
+        encode: Callable[[Job], Header],
+        clock: Callable[[], datetime],
+        emit: Callable[[Event], None],
+        redactor: Redactor,
+    ) -> None:
+        self._store = store
+        self._dead_queues = dead_queues
+        self._sender = Sender(store, publishers, encode)
+        self._clock = clock
+        self._emit = emit
+        self._redactor = redactor
+
+    def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
+        """Return a page of the dead letters of a Kind, newest first, each with the errors its message has.
+
+        Raises ValueError for a limit outside 1 to 1000, for a cursor that no page gave out and for a time
+        without a zone.
+        """
+        (where, text), size = wanted(kind), page_size(limit)
+        last = None if cursor is None else _read_cursor(cursor)
+        found = [
+            letter
+            for letter in self._read()
+            if (last is None or _place(letter) < last)
+            and _is_among(letter, where)
+            and says(letter, text, self._redactor)
+        ]
+        more = _write_cursor(found[size - 1]) if len(found) > size else None
+        return Page(tuple(shown(letter, self._redactor) for letter in found[:size]), more)
+
+    def get(self, letter_id: str) -> Letter:
+        """Return one dead letter, with what the store keeps of its history; raises LetterNotFound."""
+        return shown(self._whole(self._get(letter_id)), self._redactor)
+
+    def retry(
+        self,
+        letter_id: str,
+        *,
+        queue: str | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        retry: PartialPolicy | None = None,
+    ) -> Job:
+        """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
+
+        What is given changes the job as with `Bridge.dead_letters`. The letter leaves its dead queue only
+        after its message was published. Raises LetterNotFound, also for one that somebody else replays;
+        ConfigurationError when this process does not know its type; ValueError and InvalidRetryPolicy; and
+        whatever publishing raises: the letter then stays.
+        """
+        override = override_of(queue, args, kwargs, meta, retry)
+        letter = self._get(letter_id)
+        self._sender.publisher_of(letter)
+        sent: list[Job] = []
+        self._take(letter, lambda found: sent.append(self._sender.send(self._whole(found), override)))
+        (job,) = sent
+        self._emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
+        return job
+
+    def delete(self, letter_id: str) -> None:
+        """Delete a dead letter; raises LetterNotFound, also for one that is being replayed."""
+        letter = self._get(letter_id)
+        self._take(letter, self._forget)
+        self._emit(dead_letter("deleted", job_of(letter), self._clock()))
+
+    def _forget(self, letter: Letter) -> None:
+        if self._store is not None:
+            self._store.forget_errors(letter.id)
+
+    def _take(self, letter: Letter, then: Callable[[Letter], object]) -> None:
+        if not self._dead_queues[letter.framework].take(letter, then):
+            raise LetterNotFound(f"dead letter {letter.id!r} is being replayed, or is gone")
+
+    def _get(self, letter_id: str) -> Letter:
+        found = next((letter for letter in self._read() if letter.id == letter_id), None)
+        if found is None:
+            raise LetterNotFound(f"there is no dead letter {letter_id!r} in the brokers' dead queues")
+        return found
+
+    def _read(self) -> Sequence[Letter]:
+        if not self._dead_queues:
+            raise ConfigurationError(
+                "dead queues are read through their app or broker, and this process has given the bridge to "
+                "none: import the module that does"
+            )
+        found = [letter for queues in self._dead_queues.values() for letter in queues.read(MOST)]
+        return sorted(found, key=_place, reverse=True)
+
+    def _whole(self, letter: Letter) -> Letter:
+        """Return a letter with the errors that its message had no room for, as far as a store keeps them."""
+        kept = [] if self._store is None else [entry for _, entry in self._store.kept_errors(letter.id)]
+        whole = {_which(entry): entry for entry in (*letter.errors, *kept)}
+        in_time = sorted(whole.values(), key=lambda entry: str(entry.get("timestamp")))
+        return replace(letter, errors=tuple(in_time)) if kept else letter
+
+
+def found_letter(
+    begun: Run | Refuse, framework: str, message: Mapping[str, Any], *, at: datetime | None, now: datetime
+) -> Letter:
+    """Return the letter of a job that was found in a dead queue, where it has been since `at`, if known.
+
+    `begun` is what the bridge would say of the job, as its message says that it ended.
+    """
+    job = begun.job
+    decision, policy = (
+        (begun.decision, RetryPolicy()) if isinstance(begun, Refuse) else (_decision_of(job), begun.policy)
+    )
+    at = at or _last_failure(job) or job.created_at or now
+    return letter_of(job, decision, policy, framework, message, job.errors, at=at)
+
+
+def _decision_of(job: Job) -> DeadLetter:
+    """Return the decision as far as a dead queue's message tells it."""
+    last = job.errors[-1] if job.errors else {}
+    failure = Failure(str(last.get("type") or "Unknown"), str(last.get("message") or ""))
+    reason = f"attempt {job.attempt} was its last, and it was found in the broker's dead queue"
+    cause = "handler" if last.get("code") == "DEAD_LETTER" else _CAUSES.get(failure.type, "exhausted")
+    return DeadLetter(cause, failure, reason)
+
+
+def _last_failure(job: Job) -> datetime | None:
+    try:
+        return parse_time(str(job.errors[-1].get("timestamp"))) if job.errors else None
+    except ValueError:
+        return None
+
+
+def _which(entry: ErrorEntry) -> tuple[Any, ...]:
+    """Return what tells an error entry from a job's others, also where it was cut."""
+    return entry.get("replay", 0), entry.get("attempt"), entry.get("timestamp")
+
+
+def _is_among(letter: Letter, where: LetterFilter) -> bool:
+    at = letter.discarded_at
+    return (
+        (where.queue is None or letter.queue == where.queue)
+        and letter.queue not in where.but_queues
+        and matches(index_text(letter.type), where.type)
+        and matches(index_text(letter.error_type), where.error_type)
+        and (where.since is None or at >= where.since)
+        and (where.until is None or at < where.until)
+    )
+
+
+def _place(letter: Letter) -> tuple[int, str]:
+    return to_ms(letter.discarded_at), letter.id
+
+
+def _write_cursor(letter: Letter) -> str:
+    ms, letter_id = _place(letter)
+    return f"{ms}:{letter_id}"
+
+
+def _read_cursor(cursor: str) -> tuple[int, str]:
+    at, separator, letter_id = cursor.partition(":")
+    if not (separator and at.isascii() and at.isdecimal()):
+        raise ValueError(f"cursor: {cursor!r} was given out by no page")
+    return int(at), letter_id

@@ -1,0 +1,286 @@
+"""The operator's view of dead letters: find, replay, delete, count, export (DLQ-003, DLQ-006)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from typing_extensions import Unpack
+
+from ..engine.events import Event, dead_letter, pruned
+from ..engine.publishing import Publisher
+from ..errors import LetterNotFound
+from ..spec.duration import format_duration
+from ..spec.job import Header, Job, format_time
+from ..spec.policy import PartialPolicy
+from ..store import Letter, LetterFilter, Page, Stats, Store
+from ..store.records import letter_to_json
+from .letters import CLAIM_SECONDS, MAX_PAGE, Kind, loaded, needed, page_size, says, shown, wanted
+from .redaction import Redactor
+from .replaying import READ, Bulk, Replayer, job_of, override_of, overrides_of, pages_of
+from .retention import PERIOD, Pruner, Retention
+
+logger = logging.getLogger("ojs_bridge")
+
+#: How many letters one page looks through for a text.
+LOOK_THROUGH = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """How many died in each step of time, from `since` on."""
+
+    since: datetime
+    step: timedelta
+    counts: tuple[int, ...]
+
+
+class DeadLetters:
+    """Dead letters of one bridge. Every method raises ConfigurationError when the bridge has no store.
+
+    What it returns has gone through the bridge's redaction; `text` is looked for in what that leaves.
+    """
+
+    def __init__(
+        self,
+        store: Store | None,
+        publishers: Mapping[str, Publisher],
+        *,
+        encode: Callable[[Job], Header],
+        clock: Callable[[], datetime],
+        emit: Callable[[Event], None],
+        retention: Retention,
+        redactor: Redactor,
+    ) -> None:
+        self._maybe_store = store
+        self._publishers = publishers
+        self._encode = encode
+        self._clock = clock
+        self._emit = emit
+        self._redactor = redactor
+        #: How long letters are kept, and how many.
+        self.retention = retention
+
+    def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
+        """Return a page of the dead letters of a Kind, newest first (DLQ-006, DLQ-R005).
+
+        A text is looked for in 2,000 letters a page: one with few letters, or none, may have a cursor to go
+        on with. Raises ValueError for a limit outside 1 to 1000, for a cursor that no page gave out and for a
+        time without a zone.
+        """
+        return self._page(*wanted(kind), page_size(limit), cursor)
+
+    def get(self, letter_id: str) -> Letter:
+        """Return one dead letter with its whole history (DLQ-002); raises LetterNotFound."""
+        return self._shown(self._get(letter_id))
+
+    def retry(
+        self,
+        letter_id: str,
+        *,
+        queue: str | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        retry: PartialPolicy | None = None,
+    ) -> Job:
+        """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
+
+        What is given takes the place of what the job had; `meta`, its headers or options, and `retry`, a
+        partial policy, are merged over it. The letter leaves the store only after its message was published.
+        Raises LetterNotFound; ConfigurationError when this process has no publisher for the letter's
+        framework or does not know its type; ValueError and InvalidRetryPolicy; and whatever publishing
+        raises: the letter then stays.
+        """
+        override = override_of(queue, args, kwargs, meta, retry)
+        return self._replayer().one(self._get(letter_id), override)
+
+    def retry_all(
+        self,
+        *,
+        confirm: bool = False,
+        override: Mapping[str, Any] | None = None,
+        rate: float | None = None,
+        progress: Callable[[int], object] | None = None,
+        **kind: Unpack[Kind],
+    ) -> Bulk:
+        """Replay all dead letters of a Kind, the oldest first (DLQ-R001); count them without `confirm`.
+
+        `override` holds what `retry` takes: queue, args, kwargs, meta, retry. At most `rate` a second;
+        `progress` is called with how many have been dealt with so far. What dies meanwhile is left alone.
+        Letters that cannot be replayed stay and are told. Raises ValueError and InvalidRetryPolicy, and
+        Unreachable and StoreError, when what was not replayed yet stays.
+        """
+        (where, text), changes = self._until_now(kind), overrides_of(override)
+        if not confirm:
+            return Bulk(self._count(where, text), confirmed=False)
+        return self._replayer().many(self._pages(where, text), changes, rate=rate, progress=progress)
+
+    def why_not(self, letter: Letter) -> str | None:
+        """Return why this process cannot replay a letter, as far as it knows; None where it can."""
+        return self._replayer().why_not(letter)
+
+    def delete(self, letter_id: str) -> None:
+        """Delete a dead letter; raises LetterNotFound, also for one that is being replayed."""
+        letter = self._get(letter_id)
+        claimed = self._store.claim([letter_id], now=self._clock(), seconds=CLAIM_SECONDS)
+        if not claimed.letters:
+            raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
+        self._store.forget_errors(letter_id)
+        if not self._store.delete([letter_id], claimed.claim):
+            raise LetterNotFound(f"dead letter {letter_id!r} was replayed, and its job has died again")
+        self._deleted(letter)
+
+    def purge(
+        self,
+        *,
+        confirm: bool = False,
+        progress: Callable[[int], object] | None = None,
+        **kind: Unpack[Kind],
+    ) -> Bulk:
+        """Delete all dead letters of a Kind; without `confirm` only count them.
+
+        One that is being replayed stays, and is told. `progress` as with `retry_all`.
+        """
+        where, text = self._until_now(kind)
+        if not confirm:
+            return Bulk(self._count(where, text), confirmed=False)
+        matched = deleted = 0
+        for page in self._pages(where, text):
+            matched += len(page)
+            deleted += self._store.prune(page, now=self._clock())
+            if progress is not None:
+                progress(matched)
+        if deleted:
+            self._emit(pruned(deleted, self._clock(), policy="purge"))
+        return Bulk(matched, deleted, matched - deleted)
+
+    def stats(self) -> Stats:
+        """Count the dead letters, in all and by queue, job type and last error type (DLQ-R004)."""
+        now, limits = self._clock(), self.retention
+        period = PERIOD.total_seconds()
+        due = now + timedelta(seconds=period - now.timestamp() % period)
+        told = {
+            "max_age": format_duration(limits.age),
+            "max_count": limits.max_count,
+            "next_prune_at": format_time(due),
+        }
+        return replace(self._store.stats(), retention=told)
+
+    def timeline(self, *, steps: int = 48, **kind: Unpack[Kind]) -> Timeline:
+        """Count the deaths of a Kind in so many steps of time, from `since`, or the oldest one, until now.
+
+        A text is not looked for. Raises ValueError for steps outside 1 to 1000.
+        """
+        if not (isinstance(steps, int) and 1 <= steps <= MAX_PAGE):
+            raise ValueError(f"steps: {steps!r} must be between 1 and {MAX_PAGE}")
+        where, _ = self._until_now(kind)
+        first = self._store.list(where, limit=1, cursor=None, oldest_first=True).letters
+        until = where.until or self._clock()
+        since = where.since or (first[0].discarded_at if first else until - timedelta(days=1))
+        step = max((until - since) / steps, timedelta(milliseconds=1))
+        edges = [since + n * step for n in range(steps)]
+        counts = (self._store.count(replace(where, since=at, until=at + step)) for at in edges)
+        return Timeline(since, step, tuple(counts))
+
+    def export(self, **kind: Unpack[Kind]) -> Iterator[str]:
+        """Yield the dead letters of a Kind, the oldest first, each as a line of JSON that `load` reads.
+
+        Under a redaction the lines lack what is hidden, and cannot be loaded.
+        """
+        where, text = self._until_now(kind)
+        for page in self._pages(where, text):
+            for letter in page:
+                yield letter_to_json(self._shown(letter))
+
+    def load(self, lines: Iterable[str]) -> int:
+        """Take back what `export` has written, and return how many; one that is there is replaced.
+
+        Raises ValueError that names the line for a damaged one; nothing is taken then.
+        """
+        letters = [loaded(n, line) for n, line in enumerate(lines, 1) if line.strip()]
+        for letter in letters:
+            self._store.bury(letter)
+        return len(letters)
+
+    def prune(self) -> int:
+        """Delete the letters that exceed the retention, now, and return how many (DLQ-004).
+
+        Workers do so every five minutes. Raises OSError when the archive cannot be written.
+        """
+        return self._pruned(self._pruner().prune())
+
+    def prune_in_turn(self) -> None:
+        """Do so unless another worker of the fleet has, or is at it (DLQ-005)."""
+        self._pruned(self._pruner().prune_in_turn() or 0)
+
+    def _pruner(self) -> Pruner:
+        return Pruner(self._store, self.retention, self._clock, self._shown)
+
+    def _pruned(self, count: int) -> int:
+        if count:
+            policy = "delete" if self.retention.archive is None else "archive"
+            self._emit(pruned(count, self._clock(), policy=policy))
+            logger.info("%d dead letters were pruned", count)
+        return count
+
+    def _replayer(self) -> Replayer:
+        return Replayer(self._store, self._publishers, self._encode, self._clock, self._replayed)
+
+    def _replayed(self, job: Job) -> None:
+        self._emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
+
+    def _deleted(self, letter: Letter) -> None:
+        self._emit(dead_letter("deleted", job_of(letter), self._clock()))
+
+    def _get(self, letter_id: str) -> Letter:
+        letter = self._store.get(letter_id)
+        if letter is None:
+            raise LetterNotFound(f"there is no dead letter {letter_id!r}")
+        return letter
+
+    def _until_now(self, kind: Kind) -> tuple[LetterFilter, str | None]:
+        """Return what is asked for, without what dies from now on."""
+        where, text = wanted(kind)
+        now = self._clock() + timedelta(milliseconds=1)
+        return replace(where, until=now if where.until is None else min(where.until, now)), text
+
+    def _count(self, where: LetterFilter, text: str | None) -> int:
+        if text is None:
+            return self._store.count(where)
+        return sum(len(page) for page in self._pages(where, text))
+
+    def _pages(self, where: LetterFilter, text: str | None) -> Iterator[Sequence[Letter]]:
+        """Yield the letters of some kind as they are stored, the oldest first."""
+        for page in pages_of(self._store, where):
+            yield [letter for letter in page if self._has(letter, text)]
+
+    def _page(self, where: LetterFilter, text: str | None, limit: int, cursor: str | None) -> Page:
+        if text is None:
+            page = self._store.list(where, limit=limit, cursor=cursor)
+            return Page(tuple(map(self._shown, page.letters)), page.next_cursor)
+        found: list[Letter] = []
+        for _ in range(0, LOOK_THROUGH, READ):
+            page = self._store.list(where, limit=READ, cursor=cursor)
+            for letter in page.letters:
+                if self._has(letter, text):
+                    found.append(self._shown(letter))
+                if len(found) == limit:
+                    return Page(tuple(found), self._store.cursor_after(letter))
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        return Page(tuple(found), cursor)
+
+    def _has(self, letter: Letter, text: str | None) -> bool:
+        return says(letter, text, self._redactor)
+
+    def _shown(self, letter: Letter) -> Letter:
+        return shown(letter, self._redactor)
+
+    @property
+    def _store(self) -> Store:
+        return needed(self._maybe_store, "dead letters")

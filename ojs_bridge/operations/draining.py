@@ -1,0 +1,142 @@
+"""Parked retries handed to their brokers before they are due, so that a fleet goes on without its bridge."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from ..engine.publishing import Publisher
+from ..engine.scheduler import CLAIM, UNPARK
+from ..errors import StoreError, Unreachable
+from ..spec.job import format_time
+from ..store import Parked, ParkedFilter, Store
+from .letters import MAX_PAGE
+
+
+class Insist(Protocol):
+    """Does something on the store again while it fails."""
+
+    def __call__(self, operation: Callable[[], object], retry_on: tuple[type[Exception], ...], /) -> object:
+        """Return what the operation returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What a drain has done: how many retries it published, and what stays.
+
+    `failed` says why, by job id; `held` are being published by somebody else, or were parked again by
+    workers that still run; `others` are of frameworks that this process has no app of.
+    """
+
+    published: int
+    failed: Mapping[str, str]
+    held: int
+    others: Mapping[str, int]
+
+
+class Draining:
+    """One drain of a store: of the job types that `tasks`, patterns such as `billing.*`, name, or of all."""
+
+    def __init__(
+        self,
+        store: Store,
+        publishers: Mapping[str, Publisher],
+        tasks: Sequence[str],
+        *,
+        clock: Callable[[], datetime],
+        insist: Insist,
+        progress: Callable[[int], object] = lambda _: None,
+    ) -> None:
+        self._store = store
+        self._publishers = publishers
+        self._tasks = tasks
+        self._clock = clock
+        self._insist = insist
+        self._progress = progress
+        self._tried: set[tuple[str, int]] = set()
+        self._failed: dict[str, str] = {}
+        self._published = 0
+
+    def retries(self) -> Iterator[Parked]:
+        """Yield what would be published, the next one due first; raises StoreError."""
+        return (parked for page in self._pages() for parked in page if parked.framework in self._publishers)
+
+    def run(self) -> Drained:
+        """Publish pass after pass, until one finds nothing that it can claim; raises StoreError, Unreachable.
+
+        Each retry is tried once, so that workers which park it again do not keep the drain alive.
+        """
+        while sum(map(self._publish, self._pages())):
+            pass
+        return self._drained()
+
+    def _pages(self) -> Iterator[list[Parked]]:
+        """Yield page after page what is wanted, of every framework."""
+        cursor = None
+        while True:
+            page = self._store.list_parked(ParkedFilter(), limit=MAX_PAGE, cursor=cursor)
+            yield [parked for parked in page.retries if self._wants(parked.type)]
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def _wants(self, type_: str) -> bool:
+        return not self._tasks or any(fnmatch.fnmatchcase(type_, pattern) for pattern in self._tasks)
+
+    def _publish(self, page: Sequence[Parked]) -> int:
+        """Publish what can be claimed of a page; return how many that were."""
+        keys = [p.key for p in page if p.framework in self._publishers and self._is_new(p)]
+        lots = (keys[start : start + UNPARK] for start in range(0, len(keys), UNPARK))
+        return sum(map(self._publish_lot, lots))
+
+    def _publish_lot(self, keys: Sequence[str]) -> int:
+        now, ends = self._clock(), time.monotonic() + CLAIM.total_seconds() / 2
+        due = self._store.claim_parked(keys, now=now, until=now + CLAIM)
+        published: list[Parked] = []
+        try:
+            for parked in due.retries:
+                # Who goes on after its claim ended publishes what others publish too.
+                if time.monotonic() < ends and self._is_new(parked) and self._publish_one(parked):
+                    published.append(parked)
+        finally:
+            self._let_go(due.retries, published, due.claim)
+        return len(due.retries)
+
+    def _publish_one(self, parked: Parked) -> bool:
+        at = parked.next_retry_at
+        state = {**parked.state, "next_retry_at": format_time(at)}
+        try:
+            self._publishers[parked.framework].publish(parked, state, due=at)
+        except Unreachable:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the matter with this one is, the others go on
+            self._failed[parked.id] = str(error) or repr(error)
+            return False
+        finally:
+            self._tried.add((parked.key, parked.fence))
+        return True
+
+    def _let_go(self, claimed: Sequence[Parked], published: Sequence[Parked], claim: str) -> None:
+        rest = [parked for parked in claimed if parked not in published]
+        if published:
+            self._insist(lambda: self._store.unpark(published, claim), (StoreError,))
+            self._published += len(published)
+            self._progress(self._published)
+        if rest:
+            self._store.unclaim(rest, claim)
+
+    def _is_new(self, parked: Parked) -> bool:
+        return (parked.key, parked.fence) not in self._tried
+
+    def _drained(self) -> Drained:
+        held, others = 0, dict[str, int]()
+        for parked in (parked for page in self._pages() for parked in page):
+            if parked.framework not in self._publishers:
+                others[parked.framework] = others.get(parked.framework, 0) + 1
+            elif parked.id not in self._failed:
+                held += 1
+        return Drained(self._published, self._failed, held, others)

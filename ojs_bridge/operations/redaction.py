@@ -1,0 +1,102 @@
+"""Hiding secrets from whoever looks at dead letters and parked retries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from ..errors import ConfigurationError
+from ..messages import Reading, read_message
+
+#: Names of arguments, or a callable that is given each argument's name and value and returns what is shown.
+#: The name of a positional argument whose parameter was not noted is its place, such as "0".
+Redaction: TypeAlias = Collection[str] | Callable[[str, Any], Any]
+
+HIDDEN = "[redacted]"
+#: Shorter texts are too common to be taken out of everything else.
+_TELLING = 4
+
+
+class Redactor:
+    """Applies one Redaction; raises ConfigurationError for anything else. False when there is none."""
+
+    def __init__(self, redaction: Redaction | None) -> None:
+        if callable(redaction):
+            self._by: Callable[[str, Any], Any] = redaction
+        elif isinstance(redaction, str) or not isinstance(redaction, Collection | None):
+            raise ConfigurationError(
+                f"redact: {redaction!r} is neither a collection of argument names nor a callable"
+            )
+        else:
+            self._names = frozenset(name.casefold() for name in redaction or ())
+            self._by = self._by_name
+        self._is_on = bool(redaction)
+
+    def __bool__(self) -> bool:
+        return self._is_on
+
+    def message(self, message: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Return what may be shown of a kept message, and the secrets to be taken out of everything else."""
+        whole = read_message(message)
+        secrets, shown = self.secrets(whole), self.reading(whole)
+        told = without({"args": shown.args, "kwargs": shown.kwargs, "meta": shown.meta}, secrets)
+        return {**told, "redacted": True, "parameters": [*shown.names], "note": shown.note}, secrets
+
+    def reading(self, reading: Reading) -> Reading:
+        """Return what may be shown of a message."""
+        args = None
+        if reading.args is not None:
+            names = [*reading.names, *map(str, range(len(reading.names), len(reading.args)))]
+            args = [self._shown(name, value) for name, value in zip(names, reading.args, strict=False)]
+        kwargs = None if reading.kwargs is None else self._mapping(reading.kwargs)
+        return Reading(args, kwargs, self._mapping(reading.meta), reading.names, reading.note)
+
+    def secrets(self, reading: Reading) -> list[str]:
+        """Return the texts that the redaction hides, longest first, to be taken out of errors as well."""
+        shown = self.reading(reading)
+        pairs = [(reading.args, shown.args), (reading.kwargs, shown.kwargs), (reading.meta, shown.meta)]
+        found = {text for before, after in pairs for text in _hidden(before, after)}
+        return sorted((text for text in found if len(text) >= _TELLING), key=len, reverse=True)
+
+    def _by_name(self, name: str, value: Any) -> Any:
+        return HIDDEN if name.casefold() in self._names else value
+
+    def _mapping(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self._shown(str(name), value) for name, value in values.items()}
+
+    def _shown(self, name: str, value: Any) -> Any:
+        shown = self._by(name, value)
+        if shown is not value:
+            return shown
+        if isinstance(value, Mapping):
+            return self._mapping(value)
+        if isinstance(value, list | tuple):
+            return [self._shown(name, item) for item in value]
+        return value
+
+
+def without(value: Any, secrets: Collection[str]) -> Any:
+    """Return a JSON value whose texts have lost some secrets."""
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, HIDDEN)
+        return value
+    if isinstance(value, Mapping):
+        return {without(name, secrets): without(item, secrets) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without(item, secrets) for item in value]
+    return value
+
+
+def _hidden(before: Any, after: Any) -> Iterator[str]:
+    """Yield the leaves of a value that another no longer has in their place."""
+    if isinstance(before, Mapping):
+        rest = after if isinstance(after, Mapping) else {}
+        for name, value in before.items():
+            yield from _hidden(value, rest.get(name))
+    elif isinstance(before, list | tuple):
+        items = after if isinstance(after, list) and len(after) == len(before) else [None] * len(before)
+        for value, shown in zip(before, items, strict=True):
+            yield from _hidden(value, shown)
+    elif before is not None and before is not True and before is not False and before != after:
+        yield str(before)

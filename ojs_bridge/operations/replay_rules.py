@@ -1,0 +1,123 @@
+"""Dead letters that are replayed by themselves (spec section dlq 7, DLQ-R003)."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ..engine.chores import in_turn
+from ..engine.events import Event, dead_letter
+from ..engine.publishing import Override, Publisher
+from ..errors import ConfigurationError
+from ..spec.duration import read_duration
+from ..spec.job import Header, Job
+from ..spec.patterns import check_pattern
+from ..store import Letter, LetterFilter, Store
+from .replaying import Replayer, pages_of
+
+logger = logging.getLogger("ojs_bridge")
+
+#: How often the rules are applied.
+PERIOD = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRule:
+    """Replays dead letters of some kind `delay` after they died, each job at most `max_replays` times.
+
+    `queue`, `type` and `error_type` are filters as in a listing, `delay` an ISO 8601 duration or a timedelta.
+    Replays by hand count too. Raises ConfigurationError.
+    """
+
+    name: str
+    queue: str | None = None
+    type: str | None = None
+    error_type: str | None = None
+    delay: str | timedelta = "PT1H"
+    max_replays: int = 1
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and self.name):
+            raise ConfigurationError(f"replay rule: name: {self.name!r} must be a name")
+        try:
+            delay = read_duration(self.delay)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"replay rule {self.name!r}: delay: {self.delay!r} {error}") from None
+        if type(self.max_replays) is not int or self.max_replays < 1:
+            wrong = f"max_replays: {self.max_replays!r} must be an integer of at least 1"
+            raise ConfigurationError(f"replay rule {self.name!r}: {wrong}")
+        try:
+            check_pattern("type", self.type)
+            check_pattern("error_type", self.error_type)
+        except ValueError as error:
+            raise ConfigurationError(f"replay rule {self.name!r}: {error}") from None
+        object.__setattr__(self, "delay", delay)
+
+    def where(self, now: datetime) -> LetterFilter:
+        """Return which letters are due for this rule."""
+        return LetterFilter(self.queue, self.type, self.error_type, until=now - read_duration(self.delay))
+
+
+def checked(rules: Iterable[ReplayRule]) -> tuple[ReplayRule, ...]:
+    """Return rules whose names differ; raises ConfigurationError."""
+    found = tuple(rules)
+    for rule in found:
+        if not isinstance(rule, ReplayRule):
+            raise ConfigurationError(f"replay_rules: {rule!r} is not a ReplayRule")
+    names = [rule.name for rule in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"replay_rules: two rules are called {name!r}")
+    return found
+
+
+class Rules:
+    """Applies the replay rules of one bridge."""
+
+    def __init__(
+        self,
+        rules: Sequence[ReplayRule],
+        store: Store,
+        publishers: Mapping[str, Publisher],
+        *,
+        encode: Callable[[Job], Header],
+        clock: Callable[[], datetime],
+        emit: Callable[[Event], None],
+    ) -> None:
+        self._rules = [rule for rule in rules if rule.enabled]
+        self._store = store
+        self._publishers = publishers
+        self._encode = encode
+        self._clock = clock
+        self._emit = emit
+
+    def apply_in_turn(self) -> None:
+        """Replay what the rules name, unless another worker of the fleet has in this minute, or is at it."""
+        for framework in self._publishers if self._rules else ():
+            apply = functools.partial(self._apply_all, framework)
+            in_turn(self._store, f"replay:{framework}", PERIOD, self._clock, apply)
+
+    def _apply_all(self, framework: str) -> None:
+        for rule in self._rules:
+            self._apply(rule, framework)
+
+    def _apply(self, rule: ReplayRule, framework: str) -> None:
+        publisher = self._publishers[framework]
+
+        def due(letter: Letter) -> bool:
+            ours = letter.framework == framework and publisher.knows(letter.type)
+            return ours and letter.replay_count < rule.max_replays
+
+        def told(job: Job) -> None:
+            count, at = job.replay_count, self._clock()
+            self._emit(dead_letter("replayed", job, at, replay_count=count, rule=rule.name))
+
+        found = ([*filter(due, page)] for page in pages_of(self._store, rule.where(self._clock())))
+        replayer = Replayer(self._store, self._publishers, self._encode, self._clock, told)
+        done = replayer.many(found, Override(), rate=None, progress=None)
+        if done.matched:
+            logger.info("replay rule %r: %d replayed, %d not", rule.name, done.succeeded, done.failed)

@@ -1,0 +1,277 @@
+"""Sending dead letters back to their queues: one, or many in batches (spec sections dlq 6 and 7)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ..engine.publishing import Override, Publisher
+from ..engine.storage_retry import pause
+from ..errors import ConfigurationError, InvalidRetryPolicy, LetterNotFound, Unreachable
+from ..messages import OWN_META
+from ..spec.job import Header, Job
+from ..spec.policy import AnyPartial, RetryPolicy, partial_to_ojs
+from ..store import Letter, LetterFilter, Store
+from .letters import CLAIM_SECONDS
+
+#: How many letters one replay claims at a time.
+BATCH = 200
+#: How many letters are read at a time.
+READ = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """What became of many dead letters; without `confirmed` nothing was done but counting them.
+
+    `errors` are the ids and reasons of those that failed and stay, the first hundred of them.
+    """
+
+    matched: int
+    succeeded: int = 0
+    failed: int = 0
+    errors: tuple[tuple[str, str], ...] = ()
+    confirmed: bool = True
+
+
+MAX_TOLD = 100
+#: What a replay can change.
+OVERRIDES = ("queue", "args", "kwargs", "meta", "retry")
+
+
+def override_of(
+    queue: str | None,
+    args: Sequence[Any] | None,
+    kwargs: Mapping[str, Any] | None,
+    meta: Mapping[str, Any] | None,
+    retry: AnyPartial | None,
+) -> Override:
+    """Return what a replay changes; raises ValueError that names what is wrong, and InvalidRetryPolicy."""
+    if queue is not None and not (isinstance(queue, str) and queue):
+        raise ValueError(f"queue: {queue!r} must be the name of a queue")
+    if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
+        raise ValueError(f"args: {args!r} must be a list")
+    for name, values in (("kwargs", kwargs), ("meta", meta)):
+        if values is not None and not (
+            isinstance(values, Mapping) and all(isinstance(k, str) for k in values)
+        ):
+            raise ValueError(f"{name}: {values!r} must be an object with names")
+    if own := OWN_META & set(meta or ()):
+        raise ValueError(f"meta: {min(own)!r} is the bridge's or the framework's own")
+    try:
+        return Override(queue, args, kwargs, meta, partial_to_ojs(retry))
+    except InvalidRetryPolicy as error:
+        raise error.under("retry") from None
+
+
+def overrides_of(told: Mapping[str, Any] | None) -> Override:
+    """Return what a replay changes, by the names of `override_of`; raises as that, and for another name."""
+    changes = dict.fromkeys(OVERRIDES) | dict(told or {})
+    if unknown := changes.keys() - {*OVERRIDES}:
+        raise ValueError(f"override: {min(unknown)!r} is unknown; {', '.join(OVERRIDES)} are known")
+    return override_of(**changes)
+
+
+class Sender:
+    """Publishes dead letters' messages with fresh attempts; a store keeps what their headers cannot hold."""
+
+    def __init__(
+        self, store: Store | None, publishers: Mapping[str, Publisher], encode: Callable[[Job], Header]
+    ) -> None:
+        self._store = store
+        self._publishers = publishers
+        self._encode = encode
+
+    def send(self, letter: Letter, override: Override) -> Job:
+        """Publish a letter's message, and return the job as it goes on; raises whatever that raises."""
+        publisher = self.publisher_of(letter)
+        job = job_of(letter)
+        retry = {**(job.retry or {}), **override.retry} or None
+        if override.retry:
+            _check(retry)
+        header = self._encode(job.replayed()._replace(retry=retry, queue=override.queue or job.queue))
+        if header.left_out and self._store is not None:
+            self._store.forget_errors(letter.id)
+            self._store.keep_errors(letter.id, header.left_out)
+        publisher.republish(letter, header, override)
+        return header.job
+
+    def publisher_of(self, letter: Letter) -> Publisher:
+        """Return who can publish a letter; raises ConfigurationError, before anything is claimed."""
+        publisher, name = self._publishers.get(letter.framework), letter.framework
+        if publisher is None:
+            raise ConfigurationError(
+                f"dead letter {letter.id!r} belongs to {name}, and this process has given the bridge to no "
+                f"{name} app or broker: import the module that does"
+            )
+        if not publisher.knows(letter.type):
+            raise ConfigurationError(
+                f"dead letter {letter.id!r} is a {letter.type!r}, which {name} here does not know: it would "
+                "only die again"
+            )
+        return publisher
+
+
+class Replayer:
+    """Replays dead letters of one bridge; `told` hears of each."""
+
+    def __init__(
+        self,
+        store: Store,
+        publishers: Mapping[str, Publisher],
+        encode: Callable[[Job], Header],
+        clock: Callable[[], datetime],
+        told: Callable[[Job], object],
+    ) -> None:
+        self._store = store
+        self._sender = Sender(store, publishers, encode)
+        self._clock = clock
+        self._told = told
+
+    def why_not(self, letter: Letter) -> str | None:
+        """Return what is known to keep a letter from being replayed by this process."""
+        try:
+            self._sender.publisher_of(letter)
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
+    def one(self, letter: Letter, override: Override) -> Job:
+        """Replay a letter; raises LetterNotFound, ConfigurationError and whatever publishing raises."""
+        self._sender.publisher_of(letter)
+        claimed = self._store.claim([letter.id], now=self._clock(), seconds=CLAIM_SECONDS)
+        if not claimed.letters:
+            raise LetterNotFound(f"dead letter {letter.id!r} is being replayed, or is gone")
+        try:
+            job = self._sender.send(claimed.letters[0], override)
+        except BaseException:
+            self._store.release([letter.id], claimed.claim)
+            raise
+        # The job may have died again already, and its new letter stays.
+        self._store.delete([letter.id], claimed.claim)
+        self._told(job)
+        return job
+
+    def many(
+        self,
+        pages: Iterable[Sequence[Letter]],
+        override: Override,
+        *,
+        rate: float | None,
+        progress: Callable[[int], object] | None,
+    ) -> Bulk:
+        """Replay pages of letters, at most `rate` a second; raises Unreachable and StoreError.
+
+        `progress` is called with how many have been dealt with so far.
+        """
+        pace = _Pace(rate)
+        matched, errors, failed = 0, list[tuple[str, str]](), 0
+        for batch in _batches(pages, BATCH if rate is None else max(1, min(BATCH, int(rate)))):
+            matched += len(batch)
+            wrong = self._batch(batch, override, pace)
+            failed += len(wrong)
+            errors += wrong[: MAX_TOLD - len(errors)]
+            if progress is not None:
+                progress(matched)
+        return Bulk(matched, matched - failed, failed, tuple(errors))
+
+    def _batch(self, letters: Sequence[Letter], override: Override, pace: _Pace) -> list[tuple[str, str]]:
+        wrong = {letter.id: why for letter in letters if (why := self.why_not(letter))}
+        rest = [letter.id for letter in letters if letter.id not in wrong]
+        while rest:
+            rest = self._claim_and_send(rest, override, pace, wrong)
+        return [*wrong.items()]
+
+    def _claim_and_send(
+        self, ids: Sequence[str], override: Override, pace: _Pace, wrong: dict[str, str]
+    ) -> list[str]:
+        """Replay letters under one claim; return those that it had no time for."""
+        ends = time.monotonic() + CLAIM_SECONDS / 2
+        claimed = self._store.claim(ids, now=self._clock(), seconds=CLAIM_SECONDS)
+        left = {letter.id: letter for letter in claimed.letters}
+        wrong.update({i: "it is being replayed, or is gone" for i in ids if i not in left})
+        done: list[Job] = []
+        try:
+            while left and time.monotonic() < ends:
+                pace.wait()
+                self._send(left.pop(next(iter(left))), override, done, wrong)
+        finally:
+            # What failed has its claim given back along with what was not tried.
+            sent = {job.id for job in done}
+            self._store.delete([*sent], claimed.claim)
+            self._store.release([i for i in ids if i not in sent], claimed.claim)
+            for job in done:
+                self._told(job)
+        return [*left]
+
+    def _send(self, letter: Letter, override: Override, done: list[Job], wrong: dict[str, str]) -> None:
+        try:
+            done.append(self._sender.send(letter, override))
+        except Unreachable:
+            raise
+        except Exception as error:  # noqa: BLE001 - it is told, and the others go on
+            wrong[letter.id] = _why(error)
+
+
+class _Pace:
+    """Spaces what happens at most so many times a second."""
+
+    def __init__(self, rate: float | None) -> None:
+        if rate is not None and not (isinstance(rate, int | float) and rate > 0):
+            raise ValueError(f"rate: {rate!r} must be a number of jobs a second above zero")
+        self._between = 1 / rate if rate else 0.0
+        self._next = time.monotonic()
+
+    def wait(self) -> None:
+        """Wait for the next one's time."""
+        if self._between:
+            pause(self._next - time.monotonic())
+            self._next = max(self._next, time.monotonic() - self._between) + self._between
+
+
+def _batches(pages: Iterable[Sequence[Letter]], size: int) -> Iterator[Sequence[Letter]]:
+    for page in pages:
+        for start in range(0, len(page), size):
+            yield page[start : start + size]
+
+
+def _why(error: BaseException) -> str:
+    return str(error) or repr(error)
+
+
+def _check(retry: AnyPartial | None) -> None:
+    """Raise InvalidRetryPolicy for an override that does not go with the job's own policy."""
+    try:
+        RetryPolicy.merge(retry)
+    except InvalidRetryPolicy as error:
+        raise error.under("retry") from None
+
+
+def pages_of(store: Store, where: LetterFilter) -> Iterator[Sequence[Letter]]:
+    """Yield the letters of some kind as they are stored, the oldest first."""
+    cursor = None
+    while True:
+        page = store.list(where, limit=READ, cursor=cursor, oldest_first=True)
+        yield page.letters
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def job_of(letter: Letter) -> Job:
+    """Return the job that a letter was written of, as it ended."""
+    return Job(
+        id=letter.id,
+        type=letter.type,
+        queue=letter.queue,
+        attempt=letter.attempt,
+        retry=letter.retry,
+        errors=letter.errors,
+        created_at=letter.created_at,
+        replay_count=letter.replay_count,
+        fence=max(letter.fence, letter.attempt - 1),
+        chain=letter.key.removeprefix(letter.id).removeprefix("#"),
+    )

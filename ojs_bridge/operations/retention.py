@@ -1,0 +1,131 @@
+"""How long dead letters are kept, and how many (spec sections dlq 5 and 8: DLQ-004, DLQ-005)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from ..engine.chores import in_turn
+from ..errors import ConfigurationError
+from ..spec.duration import read_duration
+from ..store import Letter, LetterFilter, Store
+from ..store.records import letter_to_json
+from .letters import CLAIM_SECONDS
+
+#: How many letters are pruned at a time, and how often.
+BATCH = 500
+PERIOD = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long dead letters are kept, at most so many; the oldest go first, when either limit is exceeded.
+
+    `max_age` is an ISO 8601 duration or a timedelta. `queues` gives queues limits of their own, and each of
+    those is counted by itself; all others are counted together. With `archive`, the path of a file, pruned
+    letters are appended to it as an export writes them, before they are deleted, on the host of the worker
+    that does it. Raises ConfigurationError.
+    """
+
+    max_age: str | timedelta = "P180D"
+    max_count: int = 10_000
+    queues: Mapping[str, Retention] = field(default_factory=dict)
+    archive: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            age = read_duration(self.max_age)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"retention: max_age: {self.max_age!r} {error}") from None
+        if not age:
+            raise ConfigurationError(f"retention: max_age: {self.max_age!r} must be greater than zero")
+        if type(self.max_count) is not int or self.max_count < 0:
+            raise ConfigurationError(
+                f"retention: max_count: {self.max_count!r} must be an integer of at least 0"
+            )
+        for queue, own in self.queues.items():
+            if not isinstance(own, Retention) or own.queues or own.archive:
+                raise ConfigurationError(
+                    f"retention: queues: {queue!r} must have a Retention of max_age and max_count alone"
+                )
+        object.__setattr__(self, "max_age", age)
+
+    @property
+    def age(self) -> timedelta:
+        """`max_age` as a timedelta."""
+        return read_duration(self.max_age)
+
+    def rules(self) -> Iterator[tuple[LetterFilter, Retention]]:
+        """Yield which letters each limit is for."""
+        for queue, own in self.queues.items():
+            yield LetterFilter(queue=queue), own
+        yield LetterFilter(but_queues=frozenset(self.queues)), self
+
+
+class Pruner:
+    """Prunes the dead letters of a fleet: every worker asks for it, and one of them does it at a time.
+
+    What is archived and not deleted, because the process was killed between, is archived once more.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        retention: Retention,
+        clock: Callable[[], datetime],
+        shown: Callable[[Letter], Letter],
+    ) -> None:
+        self._store = store
+        self._retention = retention
+        self._clock = clock
+        self._shown = shown
+
+    def prune(self) -> int:
+        """Prune now, age first, and return how many letters went; raises StoreError, and OSError."""
+        return sum(self._enforce(where, limits) for where, limits in self._retention.rules())
+
+    def prune_in_turn(self) -> int | None:
+        """Prune unless another worker has done so in this period, or is at it: then None (DLQ-005)."""
+        return in_turn(self._store, "prune", PERIOD, self._clock, self.prune)
+
+    def _enforce(self, where: LetterFilter, limits: Retention) -> int:
+        pruned = self._prune_oldest(replace(where, until=self._clock() - limits.age), sys.maxsize)
+        excess = self._store.count(where) - limits.max_count
+        return pruned + self._prune_oldest(where, excess)
+
+    def _prune_oldest(self, where: LetterFilter, most: int) -> int:
+        """Prune so many of some letters at most; those that are being replayed stay."""
+        pruned, cursor = 0, None
+        while most > 0:
+            page = self._store.list(where, limit=min(BATCH, most), cursor=cursor, oldest_first=True)
+            if page.letters:
+                pruned += self._prune(page.letters)
+            most, cursor = most - len(page.letters), page.next_cursor
+            if cursor is None:
+                break
+        return pruned
+
+    def _prune(self, letters: Sequence[Letter]) -> int:
+        archive = self._retention.archive
+        if archive is None:
+            return self._store.prune(letters, now=self._clock())
+        died = {letter.id: letter.discarded_at for letter in letters}
+        claimed = self._store.claim([*died], now=self._clock(), seconds=CLAIM_SECONDS)
+        try:
+            # A letter that a replay holds must stay out of the archive, and so must a newer one of its job.
+            doomed = [each for each in claimed.letters if each.discarded_at == died[each.id]]
+            self._append(Path(archive), doomed)
+            return self._store.delete([letter.id for letter in doomed], claimed.claim)
+        finally:
+            self._store.release([*died], claimed.claim)
+
+    def _append(self, archive: Path, letters: Sequence[Letter]) -> None:
+        with archive.open("a", encoding="utf-8") as file:
+            for letter in letters:
+                file.write(letter_to_json(self._shown(letter)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())

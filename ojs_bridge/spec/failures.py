@@ -1,0 +1,213 @@
+"""From whatever a handler raised to a `Failure` (spec sections 6.1 and 7.3)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, TypeAlias, cast, get_args
+
+from ..errors import ConfigurationError
+from .depth import nests_deeper
+from .responses import Response, ResponseCode, Retry, Snooze
+
+#: What an error map may say of an exception class: its error type, or its type and a response code.
+Mapped: TypeAlias = "str | tuple[str, ResponseCode]"
+
+UNREADABLE = "exception.unreadable"
+MAX_TYPE = 255
+MAX_MESSAGE = 4_000
+MAX_DETAILS = 4_000
+#: How deep details nest at most; a header, which holds them, may nest deeper.
+MAX_DETAILS_DEPTH = 100
+MAX_FRAMES = 50
+MAX_BACKTRACE = 10_000
+CUT = "…[cut]"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failed attempt, in the words of the spec (section 7.3).
+
+    `final` says why it is not retried, where the task does not ask for that (`retry_on`), or the framework's
+    own options (such as Dramatiq's `throws`) rule it out; a code of DISCARD, FAIL or DEAD_LETTER still
+    comes first.
+    """
+
+    type: str
+    message: str = ""
+    code: ResponseCode = "RETRY"
+    details: Mapping[str, Any] = field(default_factory=dict)
+    retry_after: timedelta | None = None
+    backtrace: tuple[str, ...] = ()
+    alias: str | None = None
+    final: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that non-retryable matching tries: the type, and an unmapped exception's class name."""
+        return (self.type,) if self.alias is None else (self.type, self.alias)
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozed:
+    """The handler asked to run again later, without using an attempt."""
+
+    after: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The worker shut down gracefully before the handler had ended."""
+
+
+#: What a run of a handler came to; None is success.
+Outcome: TypeAlias = Failure | Snoozed | Interrupted | None
+
+#: The error type of an attempt whose reservation ran out (spec section 9.2).
+VISIBILITY_TIMEOUT = "visibility_timeout"
+#: The error type of an attempt whose process is known to have died.
+WORKER_DEATH = "worker_death"
+
+
+class ErrorMap:
+    """Maps exception classes to error types; the nearest class in the MRO decides.
+
+    Raises ConfigurationError for a key that is no exception class or a value that is neither a type nor a
+    pair of type and response code.
+    """
+
+    def __init__(self, *maps: Mapping[type[BaseException], Mapped] | None) -> None:
+        """Later maps win over earlier ones for the same class."""
+        self._mapped: dict[type[BaseException], tuple[str, ResponseCode]] = {}
+        for entries in maps:
+            for cls, value in (entries or {}).items():
+                self._mapped[_exception_class(cls)] = _mapped(cls, value)
+
+    def find(self, cls: type[BaseException]) -> tuple[str, ResponseCode] | None:
+        """Return the error type and response code for a class, or None when no entry covers it."""
+        if self._mapped:
+            for base in cls.__mro__:
+                if found := self._mapped.get(base):
+                    return found
+        return None
+
+
+def _exception_class(cls: object) -> type[BaseException]:
+    if isinstance(cls, type) and issubclass(cls, BaseException):
+        return cls
+    raise ConfigurationError(f"errors: the key {cls!r} must be an exception class")
+
+
+def _mapped(cls: type[BaseException], value: object) -> tuple[str, ResponseCode]:
+    error_type, code = value if isinstance(value, tuple) and len(value) == 2 else (value, "RETRY")  # noqa: PLR2004
+    if isinstance(error_type, str) and error_type and code in get_args(ResponseCode):
+        return error_type, cast("ResponseCode", code)
+    raise ConfigurationError(
+        f"errors[{cls.__qualname__}]: {value!r} must be an error type such as 'external.timeout', or a pair "
+        f"of one and a response code of {', '.join(get_args(ResponseCode))}"
+    )
+
+
+def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -> Failure | Snoozed:
+    """Translate what a handler raised (spec section 7.3); total: never raises.
+
+    `final` says why the task does not ask to retry it, if it does not.
+    """
+    try:
+        match exc:
+            case Snooze(after=timedelta() as after) if after >= timedelta(0):
+                return Snoozed(after)
+            case Response(type=str() as said) if said:
+                return _said(exc)
+            case _:
+                return _unexpected(exc, errors, final)
+    except Exception:  # noqa: BLE001 - an exception whose attributes raise must not lose the job
+        return Failure(UNREADABLE, "the handler raised an exception that cannot be read")
+
+
+def _said(response: Response) -> Failure:
+    return Failure(
+        type=cut(response.type, MAX_TYPE),
+        message=cut(text_of(response.message), MAX_MESSAGE),
+        code=_code(response),
+        details=plain_details(response.details),
+        retry_after=_hint(response),
+        backtrace=backtrace_of(response.__traceback__),
+    )
+
+
+def _code(response: Response) -> ResponseCode:
+    return response.code if response.code in get_args(ResponseCode) else "RETRY"
+
+
+def _hint(response: Response) -> timedelta | None:
+    after = response.after if isinstance(response, Retry) else None
+    return after if isinstance(after, timedelta) and after >= timedelta(0) else None
+
+
+def _unexpected(exc: BaseException, errors: ErrorMap, final: str | None) -> Failure:
+    cls = type(exc)
+    message = cut(text_of(exc), MAX_MESSAGE)
+    backtrace = backtrace_of(exc.__traceback__)
+    if mapped := errors.find(cls):
+        return Failure(cut(mapped[0], MAX_TYPE), message, mapped[1], backtrace=backtrace, final=final)
+    name = cut(f"{cls.__module__}.{cls.__qualname__}", MAX_TYPE)
+    code = _code(exc) if isinstance(exc, Response) else "RETRY"
+    return Failure(name, message, code, backtrace=backtrace, alias=cls.__name__, final=final)
+
+
+def text_of(value: object) -> str:
+    """Return the text of a value, or a word in its place where `str` raises."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - a broken __str__ must not lose the job
+        return f"<{type(value).__name__} whose str() raises>"
+
+
+def safe_repr(value: object) -> str:
+    """Return the repr, or a word in its place where the repr raises."""
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - a broken __repr__ must not lose the job
+        return f"<{type(value).__name__} whose repr() raises>"
+
+
+def cut(text: str, limit: int) -> str:
+    """Return the text, shortened to `limit` characters with a mark at its end."""
+    return text if len(text) <= limit else text[: limit - len(CUT)] + CUT
+
+
+def plain_details(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return details that JSON can carry: what it cannot becomes its repr, what is too much is cut."""
+    try:
+        text = json.dumps(dict(details or {}), default=safe_repr, allow_nan=False)
+        plain: dict[str, Any] = json.loads(text) if len(text) <= MAX_DETAILS else {}
+    except Exception:  # noqa: BLE001 - circular, NaN, keys that are no strings, hostile objects
+        return {"repr": cut(safe_repr(details), MAX_DETAILS)}
+    if len(text) > MAX_DETAILS or nests_deeper(plain, MAX_DETAILS_DEPTH):
+        return {"cut": cut(text, MAX_DETAILS)}
+    return plain
+
+
+def backtrace_of(tb: TracebackType | None) -> tuple[str, ...]:
+    """Return `file:line in function` for at most the 50 innermost frames, oldest first.
+
+    No source lines: reading them is most of what a failure costs.
+    """
+    frames: list[str] = []
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        filename = code.co_filename.rpartition("site-packages/")[2]
+        frames.append(f"{filename}:{tb.tb_lineno} in {code.co_name}")
+        tb = tb.tb_next
+    kept: list[str] = []
+    size = 0
+    for frame in reversed(frames[-MAX_FRAMES:]):
+        size += len(frame)
+        if size > MAX_BACKTRACE:
+            break
+        kept.append(frame)
+    return tuple(reversed(kept))

@@ -1,0 +1,385 @@
+"""A job's retry state and its wire form, the `ojs` header (spec section 10)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple, TypeAlias
+
+from pydantic_core import from_json, to_json
+
+from ..errors import InvalidState
+from .depth import nests_deeper
+from .failures import CUT, Failure, cut, safe_repr
+
+#: The version of the wire form; a message of another version is never guessed at.
+VERSION = 1
+#: The spec's section 10.1 keeps at least this many error entries.
+MIN_HISTORY = 10
+#: Bytes of the header's JSON; an AMQP frame holds 131 KB of headers and loses what exceeds it.
+HEADER_BUDGET = 16 * 1024
+MIN_HEADER_BUDGET = 8 * 1024
+#: The largest counter that is read. Redis counts exactly up to twice as much, so a job can still go on.
+MAX_COUNT = 2**52
+#: How deep a header may nest. Whoever writes it again has less room on the stack than its reader had.
+MAX_DEPTH = 128
+
+#: One failed attempt as the spec's section 10.1 writes it, plus `backtrace`.
+ErrorEntry: TypeAlias = dict[str, Any]
+#: An entry and its place in the job's whole history, from 0, which no other entry of the job has.
+PlacedEntry: TypeAlias = tuple[int, ErrorEntry]
+
+
+def key_of(job_id: str, chain: str) -> str:
+    """Return what the reservations of a job are kept under."""
+    return f"{job_id}#{chain}" if chain else job_id
+
+
+# No frozen dataclass, which takes five times as long to make: every job makes some.
+class Job(NamedTuple):
+    """One job at one attempt, whatever framework carries it.
+
+    `attempt` is 1-based and names the run that is due or under way. `retry` is the job's own partial policy.
+    `expires` is when the framework would drop the message unrun. `fence` grows with everything that is sent
+    on, retries, snoozes and replays, so that a late copy can be told; `chain` tells jobs apart that a user
+    has sent under one id.
+    """
+
+    id: str
+    type: str
+    queue: str
+    attempt: int = 1
+    retry: Mapping[str, Any] | None = None
+    errors: tuple[ErrorEntry, ...] = ()
+    errors_dropped: int = 0
+    next_retry_at: datetime | None = None
+    created_at: datetime | None = None
+    replay_count: int = 0
+    expires: datetime | None = None
+    fence: int = 0
+    chain: str = ""
+
+    @property
+    def key(self) -> str:
+        """What the job's reservations are kept under."""
+        return key_of(self.id, self.chain)
+
+    def failed(self, failure: Failure, *, at: datetime, next_at: datetime | None = None) -> Job:
+        """Return the job with this attempt's failure at the end of its history (spec section 10.1).
+
+        With `next_at`, as it is published for the next attempt, due then.
+        """
+        entry: ErrorEntry = {
+            "attempt": self.attempt,
+            "type": failure.type,
+            "message": failure.message,
+            "code": failure.code,
+            "timestamp": format_time(at),
+            "details": dict(failure.details),
+        }
+        if failure.backtrace:
+            entry["backtrace"] = list(failure.backtrace)
+        if self.replay_count:
+            entry["replay"] = self.replay_count
+        return Job(
+            self.id,
+            self.type,
+            self.queue,
+            self.attempt if next_at is None else self.attempt + 1,
+            self.retry,
+            (*self.errors, entry),
+            self.errors_dropped,
+            next_at,
+            self.created_at,
+            self.replay_count,
+            self.expires,
+            self.fence + 1,
+            self.chain,
+        )
+
+    def snoozed(self, at: datetime) -> Job:
+        """Return the job as it is published to run the same attempt once more, due at a time."""
+        return self._replace(next_retry_at=at, fence=self.fence + 1)
+
+    def waiting(self, at: datetime) -> Job:
+        """Return the job as this very delivery of it is put off until a time."""
+        return self._replace(next_retry_at=at)
+
+    def replayed(self) -> Job:
+        """Return the job as a replay starts it: no attempt used, history kept, one more replay."""
+        return self._replace(
+            attempt=1,
+            next_retry_at=None,
+            expires=None,
+            replay_count=self.replay_count + 1,
+            fence=self.fence + 1,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A job's wire form: as JSON text, as an object, and the job with the error entries it still has.
+
+    `left_out` holds the entries that it dropped, and those it carries only in part (marked `"cut": true`).
+    """
+
+    text: str
+    state: dict[str, Any]
+    job: Job
+    left_out: tuple[PlacedEntry, ...] = ()
+
+
+def encode(job: Job, *, history: int = MIN_HISTORY, budget: int = HEADER_BUDGET) -> Header:
+    """Return the `ojs` header, JSON of at most `budget` bytes.
+
+    The newest `history` errors stay; where they are too long, details, backtraces and messages are cut.
+    Raises InvalidState when even the cut form is too long, which only a huge retry policy can cause.
+    """
+    kept = _newest(job, history)
+    state = _state(kept, kept.errors)
+    text = _dumps(state)
+    if len(text) <= budget:
+        return Header(text, state, kept, _left_out(job, kept.errors) if kept is not job else ())
+    for fewer in (kept, _newest(kept, MIN_HISTORY)):
+        shrunk = _shrunk(fewer, budget)
+        state = _state(fewer, shrunk)
+        text = _dumps(state)
+        if len(text) <= budget:
+            return Header(text, state, fewer, _left_out(job, shrunk))
+    raise InvalidState(f"the job's retry state needs {len(text)} bytes, its budget is {budget}")
+
+
+def _newest(job: Job, history: int) -> Job:
+    excess = len(job.errors) - history
+    if excess <= 0:
+        return job
+    return job._replace(errors=job.errors[excess:], errors_dropped=job.errors_dropped + excess)
+
+
+def _left_out(job: Job, carried: tuple[ErrorEntry, ...]) -> tuple[PlacedEntry, ...]:
+    dropped = len(job.errors) - len(carried)
+    return tuple(
+        (job.errors_dropped + index, entry)
+        for index, entry in enumerate(job.errors)
+        if index < dropped or not (carried[index - dropped] is entry or is_cut(entry))
+    )
+
+
+def is_cut(entry: ErrorEntry) -> bool:
+    """Return whether an entry is only a part of what was recorded."""
+    return entry.get("cut") is True
+
+
+def _state(job: Job, errors: tuple[ErrorEntry, ...]) -> dict[str, Any]:
+    state: dict[str, Any] = {"v": VERSION, "attempt": job.attempt}
+    if job.retry:
+        state["retry"] = dict(job.retry)
+    if errors:
+        state["errors"] = list(errors)
+    if job.errors_dropped:
+        state["errors_dropped"] = job.errors_dropped
+    if job.next_retry_at:
+        state["next_retry_at"] = format_time(job.next_retry_at)
+    if job.created_at:
+        state["created_at"] = format_time(job.created_at)
+    if job.replay_count:
+        state["replay_count"] = job.replay_count
+    if job.fence != job.attempt - 1:
+        state["fence"] = job.fence
+    if job.chain:
+        state["chain"] = job.chain
+    return state
+
+
+# What is encoded was decoded from JSON or made plain before: it has no cycles.
+_escaped = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+def _dumps(value: object) -> str:
+    """Return ASCII, which every transport carries; the faster writer escapes nothing, and refuses some."""
+    try:
+        raw = to_json(value)
+    except ValueError:
+        return _escaped(value)
+    return raw.decode() if raw.isascii() else _escaped(value)
+
+
+def _shrunk(job: Job, budget: int) -> tuple[ErrorEntry, ...]:
+    if not job.errors:
+        return ()
+    fixed = len(_dumps(_state(job, ())))
+    share = (budget - fixed) // len(job.errors) - 16
+    return tuple(_shrink(entry, share) for entry in job.errors)
+
+
+def _shrink(entry: ErrorEntry, share: int) -> ErrorEntry:
+    if _size(entry) <= share:
+        return entry
+    small = {key: entry.get(key) for key in _ENTRY_KEYS}
+    small |= {"details": entry.get("details") or {}, "cut": True}
+    if "replay" in entry:
+        small["replay"] = entry["replay"]
+    if _size(small) > share and small["details"]:
+        small["details"] = {"cut": True}
+    for key in ("message", "type", "code", "timestamp", "attempt", "replay"):
+        excess = _size(small) - share
+        if excess > 0 and key in small:
+            small[key] = _cut_bytes(str(small[key]), max(_size(small[key]) - excess - 2 * len(CUT), 32))
+    return small
+
+
+_ENTRY_KEYS = ("attempt", "type", "message", "code", "timestamp")
+
+
+def _cut_bytes(text: str, limit: int) -> str:
+    """Shorten a text until its JSON, where one character can take twelve bytes, fits the limit."""
+    while _size(text) > limit and len(text) > len(CUT) + 1:
+        text = cut(text.removesuffix(CUT), max(len(text) * 3 // 4, len(CUT) + 1))
+    return text
+
+
+def _size(value: object) -> int:
+    return len(_dumps(value))
+
+
+def decode(state: object, job: Job) -> Job:
+    """Return the job with the state that its `ojs` header carries: a JSON string or an object.
+
+    `job` brings what the framework itself says: id, type, queue, its own retry options and, from the native
+    counter, the attempt. That counter wins over the header's, so that a rolled-back worker and a foreign
+    requeue are both understood; the header's policy wins over the framework's options.
+    Raises InvalidState for a damaged header or an unknown version.
+    """
+    fields = _read(state)
+    steps = job.attempt - _count(fields, "attempt", job.attempt)
+    retry = _typed(fields, "retry", dict, None)
+    return Job(
+        job.id,
+        job.type,
+        job.queue,
+        job.attempt,
+        {**job.retry, **(retry or {})} if job.retry else retry,
+        tuple(_entries(fields)),
+        _count(fields, "errors_dropped", 0),
+        _time(fields, "next_retry_at") if steps == 0 else None,
+        _time(fields, "created_at") or job.created_at,
+        _count(fields, "replay_count", 0),
+        job.expires,
+        _fence(fields, job.attempt - steps, steps),
+        _typed(fields, "chain", str, job.chain),
+    )
+
+
+def decoded(state: object, job: Job, retries: object = None) -> Job | InvalidState:
+    """Return the job with the state it came with, as it is without any, or why that cannot be read.
+
+    `retries` is the framework's own counter as it came; `job` may have another one where that is no count.
+    """
+    if retries and count_of(retries) is None:
+        return InvalidState(f"the message's retries must be {_COUNT}, not {cut(safe_repr(retries), 80)}")
+    if state is None:
+        return job
+    try:
+        return decode(state, job)
+    except InvalidState as error:
+        return error
+
+
+def count_of(value: object) -> int | None:
+    """Return a counter, or None for what is none: negative, beyond MAX_COUNT, or no integer."""
+    return value if type(value) is int and 0 <= value <= MAX_COUNT else None
+
+
+def _fence(fields: Mapping[str, Any], attempt: int, steps: int) -> int:
+    """Return the fence; one that nobody has had yet when others have moved the native counter since."""
+    fence = _count(fields, "fence", max(attempt - 1, 0))
+    return fence if steps == 0 else fence + max(steps, 1)
+
+
+def _read(state: object) -> dict[str, Any]:
+    if isinstance(state, (str, bytes)):
+        state = _loads(state)
+    if not isinstance(state, dict):
+        raise InvalidState(f"the ojs header must be a JSON object, not {type(state).__name__}")
+    if nests_deeper(state, MAX_DEPTH):
+        raise InvalidState(f"the ojs header is nested more than {MAX_DEPTH} deep")
+    version = state.get("v")
+    if version != VERSION or isinstance(version, bool):
+        raise InvalidState(
+            f"the ojs header has version {cut(repr(version), 80)}, this worker reads {VERSION}"
+        )
+    return state
+
+
+def _loads(text: str | bytes) -> object:
+    try:
+        return from_json(text)
+    except ValueError:
+        # The faster reader refuses lone surrogates, which a message from an exception may hold.
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidState(f"the ojs header is not JSON: {cut(str(error), 200)}") from None
+
+
+def _typed(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise InvalidState(f"the ojs header's {name} must be {kind.__name__}, not {cut(repr(value), 80)}")
+    return value
+
+
+_COUNT = f"an integer from 0 to {MAX_COUNT}"
+
+
+def _count(fields: Mapping[str, Any], name: str, default: int) -> int:
+    value = _typed(fields, name, int, default)
+    if (count := count_of(value)) is None:
+        raise InvalidState(f"the ojs header's {name} must be {_COUNT}, not {cut(repr(value), 80)}")
+    return count
+
+
+def _entries(fields: Mapping[str, Any]) -> list[ErrorEntry]:
+    entries: list[ErrorEntry] = _typed(fields, "errors", list, [])
+    for entry in entries:
+        if not isinstance(entry, dict):
+            raise InvalidState(f"the ojs header's errors must hold objects, not {cut(repr(entry), 80)}")
+    return entries
+
+
+def _time(fields: Mapping[str, Any], name: str) -> datetime | None:
+    text = _typed(fields, name, str, None)
+    if text is None:
+        return None
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise InvalidState(f"the ojs header's {name} is no timestamp: {cut(repr(text), 80)}") from None
+
+
+def format_time(at: datetime) -> str:
+    """Write a time as RFC 3339 in UTC with milliseconds."""
+    if at.tzinfo is not timezone.utc:
+        at = at.astimezone(timezone.utc)
+    return at.isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"
+
+
+def parse_time(text: str) -> datetime:
+    """Read an RFC 3339 time with a zone as UTC; raises ValueError without one, or out of range."""
+    at = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    if at.tzinfo is None:
+        raise ValueError("a time without a zone")
+    try:
+        return at.astimezone(timezone.utc)
+    except OverflowError:
+        raise ValueError("a time that UTC cannot hold") from None
+
+
+def ceil_to_millisecond(at: datetime) -> datetime:
+    """Round a time up to the millisecond that the wire form can carry, so that nothing is due early."""
+    excess = at.microsecond % 1000
+    return at if not excess else at + timedelta(microseconds=1000 - excess)

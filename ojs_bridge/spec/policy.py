@@ -1,0 +1,368 @@
+"""The retry policy: seven fields of the spec and a strategy (spec sections 2 to 8, 11 and 14)."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import GenerateJsonSchema
+from typing_extensions import Self, Unpack
+
+from ..errors import InvalidRetryPolicy, NotExpressible
+from .backoff import SPEC_JITTER, CustomJitter, CustomStrategy, Intervals, Rng, Strategy, raw_delay
+from .duration import PATTERN, format_duration, read_duration
+from .failures import Failure
+
+
+class PolicyFields(TypedDict, total=False):
+    """Some fields of a policy, as a type checker knows them; None counts as absent."""
+
+    max_attempts: int | None
+    initial_interval: str | timedelta | None
+    backoff_coefficient: float | None
+    max_interval: str | timedelta | None
+    jitter: bool | CustomJitter | None
+    non_retryable_errors: list[str] | tuple[str, ...] | None
+    on_exhaustion: Literal["discard", "dead_letter"] | None
+    backoff_strategy: Strategy | Literal["constant"] | CustomStrategy | None
+
+
+#: What may stand for (part of) a policy: some of its fields, or a policy whose explicitly set fields count.
+PartialPolicy: TypeAlias = "PolicyFields | RetryPolicy"
+#: The same where nobody but the policy itself knows the fields: what was read from a file or a message.
+AnyPartial: TypeAlias = "Mapping[str, Any] | RetryPolicy"
+
+#: The most that `max_attempts` may be: what other languages and databases hold.
+LARGEST = 2**63 - 1
+
+
+def _read_interval(value: object) -> timedelta:
+    try:
+        return read_duration(value)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _positive(interval: timedelta) -> timedelta:
+    if interval <= timedelta(0):
+        raise ValueError("must be greater than zero")
+    return interval
+
+
+def _countable(attempts: int) -> int:
+    if attempts > LARGEST:
+        raise ValueError(f"must be <= {LARGEST}")
+    return attempts
+
+
+def _read_strategy(value: object) -> object:
+    return "none" if isinstance(value, str) and value == "constant" else value
+
+
+def _no_class(jitter: object) -> object:
+    if isinstance(jitter, type):
+        raise ValueError("must not be a class")
+    return jitter
+
+
+def _read_patterns(value: object) -> tuple[object, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("must be an array of strings")
+    return tuple(value)
+
+
+Interval: TypeAlias = Annotated[
+    timedelta,
+    BeforeValidator(_read_interval),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": PATTERN}),
+]
+ErrorPattern: TypeAlias = Annotated[str, Field(strict=True, min_length=1)]
+
+
+class RetryPolicy(BaseModel):
+    """How a job is retried when its handler fails (spec section 2); frozen, hashable, always valid.
+
+    Raises InvalidRetryPolicy, with one line per broken rule (spec section 11).
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        json_schema_extra={
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "$id": "https://openjobspec.org/schemas/v1/retry-policy.json",
+            "title": "OJS Retry Policy",
+            "description": "Defines how a job should be retried on failure.",
+        },
+    )
+
+    max_attempts: Annotated[int, Field(strict=True, ge=0), AfterValidator(_countable)] = Field(
+        default=3, description="Total number of attempts including the first execution. 0 means no retry."
+    )
+    initial_interval: Annotated[Interval, AfterValidator(_positive)] = Field(
+        default=timedelta(seconds=1), description="ISO 8601 duration for the delay before the first retry."
+    )
+    backoff_coefficient: Annotated[float, Field(strict=True, ge=1.0, allow_inf_nan=False)] = Field(
+        default=2.0, description="Multiplier for successive retry delays. Must be >= 1.0."
+    )
+    max_interval: Interval = Field(
+        default=timedelta(minutes=5), description="ISO 8601 duration cap on the computed backoff delay."
+    )
+    jitter: Annotated[
+        Annotated[bool, Field(strict=True)] | Callable[..., Any],
+        AfterValidator(_no_class),
+        WithJsonSchema({"type": "boolean"}, mode="validation"),
+    ] = Field(
+        default=True, description="Whether to add randomness to prevent thundering herd on mass retries."
+    )
+    non_retryable_errors: Annotated[
+        tuple[ErrorPattern, ...],
+        BeforeValidator(_read_patterns),
+        WithJsonSchema({"type": "array", "items": {"type": "string", "minLength": 1}}),
+    ] = Field(
+        default=(),
+        description="Error type strings that bypass retry and go directly to exhaustion behavior.",
+    )
+    on_exhaustion: Literal["discard", "dead_letter"] = Field(
+        default="discard",
+        description="Action when max_attempts is reached: discard the job or move to dead letter queue.",
+    )
+    backoff_strategy: Annotated[
+        Strategy | Callable[..., Any],
+        BeforeValidator(_read_strategy),
+        WithJsonSchema({"type": "string", "enum": ["exponential", "linear", "polynomial", "none"]}),
+    ] = Field(default="exponential", description="How the delay grows over successive retries.")
+
+    def __init__(self, /, **fields: Unpack[PolicyFields]) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise InvalidRetryPolicy(_problems(error, fields)) from None
+
+    @model_validator(mode="after")
+    def _cap_is_not_below_the_first_interval(self) -> Self:
+        longest = self.initial_interval
+        name = "initial_interval"
+        if isinstance(self.backoff_strategy, Intervals):
+            longest, name = (
+                max(self.backoff_strategy.intervals),
+                "the longest of backoff_strategy's Intervals",
+            )
+        if self.max_interval < longest:
+            default = "" if "max_interval" in self.model_fields_set else ", the default,"
+            raise ValueError(
+                f"max_interval: {_show(self.max_interval)}{default} must be >= {name}, {_show(longest)}"
+            )
+        return self
+
+    @classmethod
+    def merge(cls, *partials: AnyPartial | None) -> Self:
+        """Lay partial policies over the spec's default, later ones win field by field (spec section 8.1).
+
+        `None`, and a field that is None, count as absent. Raises InvalidRetryPolicy for the merged result.
+        """
+        fields: dict[str, Any] = {}
+        for partial in partials:
+            if partial is not None:
+                fields.update(_fields(partial))
+        return cls(**fields)
+
+    @property
+    def runs(self) -> int:
+        """The most times the handler may run: `max_attempts`, where 0 and 1 both mean once."""
+        return max(self.max_attempts, 1)
+
+    def delay(self, n: int, *, rng: Rng = random, failure: Failure | None = None) -> float:
+        """Return the seconds before retry n, capped before and after jitter (spec sections 3, 5.1 and 5.3).
+
+        `rng` draws the jitter; Python's own generator by default.
+        Never raises for a large n. Raises what a custom strategy or jitter raises, and ValueError for what it
+        returns out of range.
+        """
+        cap = self.max_interval.total_seconds()
+        effective = min(self._raw(n, failure), cap)
+        jitter = self.jitter
+        if jitter is False:
+            return effective
+        if jitter is True:
+            return min(effective * SPEC_JITTER.factor(rng), cap)
+        return min(_jittered(jitter, n, effective, rng), cap)
+
+    def _raw(self, n: int, failure: Failure | None) -> float:
+        strategy = self.backoff_strategy
+        if isinstance(strategy, str):
+            return raw_delay(strategy, n, self.initial_interval.total_seconds(), self.backoff_coefficient)
+        seconds = float(strategy(n, failure))
+        if not seconds >= 0:
+            raise ValueError(f"the custom backoff strategy returned {seconds} for retry {n}")
+        return seconds
+
+    def non_retryable_pattern(self, failure: Failure) -> str | None:
+        """Return the first entry of `non_retryable_errors` that matches, or None (spec section 6.2)."""
+        names = failure.names
+        for pattern in self.non_retryable_errors:
+            if pattern in names:
+                return pattern
+            if pattern.endswith(".*"):
+                for name in names:
+                    if name.startswith(pattern[:-1]):
+                        return pattern
+        return None
+
+    def to_ojs(self, *, only: AnyPartial | None = None) -> dict[str, Any]:
+        """Return the policy as the JSON object of the spec (section 2), or just the fields that `only` sets.
+
+        Raises NotExpressible for a custom strategy or jitter, which only Python code can hold.
+        """
+        return _wire(self, set(type(self).model_fields if only is None else _fields(only)))
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """Return the JSON Schema of the spec's section 14, plus `backoff_strategy`."""
+        return cls.model_json_schema(schema_generator=_SpecSchema)
+
+
+def _jittered(jitter: CustomJitter, n: int, seconds: float, rng: Rng) -> float:
+    answer = jitter(n, seconds, rng)
+    try:
+        jittered = float(answer)
+    except (TypeError, ValueError, OverflowError):
+        jittered = math.nan
+    if not jittered >= 0:
+        raise ValueError(f"the custom jitter returned {_show(answer)} for the {seconds} s before retry {n}")
+    return jittered
+
+
+def attempts_told(attempt: int, max_attempts: int, between: str = " of ") -> str:
+    """Return how many attempts were begun, and of how many, in words."""
+    return f"{attempt} (no limit)" if max_attempts >= LARGEST else f"{attempt}{between}{max_attempts}"
+
+
+def check_partial(partial: AnyPartial | None) -> None:
+    """Raise InvalidRetryPolicy for a partial policy that no layer beneath it could make valid."""
+    RetryPolicy.merge({"initial_interval": timedelta.resolution, "max_interval": timedelta.max}, partial)
+
+
+def partial_to_ojs(partial: AnyPartial | None) -> dict[str, Any]:
+    """Return a partial policy in the spec's JSON form; raises InvalidRetryPolicy and NotExpressible."""
+    loosest = {"initial_interval": timedelta.resolution, "max_interval": timedelta.max}
+    return RetryPolicy.merge(loosest, partial).to_ojs(only=partial) if partial else {}
+
+
+def said_by(*partials: AnyPartial | None) -> frozenset[str]:
+    """Return the fields that partial policies say; raises InvalidRetryPolicy for what is none."""
+    return frozenset(name for partial in partials if partial is not None for name in _fields(partial))
+
+
+def _fields(partial: object) -> dict[str, Any]:
+    if isinstance(partial, RetryPolicy):
+        return {name: getattr(partial, name) for name in partial.model_fields_set}
+    if isinstance(partial, Mapping):
+        bad = [name for name in partial if not (isinstance(name, str) and name.isascii())]
+        if bad:
+            raise InvalidRetryPolicy([f"{_show(name)}: is not a field of a retry policy" for name in bad])
+        return {name: value for name, value in partial.items() if value is not None}
+    raise InvalidRetryPolicy([f"{_show(partial)}: must be an object of retry policy fields"])
+
+
+def _wire(policy: RetryPolicy, names: set[str]) -> dict[str, Any]:
+    if "backoff_strategy" in names and not isinstance(policy.backoff_strategy, str):
+        raise NotExpressible(
+            f"backoff_strategy: {_show(policy.backoff_strategy)} exists only in Python code; "
+            "the Open Job Spec has exponential, linear, polynomial and none"
+        )
+    if "jitter" in names and not isinstance(policy.jitter, bool) and policy.jitter != SPEC_JITTER:
+        raise NotExpressible(
+            f"jitter: {_show(policy.jitter)} exists only in Python code; "
+            "the Open Job Spec has true, a factor in [0.5, 1.5), and false"
+        )
+    return {name: _WIRE_FORM.get(name, _same)(getattr(policy, name)) for name in _ORDER if name in names}
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_ORDER = tuple(RetryPolicy.model_fields)
+_WIRE_FORM: dict[str, Callable[[Any], Any]] = {
+    "initial_interval": format_duration,
+    "max_interval": format_duration,
+    "non_retryable_errors": list,
+    "jitter": bool,
+}
+
+
+class _SpecSchema(GenerateJsonSchema):
+    def field_title_should_be_set(self, _schema: Any) -> bool:
+        return False
+
+
+_RULES = {
+    "extra_forbidden": "is not a field of a retry policy",
+    "int_type": "must be a non-negative integer",
+    "greater_than_equal": "must be >= {ge}",
+    "float_type": "must be a number >= 1.0",
+    "finite_number": "must be a finite number >= 1.0",
+    "bool_type": "must be a boolean",
+    "string_type": "must be a string",
+    "string_too_short": "must not be an empty string",
+    "string_unicode": "must be a string of valid Unicode",
+    "literal_error": "must be one of {expected}",
+}
+_FIELD_RULES = {
+    "retry_on": "stands beside a policy, in an entry of `policies`, @ojs_task(retry_on=) or ojs_retry_on",
+    "jitter": "must be a boolean, or in Python a Jitter or another callable",
+    "backoff_strategy": "must be 'exponential', 'linear', 'polynomial' or 'none', or in Python a callable",
+}
+
+
+def _problems(error: ValidationError, fields: Mapping[str, Any]) -> list[str]:
+    problems: dict[str, None] = {}
+    for problem in error.errors(include_url=False):
+        location = problem["loc"]
+        if not location:
+            problems[problem["msg"].removeprefix("Value error, ")] = None
+            continue
+        name = str(location[0])
+        value = _show(problem["input"] if len(location) > 1 else fields.get(name, problem["input"]))
+        problems[f"{_place(location)}: {value} {_rule(name, problem)}"] = None
+    return list(problems)
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return str(location[0]) + "".join(f"[{part}]" for part in location[1:] if isinstance(part, int))
+
+
+def _rule(name: str, problem: Any) -> str:
+    if name in _FIELD_RULES:
+        return _FIELD_RULES[name]
+    rule = _RULES.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+    return str(rule.format_map(problem.get("ctx", {})))
+
+
+def _show(value: object) -> str:
+    if isinstance(value, timedelta):
+        return format_duration(value)
+    try:
+        text = json.dumps(value) if isinstance(value, (str, bool, int, float)) else repr(value)
+    except Exception:  # noqa: BLE001 - a hostile repr must not hide the real problem
+        text = f"<{type(value).__name__}>"
+    limit = 80
+    return text if len(text) <= limit else text[:limit] + "…"
