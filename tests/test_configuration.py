@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, Retention, configuration
+from ojs_bridge import Bridge, Retention
+from ojs_bridge.config import sources
 from ojs_bridge.config.settings import Settings, settings_of, the_policies
 from ojs_bridge.config.sources import SETTINGS
 from tests.cli.running import run
@@ -235,7 +236,7 @@ def test_what_the_document_shows() -> None:
     [table] = re.findall(r"^```toml\n(.+?)```", DOCUMENTED, re.MULTILINE | re.DOTALL)
     shown = [*re.findall(r"^OJS_BRIDGE = (\{.*?\})$", DOCUMENTED, re.MULTILINE | re.DOTALL)]
     assert len(shown) == 2
-    for told in (*map(ast.literal_eval, shown), configuration.tomllib.loads(table)["tool"]["ojs-bridge"]):
+    for told in (*map(ast.literal_eval, shown), sources.tomllib.loads(table)["tool"]["ojs-bridge"]):
         assert told.keys() <= SETTINGS.keys()
 
 
@@ -258,4 +259,4 @@ def test_the_documented_arguments_and_variables() -> None:
     arguments = {*inspect.signature(Bridge).parameters, "policies"}
     assert arguments - SETTINGS.keys() == set(re.findall(r"`(\w+)`", in_code))
     (others,) = re.findall(r"^- Variables of .+: ((?:.+\n)+)", DOCUMENTED, re.MULTILINE)
-    assert set(re.findall(r"OJS_BRIDGE_(\w+)", others)) == configuration._OTHERS
+    assert set(re.findall(r"OJS_BRIDGE_(\w+)", others)) == sources._OTHERS

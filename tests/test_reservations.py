@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError, reservations
+from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError
+from ojs_bridge.engine import reservations
 from ojs_bridge.engine.reservations import turn_of
 from ojs_bridge.engine.runs import Begun, Drop, Lost, Postpone, Run
 from ojs_bridge.engine.turns import TakenOver

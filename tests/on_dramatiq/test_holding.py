@@ -12,8 +12,9 @@ from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import TimeLimit
 
-from ojs_bridge import StorageRetry, waiting
+from ojs_bridge import StorageRetry
 from ojs_bridge.dramatiq import consumer, execution, holding
+from ojs_bridge.engine import waiting
 from tests.on_dramatiq.fleet import QUICK, Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
 
