@@ -15,8 +15,9 @@ import redis
 from hypothesis import HealthCheck, settings
 from xdist.workermanage import NodeManager
 
-from tests.servers import Postgres, RabbitMQ, Valkey
+from tests.servers import Postgres, RabbitMQ, Server, Valkey
 
+SERVERS = {"postgres", "rabbitmq", "valkey"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: list[int] = []
 
@@ -27,12 +28,32 @@ settings.load_profile("patient")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have a termination tear the servers down as an interrupt does."""
+    if config.getoption("--no-servers"):
+        Server.start = skip_test  # type: ignore[method-assign]
     if hasattr(config, "workerinput"):
         for sent in SIGNALS:
             signal.signal(sent, interrupt_once)
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         NodeManager.EXIT_TIMEOUT = 20  # execnet itself gives up on a worker after 15 s
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make quick`."""
+    parser.addoption("--no-servers", action="store_true", help="run only the tests that need no server")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without servers, leave out the tests whose fixtures start one."""
+    if config.getoption("--no-servers"):
+        served = [item for item in items if SERVERS & set(getattr(item, "fixturenames", ()))]
+        config.hook.pytest_deselected(items=served)
+        items[:] = [item for item in items if item not in served]
+
+
+def skip_test(server: Server) -> None:
+    """Skip a test that starts a server by itself."""
+    pytest.skip(f"starts {type(server).__name__}")
 
 
 def interrupt_once(sent: int, frame: object) -> None:
