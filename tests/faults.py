@@ -29,10 +29,10 @@ STEPS = [
     "bridge:Bridge.admit",
     "bridge:Bridge.early",
     "bridge:Bridge.now",
-    "runs:TaskPolicy.for_job",
-    "turns:Turns.take",
-    "reservations:Reservations.take",
-    "reservations:turn_of",
+    "engine.runs:TaskPolicy.for_job",
+    "engine.turns:Turns.take",
+    "engine.reservations:Reservations.take",
+    "engine.reservations:turn_of",
 ]
 
 
@@ -71,10 +71,15 @@ def arm(steps: list[str]) -> None:
             _arm(step, Path(os.environ[VARIABLE]))
 
 
-def _arm(step: str, file: Path) -> None:
+def place_of(step: str) -> tuple[Any, str]:
+    """The module or class that has a step, and the step's name there."""
     module, _, name = step.partition(":")
     *owners, last = name.split(".")
-    owner: Any = functools.reduce(getattr, owners, import_module(f"ojs_bridge.{module}"))
+    return functools.reduce(getattr, owners, import_module(f"ojs_bridge.{module}")), last
+
+
+def _arm(step: str, file: Path) -> None:
+    owner, last = place_of(step)
     original = getattr(owner, last)
 
     @functools.wraps(original, updated=())

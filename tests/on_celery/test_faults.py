@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import KINDS, STEPS, Faults
+from tests.faults import KINDS, STEPS, Faults, place_of
 from tests.on_celery.fleet import Fleet
-from tests.on_celery.worker_steps import OWN
+from tests.on_celery.worker_steps import AFTERWARDS, OWN
 from tests.servers import eventually
+
+
+@pytest.mark.parametrize("step", [*STEPS, *OWN, *AFTERWARDS])
+def test_every_step_is_there(step: str) -> None:
+    owner, name = place_of(step)
+    assert callable(getattr(owner, name))
 
 
 @pytest.mark.requirement("RET-01")

@@ -2,8 +2,8 @@
 
 #: What only a fleet with listeners has; in the main process; in the process that runs the task.
 OWN = [
-    "events:started",
-    "events:Dispatcher.emit",
+    "engine.events:started",
+    "engine.events:Dispatcher.emit",
     "celery.request:is_outside",
     "celery.request:carried",
     "celery.receiving:_check",

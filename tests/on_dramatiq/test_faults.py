@@ -10,7 +10,7 @@ import dramatiq
 import pytest
 
 from ojs_bridge import open_store
-from tests.faults import KINDS, STEPS, VARIABLE, Faults
+from tests.faults import KINDS, STEPS, VARIABLE, Faults, place_of
 from tests.on_dramatiq.application import Application
 from tests.on_dramatiq.test_hostile import Queue
 from tests.servers import Valkey, eventually
@@ -20,6 +20,12 @@ def own_steps() -> list[str]:
     """The steps that are Dramatiq's alone, from a module that only a worker imports."""
     text = (Path(__file__).parent / "faulty.py").read_text()
     return [line.strip(' ",') for line in text.splitlines() if line.startswith('    "dramatiq.')]
+
+
+@pytest.mark.parametrize("step", [*STEPS, *own_steps()])
+def test_every_step_is_there(step: str) -> None:
+    owner, name = place_of(step)
+    assert callable(getattr(owner, name))
 
 
 @pytest.mark.requirement("RET-01")
