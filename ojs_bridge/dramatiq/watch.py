@@ -1,8 +1,9 @@
-"""A worker's threads are begun again when they die: a worker without consumers lives on, and runs nothing."""
+"""A worker whose threads die has them begun again; a worker process whose main process dies ends."""
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -17,6 +18,10 @@ LOOK_SECONDS = 1.0
 GIVE_UP_SECONDS = 60.0
 #: For how long they must live to be well again, in seconds.
 STEADY_SECONDS = 30.0
+#: How long a process may take to end its jobs when its main process has died, in seconds.
+ORPHAN_SECONDS = 10.0
+#: The exit status of such a process: a temporary failure.
+STATUS = os.EX_TEMPFAIL
 
 
 class Watch:
@@ -25,6 +30,7 @@ class Watch:
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self._stopped = threading.Event()
+        self._parent = _parent()
         self._first_death = self._last_death = -STEADY_SECONDS
         self._thread = threading.Thread(target=self._run, name="ojs-watch", daemon=True)
         #: Whether the process was told to end, because the consumers would not live.
@@ -38,6 +44,9 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(LOOK_SECONDS):
+            if _parent() != self._parent:
+                _end()
+                return
             try:
                 self._look()
             except Exception:
@@ -66,6 +75,21 @@ class Watch:
             self.gave_up = True
             logger.critical("the consumers of this worker die again and again: the process ends")
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _parent() -> int | None:
+    """Return the id of the process that Dramatiq's command line forked this one from, if it did."""
+    return os.getppid() if multiprocessing.parent_process() else None
+
+
+def _end() -> None:
+    # Nobody reads the pipe that Dramatiq logs to any more. As soon as it is full, each thread that logs waits
+    # for ever, and the process keeps its messages while its heartbeat goes on. To log here would wait, too.
+    os.write(2, b"ojs-bridge: the main process of this Dramatiq worker has died, and the worker ends\n")
+    late = threading.Timer(ORPHAN_SECONDS, os._exit, (STATUS,))
+    late.daemon = True
+    late.start()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _is_dead(thread: threading.Thread) -> bool:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import dramatiq
@@ -19,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry as RedisRetry
 
 from ojs_bridge.dramatiq import watch
+from tests.on_dramatiq.application import Application
 from tests.on_dramatiq.fleet import Fleet
 from tests.servers import Valkey, eventually
 
@@ -140,3 +142,35 @@ def fleet_threads(fleet: Fleet) -> list[int]:
     """The ids of the consumer threads of a fleet's only worker."""
     (worker,) = fleet.retries._watches
     return [thread.ident for thread in worker.consumers.values()]
+
+
+def test_a_worker_whose_main_process_was_killed_ends_and_its_jobs_run_elsewhere(
+    valkey: Valkey, unique: str, tmp_path: Path
+) -> None:
+    settings = {"heartbeat": "2000", "reservation": "PT3S"}
+    app = Application(valkey.url, unique, tmp_path, "tests.on_dramatiq.app", **settings)
+    worker = app.start()
+    eventually(lambda: "ready for action" in app.log.read_text(), what="a ready worker")
+    # The main process reads no more of what the worker logs, whose threads stand still when the pipe is full.
+    os.kill(worker.pid, signal.SIGSTOP)
+    app.produce("for n in range(100): hopeless.send(f'hopeless-{n}')")
+    eventually(lambda: _stands_still(app), what="a full pipe")
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    eventually(lambda: not _lives(worker.pid), seconds=60, what="the end of the orphan")
+    with app.working():
+        eventually(lambda: len(app.dead()) == 1 and len(app.letters()) == 100, seconds=60, what="the letters")
+
+
+def _stands_still(app: Application) -> bool:
+    before = app.runs.stat().st_size
+    time.sleep(2)
+    return 0 < before == app.runs.stat().st_size
+
+
+def _lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
