@@ -11,7 +11,7 @@ import pytest
 from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, Letter, LetterNotFound
-from ojs_bridge.dramatiq.replay import decoded
+from ojs_bridge.dramatiq.publishing import decoded
 from tests.lives import bridge_with_outbox, live_and_die
 from tests.on_dramatiq.fleet import Fleet, Sent
 from tests.servers import eventually

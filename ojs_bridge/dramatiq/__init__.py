@@ -1,6 +1,6 @@
 """The Dramatiq adapter: `OJSRetries`, a middleware in place of the stock `Retries`."""
 
-from .installed import bridge_of
-from .middleware import OJSRetries, install
+from .install import bridge_of, install
+from .middleware import OJSRetries
 
 __all__ = ["OJSRetries", "bridge_of", "install"]

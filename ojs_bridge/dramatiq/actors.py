@@ -21,7 +21,7 @@ from ..engine.runs import Native, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..spec.job import Job
 from ..spec.policy import RetryPolicy
-from .options import INTERVALS, NATIVE_FIELDS, native_partial
+from .native_options import INTERVALS, NATIVE_FIELDS, native_partial
 from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, job_of, names_exceptions
 
 logger = logging.getLogger("ojs_bridge")

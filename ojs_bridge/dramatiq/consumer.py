@@ -10,19 +10,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import dramatiq
 from dramatiq.broker import Broker, Consumer, MessageProxy
-from dramatiq.common import dq_name, xq_name
+from dramatiq.common import dq_name
 from dramatiq.errors import ConnectionClosed
 
 from ..errors import StoreError
 from .acknowledging import Ack, Ending
-from .encoding import encodable
+from .brokers import is_rabbitmq, is_redis, redis_outages, told
 from .holding import received
-from .on_redis import Hands, enrich, is_broker, is_redis, is_replaced, replace_on
-from .outages import redis_outages, told
-from .soundness import readable, sound
-from .waking import Wakes, taking
+from .on_rabbitmq import confirm, published_dead
+from .on_redis import Hands, enrich, is_replaced, replace_on
+from .receiving import Wakes, readable, sound, taking
+from .translate import encodable
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -31,9 +30,6 @@ MARK = "_ojs_settlement"
 _ENDING = "_ojs_ending"
 _FROM = "_ojs_consumer"
 _GIVEN = "_ojs_given_back"
-
-#: Whether Dramatiq publishes to RabbitMQ with the `mandatory` flag.
-_MISSES_QUEUES = tuple(int(part) for part in dramatiq.__version__.split(".")[:2]) >= (2, 2)
 
 #: How long a job waits before it is given back, so that what fails for good does not spin, in seconds.
 HOLD_SECONDS = 1.0
@@ -97,7 +93,7 @@ class SettlingConsumer(Consumer):
         self._is_delayed = queue_name == dq_name(queue_name)
         # Not what is delayed, which Dramatiq may forget.
         self._takes = is_redis(broker) and not self._is_delayed
-        self._is_tagged = is_broker(broker, "rabbitmq", "RabbitmqBroker")
+        self._is_tagged = is_rabbitmq(broker)
         if not self._is_tagged:
             self.__dict__["ack"] = self._straight(inner.ack)
 
@@ -277,55 +273,17 @@ def wrap(broker: Any) -> None:
     confirm(broker)
 
 
-def confirm(broker: Any) -> None:
-    """Have RabbitMQ confirm what this thread publishes; without, a lost message looks like a sent one."""
-    if is_broker(broker, "rabbitmq", "RabbitmqBroker") and not broker.confirm_delivery:
-        broker.confirm_delivery = True
-        del broker.channel
-
-
-def have_queue(broker: Any, queue_name: str) -> None:
-    """Have the next publication declare its queue where Dramatiq, before 2.2, would not miss it."""
-    if not _MISSES_QUEUES and is_broker(broker, "rabbitmq", "RabbitmqBroker"):
-        broker.queues_pending.add(queue_name)
-
-
 def _bury(broker: Any, inner: Consumer, message: MessageProxy) -> None:
     """Put the message, with its final state, into the broker's dead queue.
 
     A plain nack moves the bytes as they were enqueued: without the last attempt. It is the fallback.
     """
-    if is_broker(broker, "rabbitmq", "RabbitmqBroker") and _published_dead(broker, message):
+    if is_rabbitmq(broker) and published_dead(broker, message):
         inner.ack(message)
         return
     inner.nack(message)
     if is_redis(broker):
         enrich(broker, message)
-
-
-def _published_dead(broker: Any, message: MessageProxy) -> bool:
-    for last in (False, True):
-        try:
-            _publish_dead(broker, message)
-        except Exception:
-            # A publisher's connection that idled for a while is closed; the next one is new.
-            del broker.connection
-            broker.queues_pending.add(message.queue_name)
-            if last:
-                logger.exception("job %s: its dead letter lacks its final state", message.message_id)
-        else:
-            return True
-    return False
-
-
-def _publish_dead(broker: Any, message: MessageProxy) -> None:
-    import pika
-
-    confirm(broker)
-    broker.declare_queue(message.queue_name, ensure=True)
-    queue = xq_name(message.queue_name)
-    properties = pika.BasicProperties(delivery_mode=2)
-    broker.channel.basic_publish("", queue, encodable(message).encode(), properties, mandatory=True)
 
 
 def _give_back(inner: Any, message: Any) -> None:

@@ -16,8 +16,8 @@ from dramatiq.common import xq_name
 from ..engine.storage_retry import pause
 from ..operations.letters import CLAIM_SECONDS
 from ..store.records import from_ms
+from .brokers import is_rabbitmq, is_redis
 from .consumer import is_dropped
-from .on_redis import is_broker, is_redis
 
 #: What a dead queue holds: encoded messages, but StubBroker's the messages themselves.
 Held: TypeAlias = bytes | MessageProxy
@@ -53,7 +53,7 @@ def places_of(broker: Any) -> Places:
     """Return where a broker keeps its dead queues."""
     if is_redis(broker):
         return _OnRedis(broker)
-    if is_broker(broker, "rabbitmq", "RabbitmqBroker"):
+    if is_rabbitmq(broker):
         return _OnRabbitMQ(broker)
     return _InMemory(broker)
 

@@ -20,9 +20,9 @@ from ..operations.broker_letters import found_letter
 from ..spec.failures import Failure
 from ..spec.job import ErrorEntry, Job, count_of
 from ..store import Letter
+from .brokers import outages, told
 from .dead_places import Held, places_of
-from .outages import outages, told
-from .replay import FRAMEWORK, original
+from .publishing import FRAMEWORK, original
 from .translate import HEADER, bare_job, job_of, time_of
 
 logger = logging.getLogger("ojs_bridge")

@@ -22,17 +22,16 @@ from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, R
 from ..spec.job import Header, Job
 from .acknowledging import Acknowledging, Ending
 from .actors import Actors
-from .consumer import Settlement, have_queue, leave_by, mark, publication
-from .encoding import encodable
+from .brokers import is_rabbitmq, is_redis, outages, told
+from .consumer import Settlement, leave_by, mark, publication
 from .holding import HELD_AT_MOST, GiveUp, Holding, is_old
-from .native_lines import is_exhausted, say_as_retries
-from .on_redis import is_broker, is_redis, replacing
-from .options import UNBOUNDED
-from .outages import outages, told
-from .producer import carry_wishes
-from .replay import FRAMEWORK, original
+from .native_options import UNBOUNDED, is_exhausted, say_as_retries
+from .on_rabbitmq import have_queue
+from .on_redis import replacing
+from .publishing import FRAMEWORK, carry_wishes, original
 from .translate import (
     bare_job,
+    encodable,
     failed_options,
     job_of,
     max_age,
@@ -264,7 +263,7 @@ class Execution:
 
     def _enqueue(self, message: Message[Any], at: datetime) -> None:
         # A worker holds what is delayed; what comes before its time is sent on.
-        most = HELD_AT_MOST if is_broker(self._broker, "rabbitmq", "RabbitmqBroker") else math.inf
+        most = HELD_AT_MOST if is_rabbitmq(self._broker) else math.inf
 
         def enqueue() -> None:
             seconds = min((at - self._bridge.now()).total_seconds(), most)

@@ -21,16 +21,14 @@ from ..engine.runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..engine.turns import TakenOver
 from ..errors import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
-from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError, settings_of
-from .caveats import say_caveats
+from .actors import ERRORS_OPTION, RETRY_ON_OPTION, Actors, BootError, settings_of
+from .brokers import say_caveats
 from .consumer import HOLD, MARK, NATIVE, UNBEGUN, Settlement, SettlingConsumer, mark, wrap
 from .dead_queues import DramatiqDeadQueues
 from .execution import Execution, NotSent
-from .groups import count_members_once
 from .holding import GiveUp, Holding
-from .late import drop, hear_first
-from .producer import READ, WISHING, add_headers, carry_wishes
-from .replay import FRAMEWORK, DramatiqPublisher
+from .other_middleware import count_members_once, drop, hear_first
+from .publishing import FRAMEWORK, READ, WISHING, DramatiqPublisher, add_headers, carry_wishes
 from .translate import HEADER, RETRY_OPTION, LostAttempt, Refused
 from .watch import Watch
 
@@ -330,27 +328,6 @@ class OJSRetries(Retries):
                 "remove one of them from the broker"
             )
         self._actors.check(broker.actors)
-
-
-def install(
-    broker: Broker,
-    bridge: Bridge | None = None,
-    *,
-    policies: PoliciesOrFile | None = None,
-    canary: Percentages | None = None,
-    in_flight: InFlight = "counted",
-) -> OJSRetries:
-    """Put a whole broker, or the actors that `policies` names, under the bridge without touching their code.
-
-    `policies`, `canary` and `in_flight` are as OJSRetries takes them.
-    Returns the middleware. Raises InvalidRetryPolicy and ConfigurationError.
-    """
-    middleware = OJSRetries(bridge, policies=policies, canary=canary, in_flight=in_flight)
-    if not any(isinstance(m, Retries) for m in broker.middleware):
-        middleware._actors.stock = NO_RETRIES
-    broker.add_middleware(middleware)
-    middleware.after_process_boot(broker)
-    return middleware
 
 
 def _given_back(message: Any) -> SkipMessage:

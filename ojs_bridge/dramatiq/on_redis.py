@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import dramatiq
-from dramatiq.broker import Broker, MessageProxy
+from dramatiq.broker import MessageProxy
 from dramatiq.common import xq_name
 
-from .encoding import encodable
+from .translate import encodable
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -55,17 +54,6 @@ class Hands:
         ids = [i for i in fetched if i.decode() not in self._ids]
         for start in range(0, len(ids), 1000):
             broker.do_requeue(queue_name, *ids[start : start + 1000])
-
-
-def is_redis(broker: Broker) -> bool:
-    """Return whether this is Dramatiq's RedisBroker."""
-    return is_broker(broker, "redis", "RedisBroker")
-
-
-def is_broker(broker: Broker, module: str, name: str) -> bool:
-    """Return whether a broker is of a class of Dramatiq's, whose module need not be importable."""
-    cls = getattr(sys.modules.get(f"dramatiq.brokers.{module}"), name, None)
-    return cls is not None and isinstance(broker, cls)
 
 
 def acks_of(broker: Any, queue_name: str) -> str:

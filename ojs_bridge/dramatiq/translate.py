@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -110,9 +110,9 @@ def outcome(
     if not isinstance(found, Failure):
         return found
     if isinstance(exc, NativeRetry):
-        found = replace(found, retry_after=_hint(exc.delay))
+        found = dataclasses.replace(found, retry_after=_hint(exc.delay))
     final = _ruled_out(message, options, exc)
-    return found if final is None else replace(found, final=final)
+    return found if final is None else dataclasses.replace(found, final=final)
 
 
 def _hint(milliseconds: Any) -> timedelta | None:
@@ -182,3 +182,28 @@ def parked_options(options: Mapping[str, Any], state: Mapping[str, Any]) -> dict
     """Return the options of a parked retry's message as it is published."""
     own = ("eta", "redis_message_id")
     return {**{k: v for k, v in options.items() if k not in own}, HEADER: dict(state)}
+
+
+def encodable(message: MessageProxy | dramatiq.Message[Any]) -> dramatiq.Message[Any]:
+    """Return the message without options that cannot travel, which only this process can have added.
+
+    Raises what the encoder does when its arguments cannot travel either.
+    """
+    plain = message._message if isinstance(message, MessageProxy) else message
+    try:
+        plain.encode()
+    except Exception:  # noqa: BLE001 - whatever the application's own encoder raises
+        kept = {name: value for name, value in plain.options.items() if _travels(name, value)}
+        lost = ", ".join(sorted(plain.options.keys() - kept.keys()))
+        plain = dataclasses.replace(plain, options=kept)
+        plain.encode()
+        logger.warning("job %s: its options %s cannot be encoded and stay behind", plain.message_id, lost)
+    return plain
+
+
+def _travels(name: str, value: Any) -> bool:
+    try:
+        dramatiq.get_encoder().encode({name: value})
+    except Exception:  # noqa: BLE001 - as above
+        return False
+    return True

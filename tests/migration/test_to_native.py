@@ -13,7 +13,7 @@ from celery.utils.time import get_exponential_backoff_interval
 from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Intervals, InvalidRetryPolicy, Jitter, RetryPolicy
-from ojs_bridge.dramatiq.options import UNBOUNDED
+from ojs_bridge.dramatiq.native_options import UNBOUNDED
 from ojs_bridge.migration import NativeOptions, preset, to_celery_options, to_dramatiq_options
 from ojs_bridge.migration.native.formulas import celery_wait
 from ojs_bridge.migration.plan.celery import of_celery

@@ -17,7 +17,7 @@ OWN = [
     "dramatiq.execution:job_of",
     "dramatiq.execution:publication",
     "dramatiq.translate:decoded",
-    "dramatiq.soundness:_flaw",
+    "dramatiq.receiving:_flaw",
     "dramatiq.on_redis:Hands.take",
 ]
 faults.arm([*faults.STEPS, *OWN])

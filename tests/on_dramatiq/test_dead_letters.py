@@ -143,7 +143,7 @@ def test_a_letter_whose_publication_fails_stays(
 
 
 def test_a_dead_letter_keeps_the_message_as_it_was_delivered(fleet: Fleet) -> None:
-    from ojs_bridge.dramatiq.replay import decoded
+    from ojs_bridge.dramatiq.publishing import decoded
 
     def dies(n: int, *args: Any) -> None:
         raise DeadLetter("a.b")

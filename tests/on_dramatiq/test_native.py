@@ -24,8 +24,8 @@ from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends import StubBackend
 
 from ojs_bridge import Bridge, DeadLetter, Discard, Retry, RetryPolicy, Snooze
-from ojs_bridge.dramatiq import OJSRetries, install, interrupts
-from ojs_bridge.dramatiq.options import UNBOUNDED, native_partial
+from ojs_bridge.dramatiq import OJSRetries, holding, install
+from ojs_bridge.dramatiq.native_options import UNBOUNDED, native_partial
 from tests.on_dramatiq.fleet import QUICK, Fleet, Sent, dead_messages
 from tests.servers import eventually
 
@@ -503,7 +503,7 @@ def test_an_async_actor_is_retried(timing: Fleet) -> None:
 def test_a_time_limit_that_strikes_as_the_actor_ends_loses_nothing(
     limited: Fleet, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interrupts, "ARRIVAL_SECONDS", 30.0)
+    monkeypatch.setattr(holding, "ARRIVAL_SECONDS", 30.0)
     strikes: list[threading.Timer] = []
 
     def run(n: int) -> None:

@@ -16,7 +16,7 @@ from ...config.policy_files import PoliciesOrFile
 from ...config.settings import the_policies
 from ...dramatiq.actors import NO_RETRIES, Actors, settings_of
 from ...dramatiq.consumer import MARK, NATIVE
-from ...dramatiq.replay import FRAMEWORK
+from ...dramatiq.publishing import FRAMEWORK
 from ...dramatiq.translate import RETRY_WHEN_SAID_NO, bare_job, max_age, outcome
 from ...engine.runs import TaskPolicy
 from ...errors import ConfigurationError

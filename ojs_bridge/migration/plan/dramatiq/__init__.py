@@ -11,8 +11,8 @@ from dramatiq import Actor
 from dramatiq.broker import Broker
 from dramatiq.common import xq_name
 
-from ....dramatiq.on_redis import is_broker, is_redis
-from ....dramatiq.options import native_partial
+from ....dramatiq.brokers import is_broker, is_redis
+from ....dramatiq.native_options import native_partial
 from ....dramatiq.translate import RETRY_OPTION
 from ....spec.duration import spoken
 from ....spec.policy import RetryPolicy, partial_to_ojs

@@ -8,8 +8,7 @@ import dramatiq
 from dramatiq.broker import Broker
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF
 
-from ....dramatiq.caveats import PATIENCE
-from ....dramatiq.on_redis import is_broker
+from ....dramatiq.brokers import PATIENCE, is_broker
 from ....spec.duration import spoken
 from ..already import attempts_of
 from ..planned import ENDLESS, NOT_KNOWN, Hazard, Native, Wait

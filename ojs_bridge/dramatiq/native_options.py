@@ -1,4 +1,4 @@
-"""What Dramatiq's own retry options say in the words of a retry policy."""
+"""Dramatiq's own words: its retry options as a retry policy, and the log lines of its `Retries`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from dramatiq.logging import get_logger
+from dramatiq.middleware import Retries
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
+from ..spec.decision import DeadLetter, Decision, Discard, RetryAt
 from ..spec.duration import format_duration
+from .translate import RETRY_WHEN_SAID_NO, THROWN
+
+#: The logger of the stock `Retries`, for those who search their logs for its lines.
+logger = get_logger(Retries.__module__, Retries)
 
 #: The mean of the factor by which Dramatiq's jitter stretches a wait.
 _MEAN = 1.5
@@ -69,3 +76,19 @@ def _is_delay(value: Any) -> bool:
 
 def _duration(milliseconds: float) -> str:
     return format_duration(timedelta(milliseconds=milliseconds))
+
+
+def say_as_retries(message_id: str, decision: Decision) -> None:
+    """Log a decision about a failed job as the stock `Retries` does, if it has a line for it."""
+    match decision:
+        case RetryAt():
+            logger.info("Retrying message %r in %d milliseconds.", message_id, decision.delay * 1000)
+        case Discard() | DeadLetter() if decision.failure.final == THROWN:
+            logger.info("Aborting message %r.", message_id)
+        case Discard() | DeadLetter() if is_exhausted(decision):
+            logger.warning("Retries exceeded for message %r.", message_id)
+
+
+def is_exhausted(decision: Discard | DeadLetter) -> bool:
+    """Return whether the stock `Retries` would say that a job's retries are exceeded."""
+    return decision.cause == "exhausted" or decision.failure.final == RETRY_WHEN_SAID_NO

@@ -1,21 +1,65 @@
-"""What settings of a broker or a bridge take from the promises, said in one line each at a worker's start."""
+"""The broker of a fleet: its kind, what it raises in an outage, and its settings that weaken a promise."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 from dramatiq.broker import Broker
+from dramatiq.errors import ConnectionClosed, ConnectionFailed
 
 from ..bridge import Bridge
-from .on_redis import is_broker, is_redis
 
 logger = logging.getLogger("ojs_bridge")
 
 #: How long RabbitMQ waits for an acknowledgement, unless its `consumer_timeout` says otherwise.
 PATIENCE = timedelta(minutes=30)
+
+
+def is_redis(broker: Broker) -> bool:
+    """Return whether this is Dramatiq's RedisBroker."""
+    return is_broker(broker, "redis", "RedisBroker")
+
+
+def is_broker(broker: Broker, module: str, name: str) -> bool:
+    """Return whether a broker is of a class of Dramatiq's, whose module need not be importable."""
+    cls = getattr(sys.modules.get(f"dramatiq.brokers.{module}"), name, None)
+    return cls is not None and isinstance(broker, cls)
+
+
+def is_rabbitmq(broker: Broker) -> bool:
+    """Return whether this is Dramatiq's RabbitmqBroker."""
+    return is_broker(broker, "rabbitmq", "RabbitmqBroker")
+
+
+def outages() -> tuple[type[Exception], ...]:
+    """Return what is raised while a broker cannot be reached, or takes no more."""
+    return (ConnectionClosed, ConnectionFailed, OSError, *redis_outages(), *_rabbitmq_outages())
+
+
+def told(error: Exception) -> str:
+    """Return what an error says, with its class; the newest redis-py's own `repr` holds neither."""
+    return f"{type(error).__name__}: {error}"
+
+
+def redis_outages() -> tuple[type[Exception], ...]:
+    """Return what a Redis outage raises, also where Dramatiq does not know it as one."""
+    if "dramatiq.brokers.redis" not in sys.modules:
+        return ()
+    from redis import exceptions as e
+
+    return (e.ConnectionError, e.TimeoutError, e.OutOfMemoryError, e.ReadOnlyError)
+
+
+def _rabbitmq_outages() -> tuple[type[Exception], ...]:
+    if "dramatiq.brokers.rabbitmq" not in sys.modules:
+        return ()
+    from pika.exceptions import AMQPError
+
+    return (AMQPError,)
 
 
 def say_caveats(broker: Broker, bridge: Bridge) -> None:
@@ -25,12 +69,12 @@ def say_caveats(broker: Broker, bridge: Bridge) -> None:
 
 
 def _caveats(broker: Any, bridge: Bridge) -> Iterator[str]:
-    if bridge.store is None and (is_redis(broker) or is_broker(broker, "rabbitmq", "RabbitmqBroker")):
+    if bridge.store is None and (is_redis(broker) or is_rabbitmq(broker)):
         yield (
             "no store: a job that kills its worker is delivered again without an attempt being counted, and "
             "long delays wait in the memory of workers"
         )
-    if is_broker(broker, "rabbitmq", "RabbitmqBroker") and bridge.store and bridge.park_after >= PATIENCE:
+    if is_rabbitmq(broker) and bridge.store and bridge.park_after >= PATIENCE:
         yield (
             f"park_after is {bridge.park_after}: RabbitMQ takes a delayed job back from its worker after its "
             f"consumer_timeout, {PATIENCE} by default, again and again; let park_after be shorter"

@@ -1,4 +1,4 @@
-"""What is done with a run whose reservation was taken over while it ran: nothing it says is heard."""
+"""Other middleware of a broker: what it must not be told of a run that is not heard, or be told twice."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from dramatiq.broker import Broker
-from dramatiq.middleware import Middleware
+from dramatiq.middleware import GroupCallbacks, Middleware, group_callbacks
 
 from ..engine.turns import TakenOver
 from .consumer import Settlement, mark
 
 logger = logging.getLogger("ojs_bridge")
+
+#: For how many milliseconds a group is known where its middleware does not say, as in Dramatiq 2.0.
+_BARRIER_TTL: int = getattr(group_callbacks, "GROUP_CALLBACK_BARRIER_TTL", 86_400_000)
+_COUNTED = "_ojs_counts_once"
 
 
 def drop(message: Any, late: TakenOver) -> None:
@@ -51,3 +55,30 @@ def hear_first(broker: Broker, retries: Middleware, check: Callable[[Any], None]
     hears = [type(m).after_process_message is not Middleware.after_process_message for m in behind]
     if any(hears) and not isinstance(behind[-1], FirstToHear):
         broker.middleware = [*broker.middleware, FirstToHear(check)]
+
+
+def count_members_once(broker: Broker) -> None:
+    """Have the broker's GroupCallbacks, each of them once, count no member of a group a second time."""
+    for middleware in broker.middleware:
+        if isinstance(middleware, GroupCallbacks) and not hasattr(middleware, _COUNTED):
+            setattr(middleware, _COUNTED, True)
+            middleware.after_process_message = _counting_once(middleware)  # type: ignore[method-assign]
+
+
+def _counting_once(callbacks: Any) -> Any:
+    count = callbacks.after_process_message
+
+    def after_process_message(
+        broker: Broker, message: Any, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        group = None if exception else message.options.get("group_completion_uuid")
+        if group is None:
+            return
+        limits, ttl = callbacks.rate_limiter_backend, getattr(callbacks, "barrier_ttl", _BARRIER_TTL)
+        key = f"{group}-{message.message_id}"
+        # 0 while the member is being counted and 1 afterwards. Only the second keeps it from being counted.
+        if limits.add(key, 0, ttl) or limits.incr(key, 0, 0, ttl):
+            count(broker, message, result=result, exception=exception)
+            limits.incr(key, 1, 1, ttl)
+
+    return after_process_message

@@ -1,0 +1,44 @@
+"""Puts a broker under a bridge, and finds the bridge of a broker."""
+
+from __future__ import annotations
+
+from dramatiq.broker import Broker
+from dramatiq.middleware import Retries
+
+from ..bridge import Bridge
+from ..config.policy_files import PoliciesOrFile
+from ..config.settings import InFlight
+from ..engine.canary import Percentages
+from ..errors import ConfigurationError
+from .actors import NO_RETRIES
+from .middleware import OJSRetries
+
+
+def install(
+    broker: Broker,
+    bridge: Bridge | None = None,
+    *,
+    policies: PoliciesOrFile | None = None,
+    canary: Percentages | None = None,
+    in_flight: InFlight = "counted",
+) -> OJSRetries:
+    """Put a whole broker, or the actors that `policies` names, under the bridge without touching their code.
+
+    `policies`, `canary` and `in_flight` are as OJSRetries takes them.
+    Returns the middleware. Raises InvalidRetryPolicy and ConfigurationError.
+    """
+    middleware = OJSRetries(bridge, policies=policies, canary=canary, in_flight=in_flight)
+    if not any(isinstance(m, Retries) for m in broker.middleware):
+        middleware._actors.stock = NO_RETRIES
+    broker.add_middleware(middleware)
+    middleware.after_process_boot(broker)
+    return middleware
+
+
+def bridge_of(broker: Broker) -> Bridge:
+    """Return a broker's bridge, ready to replay its dead letters; raises ConfigurationError without one."""
+    for middleware in broker.middleware:
+        if isinstance(middleware, OJSRetries):
+            middleware.after_process_boot(broker)
+            return middleware.bridge
+    raise ConfigurationError(f"broker: {broker!r} has no bridge: add the middleware OJSRetries to it")
