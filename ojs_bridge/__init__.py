@@ -3,6 +3,7 @@
 from .bridge import Bridge
 from .config.policies import PolicyEntry
 from .engine.events import Event, Listener
+from .engine.redaction import Redaction
 from .engine.storage_retry import StorageRetry
 from .errors import (
     BridgeError,
@@ -18,7 +19,6 @@ from .errors import (
     Unreachable,
 )
 from .messages import Reading
-from .operations.redaction import Redaction
 from .operations.replay_rules import ReplayRule
 from .operations.replaying import Bulk
 from .operations.retention import Retention

@@ -1,66 +1,55 @@
-"""The one coordinator both adapters call: begin a job, judge its outcome, keep its dead letter."""
+"""The bridge: what a user gives to an app or a broker, and asks about jobs."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Any, TypeVar
 
-from .config.settings import settings_of
-from .engine import events
-from .engine.harmless import Harmless
+from .config.settings import Settings, settings_of
+from .engine.context import Context
+from .engine.engine import Engine
+from .engine.events import Dispatcher, Listener
 from .engine.history import History
-from .engine.publishing import DeadQueues, Publisher
-from .engine.reservations import Wait
-from .engine.retry_on import RetryOn
-from .engine.runs import NOTHING, Begun, Drop, Native, Postpone, Refuse, Run, TaskPolicy
+from .engine.redaction import Redaction, Redactor
 from .engine.scheduler import Chore, Scheduler
 from .engine.storage_retry import INSISTING, POLLING, Insistence, StorageRetry
-from .engine.store_at_start import try_store
-from .engine.turns import Turns
-from .errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible, StoreError
 from .operations.broker_letters import BrokerLetters
 from .operations.dead_letters import DeadLetters
-from .operations.letters import letter_of
-from .operations.parked_retries import ParkedRetries, job_of, parked_of
-from .operations.redaction import Redaction, Redactor
+from .operations.letters import needed
+from .operations.parked_retries import ParkedRetries
 from .operations.replay_rules import PERIOD as RULES_PERIOD
 from .operations.replay_rules import ReplayRule, Rules, checked
 from .operations.retention import PERIOD as PRUNE_PERIOD
 from .operations.retention import Retention
-from .operations.states import counts_of
-from .spec.backoff import Rng
-from .spec.decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze, decide
-from .spec.failures import (
-    MAX_MESSAGE,
-    ErrorMap,
-    Failure,
-    Mapped,
-    Outcome,
-    cut,
-    outcome_of,
-    safe_repr,
-)
-from .spec.job import Header, Job, encode
-from .spec.patterns import check_errors
-from .spec.policy import AnyPartial, PartialPolicy, RetryPolicy, said_by
-from .store import Parked, Settle, Store, Turn
-
-T = TypeVar("T")
+from .spec.failures import Mapped
+from .spec.policy import PartialPolicy
+from .store import LetterFilter, ParkedFilter, Store
 
 
 class Bridge:
-    """Retry semantics of the Open Job Spec for the apps and brokers that are given this bridge.
+    """Retry semantics of the Open Job Spec for the app or the broker that is given this bridge.
 
-    Every argument is optional; missing ones, down to `retention`, are looked for in Django's settings, in
-    OJS_BRIDGE_* variables and in a TOML table (docs/frameworks.md). With a store, an attempt is reserved for
-    `reservation` and a heartbeat extends it; a retry later than `park_after` waits in the store. While the
-    store cannot be reached jobs wait, unless `fail_open`. `redact` names arguments that nobody is shown, or
-    is a callable that returns what is shown of an argument's name and value. Raises InvalidRetryPolicy and
+    Every argument is optional. An argument that is missing is looked for in Django's settings, in
+    OJS_BRIDGE_* variables and in a TOML table (docs/frameworks.md). Raises InvalidRetryPolicy and
     ConfigurationError.
+
+    store: the URL of a store, such as `sqlite:///ojs.db`, or a store. Dead letters, parked retries and
+        reservations are kept there. Without it dead letters go to a dead queue on the broker.
+    retry: the default policy of all jobs; a task's own policy, and a job's, are merged over it.
+    errors: error types by exception class; an error type may come with a response code.
+    listeners: callables, each of which is called with every Event, on a thread of its own.
+    namespace: the name that this bridge's records have in a store that several fleets share.
+    history: how many errors a job's message carries; the store keeps the older ones.
+    header_budget: how many bytes a job's retry state may take of its message.
+    reservation: for how long an attempt is reserved; a heartbeat extends the reservation.
+    park_after: a retry that is due later than that waits in the store, not in the broker.
+    fail_open: whether jobs run without a reservation while the store cannot be reached; else they wait.
+    retention: how long dead letters are kept, and how many.
+    redact: names of arguments that nobody is shown, or a callable that is given the name and the value of an
+        argument and returns what is shown.
+    replay_rules: which dead letters are replayed by themselves.
+    storage_retry: how often an operation on the store or the broker is tried again when it settles a job.
+    polling_retry: how often it is tried again when the bridge looks for due retries.
     """
 
     def __init__(
@@ -68,7 +57,7 @@ class Bridge:
         store: str | Store | None = None,
         retry: PartialPolicy | None = None,
         errors: Mapping[type[BaseException], Mapped] | None = None,
-        listeners: Sequence[events.Listener] | None = None,
+        listeners: Sequence[Listener] | None = None,
         *,
         namespace: str | None = None,
         history: int | None = None,
@@ -82,7 +71,8 @@ class Bridge:
         storage_retry: StorageRetry = INSISTING,
         polling_retry: StorageRetry = POLLING,
     ) -> None:
-        found = settings_of(
+        #: The settings as they were found.
+        self.settings = settings_of(
             store=store,
             namespace=namespace,
             retry=retry,
@@ -95,358 +85,37 @@ class Bridge:
             fail_open=fail_open,
             retention=retention,
         )
-        self.store, self.retry, self._budget = found.store, found.retry, found.header_budget
-        self.reservation, self.park_after = found.reservation, found.park_after
-        self._history = History(self.store, found.history, self._budget)
-        self._insistence = Insistence(storage_retry)
-        self.publishers: dict[str, Publisher] = {}
-        self.dead_queues: dict[str, DeadQueues] = {}
-        self._errors = found.errors
-        self._rng: Rng = random
-        self._events = events.Dispatcher(found.listeners)
-        #: Whether anybody listens to events.
-        self.listened_to = bool(self._events)
-        self._fail_open = found.fail_open
-        self._surely_held = self.reservation.total_seconds()
+        self.store = self.settings.store
+        context = self._context(self.settings, storage_retry, redact)
+        #: For the adapters.
+        self.engine = Engine(
+            context,
+            retry=self.settings.retry,
+            errors=self.settings.errors,
+            budget=self.settings.header_budget,
+            reservation=self.settings.reservation,
+            park_after=self.settings.park_after,
+            fail_open=self.settings.fail_open,
+        )
         self._polling = polling_retry
-        self._turns = Turns(
-            self.store, self._insistence, self.reservation, self.now, fail_open=found.fail_open
-        )
         self._scheduler: Scheduler | None = None
-        self.task()
-        redactor = Redactor(redact)
-        #: Whether something of what jobs carry is to be shown to nobody.
-        self.redacts = bool(redactor)
         self._replay_rules = checked(replay_rules)
-        self.dead_letters = DeadLetters(
-            self.store,
-            self.publishers,
-            encode=self._history.encode,
-            clock=self.now,
-            emit=self._emit,
-            retention=found.retention,
-            redactor=redactor,
-        )
-        self.broker_letters = BrokerLetters(
-            self.store,
-            self.dead_queues,
-            self.publishers,
-            encode=self._history.encode,
-            clock=self.now,
-            emit=self._emit,
-            redactor=redactor,
-        )
-        self.retries = ParkedRetries(
-            self.store,
-            self.publishers,
-            insist=self.insist,
-            clock=self.now,
-            cancelled=self._cancelled,
-            redactor=redactor,
+        self.dead_letters = DeadLetters(context, self.settings.retention)
+        self.broker_letters = BrokerLetters(context)
+        self.retries = ParkedRetries(context)
+
+    def _context(self, settings: Settings, retry: StorageRetry, redact: Redaction | None) -> Context:
+        return Context(
+            settings.store,
+            self._now,
+            History(settings.store, settings.history, settings.header_budget),
+            Insistence(retry),
+            Dispatcher(settings.listeners),
+            Redactor(redact),
         )
 
-    def register(self, framework: str, publisher: Publisher, dead_queues: DeadQueues | None = None) -> None:
-        """Take the publisher and the dead queues of an app or broker; ConfigurationError for a second one.
-
-        A dead letter does not say which app or broker it came from.
-        """
-        if self.publishers.setdefault(framework, publisher) != publisher:
-            raise ConfigurationError(
-                f"this bridge already serves another {framework} app or broker: give each a bridge of its own"
-            )
-        if dead_queues is not None:
-            self.dead_queues[framework] = dead_queues
-
-    def try_store(self, dead_queue: str) -> None:
-        """Say in the log, when a worker starts, what goes without a store or with one that does not work."""
-        try_store(self.store, self._turns.prove, self.now, dead_queue, fail_open=self._fail_open)
-
-    def store_answers(self) -> bool:
-        """Return whether jobs can begin now; without a store they always can."""
-        try:
-            self._turns.prove()
-        except StoreError:
-            return False
-        return True
-
-    def now(self) -> datetime:
-        """Return the time, in UTC."""
+    def _now(self) -> datetime:
         return datetime.now(timezone.utc)
-
-    def task(
-        self,
-        *partials: AnyPartial | None,
-        errors: Mapping[type[BaseException], Mapped] | None = None,
-        reserved: Mapping[type[BaseException], Mapped] | None = None,
-        native: Native = NOTHING,
-        retry_on: RetryOn | None = None,
-        afresh: bool = False,
-    ) -> TaskPolicy:
-        """Resolve the settings of one task or actor, later partials winning; raises InvalidRetryPolicy.
-
-        `reserved` is the adapter's own map, such as time limits to `timeout`; everybody else's wins over it.
-        `native` is what the framework alone would do, and `retry_on` what an owner has said of that. With
-        `afresh` a job that comes without a header, and is beyond its limit, begins at attempt 1.
-        """
-        said = said_by(self.retry, *partials)
-        layers = (self.retry, native.options, *partials)
-        policy = RetryPolicy.merge(native.under(said), *layers)
-        check_errors(policy)
-        return TaskPolicy(
-            layers,
-            policy,
-            ErrorMap(reserved, self._errors, errors),
-            retry_on or native.rule(said),
-            native,
-            said,
-            said_by(*partials),
-            afresh,
-        )
-
-    def initial_header(self, job: Job, task: TaskPolicy, retry: AnyPartial) -> Header:
-        """Return the header of a job that is enqueued with its own partial policy (spec section 11).
-
-        Raises InvalidRetryPolicy for one that is invalid, or that no message can carry.
-        """
-        try:
-            wire = task.for_job(retry).to_ojs(only=retry)
-            return encode(job._replace(retry=wire, created_at=self.now()), budget=self._budget)
-        except (NotExpressible, InvalidState) as error:
-            raise InvalidRetryPolicy([str(error)]) from None
-
-    def begin(
-        self,
-        job: Job | InvalidState,
-        bare: Job,
-        task: TaskPolicy,
-        *,
-        publication: str = "",
-        can_wait: bool = True,
-        wait: Wait | None = None,
-        reserve: bool = True,
-    ) -> Begun:
-        """Return whether a delivered job runs, waits, was lost, is a late copy, or cannot be read by anybody.
-
-        `job` is what `decode` returned or raised, `bare` what the framework alone says of it; `publication`
-        tells one message of the same first run from another, as far as the broker does. Raises StoreError
-        when the store cannot say, unless the delivery cannot wait; before, it is asked for as long as `wait`,
-        which pauses, says so. What runs within its caller needs no reservation: nobody else can have it.
-        """
-        begun = self.admit(job, bare, task)
-        if isinstance(begun, Refuse):
-            return begun
-        if task.afresh and job is bare:
-            begun = begun.afresh()
-        early = self.early(begun.job)
-        if early is not None:
-            return early
-        found: Begun = begun
-        if reserve:
-            first = begun.job.next_retry_at is None
-            found = self._turns.take(begun, publication if first else "", can_wait=can_wait, wait=wait)
-        if isinstance(found, Run) and self._events:
-            # Its turn is taken: nothing may keep it from its handler any more.
-            with Harmless(found.job):
-                self._events.emit([events.started(found.job, self.now())])
-        return found
-
-    def early(self, job: Job) -> Postpone | None:
-        """Return the postponement of a job that came before its time, whoever is to run it then."""
-        due = job.next_retry_at
-        return Postpone(job, due) if due and due > self.now() else None
-
-    def admit(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Refuse:
-        """Return the run of a job under its own policy, whether it begins now or began elsewhere."""
-        if isinstance(job, InvalidState):
-            return self.refuse(bare, job)
-        try:
-            policy = task.for_job(job.retry)
-        except InvalidRetryPolicy as error:
-            return self.refuse(job, error)
-        return Run(job, policy, task, time.monotonic())
-
-    def resume(
-        self,
-        job: Job | InvalidState,
-        bare: Job,
-        task: TaskPolicy,
-        *,
-        publication: str = "",
-        process: int | None = None,
-    ) -> Run | Drop | Postpone | Refuse:
-        """Return the run of a job that a process began which is dead now, as this one knows for certain.
-
-        Or that it is to be dropped, because that process, on this machine and of that number if it is known,
-        had ended it before it died, or postponed, because it had only found that somebody else runs it, or
-        that it came early.
-        """
-        begun = self.admit(job, bare, task)
-        if isinstance(begun, Refuse):
-            return begun
-        if task.afresh and job is bare:
-            begun = begun.afresh()
-        early = self.early(begun.job)
-        if early is not None:
-            return early
-        found = self._turns.take_over(begun, publication, process)
-        if isinstance(found, (Drop, Postpone)):
-            return found
-        return found._replace(job=found.job._replace(next_retry_at=None), abandoned=True)
-
-    def refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:
-        """Return the refusal of a job whose state or policy cannot be read, or carried any further."""
-        failure = Failure(error.type, str(error))
-        return Refuse(job, DeadLetter("invalid", failure, f"attempt {job.attempt} was not run: {error}"))
-
-    def unbegun(self, job: Job, error: Exception) -> Refuse:
-        """Return the refusal of a job that could not be begun, whatever stood in the way of it."""
-        why = cut(safe_repr(error), MAX_MESSAGE)
-        return self.refuse(job, InvalidState(f"the job could not be begun: {why}"))
-
-    def impossible(self, job: Job, decision: Decision | None, error: Exception) -> DeadLetter:
-        """Return the decision for a job whose own message stands in the way of what was decided."""
-        why = cut(safe_repr(error), MAX_MESSAGE)
-        failure = getattr(decision, "failure", None) or Failure("bridge.undeliverable", why)
-        return DeadLetter("invalid", failure, f"attempt {job.attempt} cannot be followed up: {why}")
-
-    def judge(self, run: Run, outcome: BaseException | Outcome) -> Decision:
-        """Return what becomes of a job: its handler raised, came to an outcome, or succeeded (None)."""
-        if isinstance(outcome, BaseException):
-            outcome = outcome_of(outcome, run.task.errors, run.retry_on.rules_out(outcome))
-        capped = outcome is None or not run.task.keeps_waits(run.job.retry)
-        return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
-
-    def after(self, job: Job, decision: Decision) -> Job:
-        """Return the job as it goes on, or as it ends: with its failure recorded (spec section 10)."""
-        match decision:
-            case RetryAt():
-                return job.failed(decision.failure, at=self.now(), next_at=decision.at)
-            case Snooze():
-                return job.snoozed(decision.at)
-            case Discard() | DeadLetter():
-                return job.failed(decision.failure, at=self.now())
-            case _:
-                return job
-
-    def header(self, job: Job, *, ended: bool = False) -> Header:
-        """Return a job's `ojs` header; with a store, the errors it has no room for are kept there.
-
-        Not those of a job that has `ended`, whose dead letter takes them all. Raises InvalidState when the
-        state is too long for any message.
-        """
-        return self._history.header(job, ended=ended)
-
-    def bury(
-        self,
-        begun: Run | Refuse,
-        job: Job,
-        decision: DeadLetter,
-        framework: str,
-        message: Mapping[str, Any],
-    ) -> None:
-        """Write a dead letter to the store with the job's whole history (DLQ-001, DLQ-002).
-
-        `job` is the job as `after` returned it. Raises StoreError, and TakenOver.
-        """
-        store, policy = self._needed(), begun.policy if isinstance(begun, Run) else RetryPolicy()
-        errors = self._history.whole(job)
-        letter = letter_of(job, decision, policy, framework, message, errors, at=self.now())
-        self._turns.hand_over(begun, lambda settle: store.bury(letter, settle))
-
-    def parks(self, at: datetime) -> bool:
-        """Return whether what is due at a time waits in the store rather than in the broker."""
-        return self.store is not None and at - self.now() > self.park_after
-
-    def park(
-        self,
-        begun: Run | Refuse | Postpone,
-        job: Job,
-        at: datetime,
-        reason: str,
-        framework: str,
-        message: Mapping[str, Any],
-    ) -> None:
-        """Write a parked retry to the store; `job` is the job as `after` returned it.
-
-        Raises StoreError, and TakenOver.
-        """
-        store, limit = self._needed(), begun.policy.max_attempts if isinstance(begun, Run) else job.attempt
-        state = self.header(job).state
-        parked = parked_of(
-            job, at, reason, framework, message, state, max_attempts=limit, parked_at=self.now()
-        )
-        self._turns.hand_over(begun, lambda settle: store.park(parked, settle))
-
-    def _needed(self) -> Store:
-        if self.store is None:
-            raise StoreError("this bridge has no store")
-        return self.store
-
-    def insist(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...] = (StoreError,)) -> T:
-        """Return what an operation on the store or the broker returns, under the bridge's `storage_retry`."""
-        return self._insistence.run(operation, retry_on)
-
-    def at_once(self) -> AbstractContextManager[None]:
-        """Have what this thread asks of the store and the broker tried once, because it must not wait."""
-        return self._insistence.at_once()
-
-    def check_turn(self, run: Run | Refuse) -> None:
-        """Raise TakenOver for a run whose reservation ran out and was taken over: nothing it says counts.
-
-        The store is asked only where the reservation may have run out by this process's own clock.
-        """
-        if isinstance(run, Run) and run.turn and time.monotonic() - run.since >= self._surely_held:
-            self._turns.check(run)
-
-    def settled(self, run: Run | Refuse, decision: Decision) -> None:
-        """End a run whose decision was carried out, and tell the log and the listeners; never raises."""
-        with Harmless(run.job):
-            self._turns.end(run, decision)
-        self._conclude(run, decision)
-
-    def succeeded(self, run: Run, step: Callable[[Settle], bool]) -> None:
-        """End a run that succeeded in one step with its acknowledgement, `step`; raises StoreError."""
-        self._turns.end_along(run, step)
-        self._conclude(run, Complete())
-
-    def _conclude(self, run: Run | Refuse, decision: Decision) -> None:
-        job = run.job
-        if not isinstance(decision, Complete):
-            with Harmless(job):
-                events.log(job, decision)
-        if self._events:
-            with Harmless(job):
-                self._tell(run, decision)
-        if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discard)):
-            with Harmless(job):
-                self._history.forget(job)
-
-    def give_back(self, run: Run) -> None:
-        """Give a run's turn back, because something else ends its process; never raises."""
-        with Harmless(run.job):
-            self._turns.give_back(run)
-
-    def let_end(self, run: Run) -> None:
-        """Settle a run's turn, because the framework itself ends the job; never raises."""
-        with Harmless(run.job):
-            self._turns.let_end(run)
-
-    def let_run_out(self, run: Run) -> None:
-        """Extend a run's turn no more, because nothing could be done with its outcome, and nobody knows it.
-
-        When its worker dies, too, the next delivery after the turn ran out is a lost attempt.
-        """
-        self._turns.let_run_out(run)
-
-    def acknowledged(self, turn: Turn | None) -> None:
-        """Take note that the broker has deleted a turn's message: once ended it cannot come again."""
-        self._turns.forget(turn)
-
-    def _tell(self, run: Run | Refuse, decision: Decision) -> None:
-        policy, since = (run.policy, run.since) if isinstance(run, Run) else (RetryPolicy(), time.monotonic())
-        seconds = time.monotonic() - since
-        limit = policy.max_attempts
-        self._events.emit(events.of(run.job, decision, max_attempts=limit, seconds=seconds, at=self.now()))
 
     def counts(self, *, queue: str | None = None) -> Mapping[str, int]:
         """Return how many jobs, of all queues or of one, are in each state that the store knows of.
@@ -454,36 +123,32 @@ class Bridge:
         `retryable` are the parked retries, `discarded` the dead letters. Only the broker knows what waits and
         runs, and nobody keeps what succeeded. Raises ConfigurationError without a store, and StoreError.
         """
-        return counts_of(self.store, queue)
+        store = needed(self.store, "counts by state")
+        return {
+            "retryable": store.count_parked(ParkedFilter(queue)),
+            "discarded": store.count(LetterFilter(queue)),
+        }
 
-    def flush(self, seconds: float = 2.0) -> bool:
-        """Wait until the listeners have heard every event, `seconds` at most; return whether they have."""
-        return self._events.flush(seconds)
+    def apply_replay_rules(self) -> None:
+        """Replay what the replay rules name, unless another worker has in this minute; workers call it.
+
+        Raises ConfigurationError without a store, and StoreError.
+        """
+        Rules(self._replay_rules, self.engine.context).apply_in_turn()
 
     def start(self) -> None:
         """Begin to publish parked retries when they are due; workers call it."""
         if self.store and self._scheduler is None:
+            context = self.engine.context
             self._scheduler = Scheduler(
                 self.store,
-                self.publishers,
-                self.now,
-                self._give_up,
+                context.publishers,
+                context.clock,
+                self.engine.give_up,
                 self._chores(),
                 self._polling,
             )
             self._scheduler.start()
-
-    def apply_replay_rules(self) -> None:
-        """Replay what the replay rules name, unless another worker has in this minute; workers call it."""
-        encode = self._history.encode
-        Rules(
-            self._replay_rules,
-            self._needed(),
-            self.publishers,
-            encode=encode,
-            clock=self.now,
-            emit=self._emit,
-        ).apply_in_turn()
 
     def _chores(self) -> tuple[Chore, ...]:
         prune = Chore("pruning", PRUNE_PERIOD.total_seconds(), self.dead_letters.prune_in_turn)
@@ -495,21 +160,9 @@ class Bridge:
         if self._scheduler:
             self._scheduler.stop()
             self._scheduler = None
-        with suppress(StoreError):
-            self._turns.close()
+        self.engine.close()
         self.flush()
 
-    def _give_up(self, parked: Parked, error: Exception) -> None:
-        """Keep a parked retry that nobody can publish as a dead letter."""
-        job = job_of(parked)
-        decision = self.impossible(job, None, error)
-        begun = Refuse(job, decision)
-        self.bury(begun, self.after(job, decision), decision, parked.framework, parked.message)
-        self.settled(begun, decision)
-
-    def _cancelled(self, parked: Parked) -> None:
-        self._emit(events.cancelled(job_of(parked), self.now()))
-
-    def _emit(self, event: events.Event) -> None:
-        if self._events:
-            self._events.emit([event])
+    def flush(self, seconds: float = 2.0) -> bool:
+        """Wait until the listeners have heard every event, `seconds` at most; return whether they have."""
+        return self.engine.context.events.flush(seconds)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from ojs_bridge import Bridge, Letter
-from ojs_bridge.engine.publishing import Override
+from ojs_bridge.engine.ports import Override
 from ojs_bridge.engine.runs import Run
 from ojs_bridge.spec.decision import DeadLetter, Decision, RetryAt
 from ojs_bridge.spec.job import Header, Job, decode
@@ -56,7 +56,7 @@ class Outbox:
 def bridge_with_outbox(store: str, **options: Any) -> tuple[Bridge, Outbox]:
     """Make a bridge that has been given to a framework."""
     bridge = Bridge(store, options.pop("retry", KEEP), **options)
-    outbox = bridge.publishers[FRAMEWORK] = Outbox()
+    outbox = bridge.engine.context.publishers[FRAMEWORK] = Outbox()
     return bridge, outbox
 
 
@@ -68,10 +68,10 @@ def delivered(job_id: str, attempt: int = 1, state: str | None = None) -> tuple[
 
 def attempt(bridge: Bridge, job: Job, raised: BaseException) -> tuple[Job, Run, Decision]:
     """Run a job that fails; return it as it goes on, its run, and what was decided."""
-    run = bridge.admit(job, job, bridge.task())
+    run = bridge.engine.admit(job, job, bridge.engine.task())
     assert isinstance(run, Run)
-    decision = bridge.judge(run, raised)
-    return bridge.after(run.job, decision), run, decision
+    decision = bridge.engine.judge(run, raised)
+    return bridge.engine.after(run.job, decision), run, decision
 
 
 def live_and_die(bridge: Bridge, job_id: str, message: str = "down", *, state: str | None = None) -> str:
@@ -84,10 +84,10 @@ def live_and_die(bridge: Bridge, job_id: str, message: str = "down", *, state: s
     while True:
         job, run, decision = attempt(bridge, job, ConnectionError(f"{message} {job.attempt}"))
         if isinstance(decision, DeadLetter):
-            bridge.bury(run, job, decision, FRAMEWORK, {"args": [job_id]})
+            bridge.engine.bury(run, job, decision, FRAMEWORK, {"args": [job_id]})
         if isinstance(decision, RetryAt):
-            last = bridge.header(job).text
-        bridge.settled(run, decision)
+            last = bridge.engine.header(job).text
+        bridge.engine.settled(run, decision)
         if not isinstance(decision, RetryAt):
             return last
         job, _bare = delivered(job_id, job.attempt, last)

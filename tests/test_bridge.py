@@ -39,8 +39,11 @@ def url(tmp_path: Path) -> str:
 def test_without_arguments_and_environment() -> None:
     """The spec's default policy, no store, nobody who listens."""
     bridge = Bridge()
-    assert (bridge.store, bridge.retry, bridge.listened_to) == (None, None, False)
-    assert (bridge.task().policy.max_attempts, bridge.task().policy.on_exhaustion) == (3, "discard")
+    assert (bridge.store, bridge.settings.retry, bridge.engine.listened_to) == (None, None, False)
+    assert (bridge.engine.task().policy.max_attempts, bridge.engine.task().policy.on_exhaustion) == (
+        3,
+        "discard",
+    )
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
@@ -49,7 +52,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv(NAMESPACE, "shop")
     monkeypatch.setenv(RETRY, '{"max_attempts": 7, "on_exhaustion": "dead_letter"}')
     bridge = Bridge()
-    assert bridge.task().policy.max_attempts == 7
+    assert bridge.engine.task().policy.max_attempts == 7
     live_and_die(bridge, "j-1")
     assert Bridge(url, namespace="shop").dead_letters.get("j-1").attempt == 7
     assert Bridge(url, namespace="another").dead_letters.stats().total == 0
@@ -62,15 +65,15 @@ def test_code_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch, url: st
     monkeypatch.setenv(RETRY, "not JSON")
     bridge = Bridge(url, {"jitter": False}, namespace="shop")
     assert bridge.store is not None
-    assert (bridge.task().policy.max_attempts, bridge.task().policy.jitter) == (3, False)
-    assert Bridge(url, {}, namespace="shop").task().policy.jitter is True
+    assert (bridge.engine.task().policy.max_attempts, bridge.engine.task().policy.jitter) == (3, False)
+    assert Bridge(url, {}, namespace="shop").engine.task().policy.jitter is True
 
 
 def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """As deployments leave them."""
     for name in (STORE, NAMESPACE, RETRY):
         monkeypatch.setenv(name, "")
-    assert (Bridge().store, Bridge().retry) == (None, None)
+    assert (Bridge().store, Bridge().settings.retry) == (None, None)
 
 
 INVALID_VARIABLES = [
@@ -126,14 +129,14 @@ def test_an_invalid_argument(arguments: dict[str, Any], message: str) -> None:
 
 def test_listeners_may_be_any_iterable() -> None:
     """It is read once."""
-    assert Bridge(listeners=(listener for listener in [print])).listened_to  # type: ignore[arg-type]
-    assert not Bridge(listeners=(listener for listener in [])).listened_to  # type: ignore[arg-type]
+    assert Bridge(listeners=(listener for listener in [print])).engine.listened_to  # type: ignore[arg-type]
+    assert not Bridge(listeners=(listener for listener in [])).engine.listened_to  # type: ignore[arg-type]
 
 
 @pytest.mark.requirement("RET-10")
 def test_precedence() -> None:
     """Job over task over app over the spec, field by field."""
-    task = Bridge(retry={"max_attempts": 5, "jitter": False}).task(
+    task = Bridge(retry={"max_attempts": 5, "jitter": False}).engine.task(
         {"max_attempts": 6, "max_interval": "PT9S"}, None, {"max_interval": "PT8S"}
     )
     assert (task.policy.max_attempts, task.policy.jitter) == (6, False)
@@ -148,8 +151,8 @@ def test_precedence() -> None:
 def test_a_policy_is_validated_after_the_merge() -> None:
     """A task's interval against the app's cap."""
     with pytest.raises(InvalidRetryPolicy, match="max_interval"):
-        Bridge(retry={"max_interval": "PT5S"}).task({"initial_interval": "PT6S"})
-    task = Bridge(retry={"max_interval": "PT5S"}).task()
+        Bridge(retry={"max_interval": "PT5S"}).engine.task({"initial_interval": "PT6S"})
+    task = Bridge(retry={"max_interval": "PT5S"}).engine.task()
     with pytest.raises(InvalidRetryPolicy, match="max_interval"):
         task.for_job({"initial_interval": "PT6S"})
 
@@ -157,7 +160,7 @@ def test_a_policy_is_validated_after_the_merge() -> None:
 def test_precedence_of_error_maps() -> None:
     """Task over app over the adapter's own."""
     bridge = Bridge(errors={OSError: "app", ValueError: "app"})
-    task = bridge.task(errors={OSError: "task"}, reserved={OSError: "own", KeyError: "own"})
+    task = bridge.engine.task(errors={OSError: "task"}, reserved={OSError: "own", KeyError: "own"})
     found = {cls: (task.errors.find(cls) or ("",))[0] for cls in (OSError, ValueError, KeyError)}
     assert found == {OSError: "task", ValueError: "app", KeyError: "own"}
 
@@ -166,7 +169,9 @@ def test_precedence_of_error_maps() -> None:
 def test_the_header_of_a_job_with_its_own_policy() -> None:
     """What the job itself says, and no more, in the spec's form."""
     bridge = Bridge(retry={"max_attempts": 9})
-    header = bridge.initial_header(JOB, bridge.task(), {"initial_interval": timedelta(seconds=2)})
+    header = bridge.engine.initial_header(
+        JOB, bridge.engine.task(), {"initial_interval": timedelta(seconds=2)}
+    )
     assert header.state.pop("created_at")
     assert header.state == {"v": 1, "attempt": 1, "retry": {"initial_interval": "PT2S"}}
 
@@ -186,19 +191,19 @@ def test_a_policy_that_no_message_can_carry(retry: Any, message: str) -> None:
     """InvalidRetryPolicy at the producer, whatever the reason."""
     bridge = Bridge()
     with pytest.raises(InvalidRetryPolicy) as error:
-        bridge.initial_header(JOB, bridge.task(), retry)
+        bridge.engine.initial_header(JOB, bridge.engine.task(), retry)
     assert str(error.value).startswith(f"invalid retry policy: {message}")
 
 
 def test_an_early_delivery_is_postponed() -> None:
     """To the time it was due; one that is due runs."""
     bridge = Bridge()
-    due = bridge.now() + timedelta(seconds=60)
-    assert bridge.begin(JOB._replace(next_retry_at=due), JOB, bridge.task()) == Postpone(
+    due = bridge.engine.now() + timedelta(seconds=60)
+    assert bridge.engine.begin(JOB._replace(next_retry_at=due), JOB, bridge.engine.task()) == Postpone(
         JOB._replace(next_retry_at=due), due
     )
-    due = bridge.now()
-    assert isinstance(bridge.begin(JOB._replace(next_retry_at=due), JOB, bridge.task()), Run)
+    due = bridge.engine.now()
+    assert isinstance(bridge.engine.begin(JOB._replace(next_retry_at=due), JOB, bridge.engine.task()), Run)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +216,7 @@ def test_an_early_delivery_is_postponed() -> None:
 def test_what_nobody_can_read_is_kept(job: Any, type_: str) -> None:
     """It is a dead letter without having run, whatever `on_exhaustion` says."""
     bridge = Bridge()
-    refused = bridge.begin(job, JOB, bridge.task())
+    refused = bridge.engine.begin(job, JOB, bridge.engine.task())
     assert isinstance(refused, Refuse)
     assert (refused.decision.cause, refused.decision.failure.type) == ("invalid", type_)
     assert refused.decision.reason.startswith("attempt 1 was not run: ")
@@ -222,7 +227,7 @@ def test_without_a_store_nothing_is_buried() -> None:
     bridge = Bridge()
     with pytest.raises(StoreError):
         decision = DeadLetter("handler", Failure("a.b"), "why")
-        bridge.bury(Refuse(JOB, decision), JOB, decision, "x", {})
+        bridge.engine.bury(Refuse(JOB, decision), JOB, decision, "x", {})
 
 
 # A message with this many errors of this size: some are dropped, some carried in part, some whole.
@@ -234,7 +239,7 @@ def state_after(bridge: Bridge, failures: int, message: str) -> tuple[Job, str]:
     job, text = JOB, ""
     for n in range(1, failures + 1):
         job, _, _ = attempt(bridge, job, ConnectionError(f"{message} {n}"))
-        text = bridge.header(job).text
+        text = bridge.engine.header(job).text
         job = decode(text, JOB._replace(attempt=job.attempt))
     return job, text
 
@@ -258,10 +263,10 @@ def test_what_fits_is_neither_marked_nor_kept(url: str) -> None:
     bridge = Bridge(Untouchable(url), {**KEEP, "max_attempts": 50})
     job, text = state_after(bridge, 10, "small")
     assert "cut" not in text
-    run = bridge.admit(job, job, bridge.task())
+    run = bridge.engine.admit(job, job, bridge.engine.task())
     assert isinstance(run, Run)
-    bridge.settled(run, Complete())
-    bridge.settled(run, bridge.judge(run, Discard("a.b")))
+    bridge.engine.settled(run, Complete())
+    bridge.engine.settled(run, bridge.engine.judge(run, Discard("a.b")))
 
 
 class Untouchable(Store):
@@ -308,7 +313,7 @@ def test_a_job_that_is_buried_twice_keeps_its_history(url: str, message: str) ->
     before = bridge.dead_letters.get("j-1").errors
     job, run, decision = attempt(bridge, decode(last, JOB._replace(attempt=15)), OSError("again"))
     assert isinstance(decision, DeadLetter)
-    bridge.bury(run, job, decision, FRAMEWORK, {})
+    bridge.engine.bury(run, job, decision, FRAMEWORK, {})
     after = bridge.dead_letters.get("j-1").errors
     assert after[:-1] == before[:-1]
     assert (len(after), after[-1]["message"]) == (15, "again")
@@ -322,9 +327,9 @@ def test_a_job_that_starts_afresh_keeps_its_history(url: str) -> None:
     job = decode(text, JOB)
     for n in range(1, 13):
         job, run, _ = attempt(bridge, job, OSError(f"second {n}"))
-        job = decode(bridge.header(job).text, JOB._replace(attempt=job.attempt))
+        job = decode(bridge.engine.header(job).text, JOB._replace(attempt=job.attempt))
     last = DeadLetter("handler", Failure("a.b"), "why")
-    bridge.bury(run, bridge.after(job, last), last, FRAMEWORK, {})
+    bridge.engine.bury(run, bridge.engine.after(job, last), last, FRAMEWORK, {})
     messages = [entry["message"] for entry in bridge.dead_letters.get("j-1").errors]
     assert messages == [*(f"first {n}" for n in range(1, 13)), *(f"second {n}" for n in range(1, 13)), ""]
 
@@ -343,9 +348,9 @@ def test_a_job_that_ends_leaves_nothing_in_the_store(
     assert bridge.store is not None
     assert bridge.store.kept_errors("j-1")
     bridge.store.keep_errors("j-2", [(0, {})])
-    run = bridge.admit(job, job, bridge.task())
+    run = bridge.engine.admit(job, job, bridge.engine.task())
     assert isinstance(run, Run)
-    bridge.settled(run, bridge.judge(run, raised))
+    bridge.engine.settled(run, bridge.engine.judge(run, raised))
     assert bridge.store.kept_errors("j-1") == []
     assert bridge.store.kept_errors("j-2") == [(0, {})]
 
@@ -377,10 +382,10 @@ def test_a_hostile_history_stops_nothing(url: str, state: dict[str, Any]) -> Non
     bridge, _ = bridge_with_outbox(url)
     job = decode({"v": 1, "attempt": 1, **state}, JOB)
     job, run, _ = attempt(bridge, job, OSError("down"))
-    job = decode(bridge.header(job).text, JOB._replace(attempt=2))
+    job = decode(bridge.engine.header(job).text, JOB._replace(attempt=2))
     job, run, _ = attempt(bridge, job, OSError("down"))
     decision = DeadLetter("handler", Failure("a.b"), "why")
-    bridge.bury(run, job, decision, FRAMEWORK, {})
+    bridge.engine.bury(run, job, decision, FRAMEWORK, {})
     errors: tuple[ErrorEntry, ...] = bridge.dead_letters.get("j-1").errors
     assert len(errors) >= min(len(state["errors"]) + 2, 11)
     bridge.dead_letters.retry("j-1")

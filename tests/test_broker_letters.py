@@ -112,7 +112,7 @@ def test_secrets_stay_hidden(stub: StubBroker, unique: str) -> None:
     assert shown.errors[0]["message"] == "ann has no [redacted]"
     assert "sesame" not in str(fleet.bridge.broker_letters.list())
     assert (listed(fleet.bridge, text="sesame"), listed(fleet.bridge, text="ann")) == ([], [job.id])
-    (whole,) = fleet.bridge.dead_queues["dramatiq"].read(1)
+    (whole,) = fleet.bridge.engine.context.dead_queues["dramatiq"].read(1)
     assert "sesame" in decoded(whole.message).args
     fleet.bridge.broker_letters.retry(job.id)
     with fleet.working():

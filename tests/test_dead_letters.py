@@ -12,7 +12,7 @@ import pytest
 from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, LetterNotFound
-from ojs_bridge.engine.publishing import Override
+from ojs_bridge.engine.ports import Override
 from ojs_bridge.spec.job import Header
 from tests.lives import FRAMEWORK, KEEP, Outbox, bridge_with_outbox, live_and_die
 from tests.on_dramatiq.fleet import Fleet
@@ -33,7 +33,7 @@ def bridge(store: str) -> Bridge:
 
 def outbox(bridge: Bridge) -> Outbox:
     """What that framework has published."""
-    publisher = bridge.publishers[FRAMEWORK]
+    publisher = bridge.engine.context.publishers[FRAMEWORK]
     assert isinstance(publisher, Outbox)
     return publisher
 
@@ -141,7 +141,7 @@ def test_a_replay_that_cannot_be_published(bridge: Bridge, raises: BaseException
 def test_a_letter_of_a_framework_that_is_not_here(bridge: Bridge) -> None:
     """It says which one, and stays."""
     live_and_die(bridge, "j-1")
-    del bridge.publishers[FRAMEWORK]
+    del bridge.engine.context.publishers[FRAMEWORK]
     with pytest.raises(
         ConfigurationError, match=r"^dead letter 'j-1' belongs to outbox, .* no outbox app or"
     ):
@@ -168,7 +168,7 @@ class Slow(Outbox):
 def test_while_one_replays_another_cannot(bridge: Bridge, name: str) -> None:
     """Nor delete; the message is published once."""
     live_and_die(bridge, "j-1")
-    slow = bridge.publishers[FRAMEWORK] = Slow()
+    slow = bridge.engine.context.publishers[FRAMEWORK] = Slow()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(bridge.dead_letters.retry, "j-1")
         assert slow.busy.wait(30)
@@ -221,7 +221,7 @@ class Doomed(Outbox):
 def test_a_job_that_dies_again_at_once_is_not_lost(bridge: Bridge) -> None:
     """Its new letter is another one than that which was replayed."""
     live_and_die(bridge, "j-1")
-    bridge.publishers[FRAMEWORK] = Doomed(bridge)
+    bridge.engine.context.publishers[FRAMEWORK] = Doomed(bridge)
     bridge.dead_letters.retry("j-1")
     letter = bridge.dead_letters.get("j-1")
     assert (letter.replay_count, len(letter.errors)) == (1, 6)

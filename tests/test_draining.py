@@ -25,7 +25,7 @@ class Fleet:
 
     def __init__(self, url: str) -> None:
         self.bridge = Bridge(url)
-        self.outbox = self.bridge.publishers[FRAMEWORK] = Outbox()
+        self.outbox = self.bridge.engine.context.publishers[FRAMEWORK] = Outbox()
 
     @property
     def store(self) -> Store:
@@ -35,7 +35,7 @@ class Fleet:
 
     def park(self, name: str, hours: float = 1, **fields: Any) -> Parked:
         """Park a retry that is due in so many hours."""
-        at = self.bridge.now().replace(microsecond=0) + timedelta(hours=hours)
+        at = self.bridge.engine.now().replace(microsecond=0) + timedelta(hours=hours)
         found = replace(parked(name, **{"framework": FRAMEWORK, **fields}), next_retry_at=at)
         self.store.park(found)
         return found
@@ -121,7 +121,7 @@ def test_while_the_broker_is_gone_they_stay(fleet: Fleet) -> None:
 def test_what_others_publish_is_left_to_them(fleet: Fleet) -> None:
     """It is not waited for, and told."""
     fleet.park("theirs", hours=-1)
-    now = fleet.bridge.now()
+    now = fleet.bridge.engine.now()
     fleet.store.claim_due(FRAMEWORK, now=now, until=now + CLAIM, limit=1)
     fleet.park("ours")
     assert fleet.bridge.retries.drain() == Drained(1, {}, 1, {})
@@ -144,7 +144,7 @@ class Busy(Outbox):
 
 def test_those_that_arrive_meanwhile_are_published_too(fleet: Fleet) -> None:
     """What comes back as it is would do so for ever: it stays, and is told."""
-    fleet.bridge.publishers[FRAMEWORK] = fleet.outbox = Busy(fleet)
+    fleet.bridge.engine.context.publishers[FRAMEWORK] = fleet.outbox = Busy(fleet)
     fleet.park("fails")
     fleet.park("comes back")
     assert fleet.bridge.retries.drain() == Drained(6, {}, 1, {})

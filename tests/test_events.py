@@ -369,9 +369,9 @@ def test_jobs_go_on_while_a_listener_blocks(tmp_path: Path) -> None:
     began = time.monotonic()
     for n in range(1000):
         job = Job(f"j-{n}", "t", "q")
-        begun = bridge.begin(job, job, bridge.task())
+        begun = bridge.engine.begin(job, job, bridge.engine.task())
         assert isinstance(begun, Run)
-        bridge.settled(begun, bridge.judge(begun, None))
+        bridge.engine.settled(begun, bridge.engine.judge(begun, None))
     assert time.monotonic() - began < 5
     release.set()
 
@@ -380,8 +380,8 @@ def test_without_listeners_there_is_no_thread() -> None:
     """No listener, no cost."""
     before = {*threading.enumerate()}
     bridge = Bridge()
-    bridge.begin(JOB, JOB, bridge.task())
-    assert not bridge.listened_to
+    bridge.engine.begin(JOB, JOB, bridge.engine.task())
+    assert not bridge.engine.listened_to
     assert bridge.flush()
     assert {*threading.enumerate()} <= before
 
@@ -399,7 +399,7 @@ def test_where_no_thread_can_be_started(no_more_threads: None, caplog: pytest.Lo
     """Nobody hears of the job, which runs; and the log says why."""
     heard = Heard()
     bridge = Bridge(listeners=[heard])
-    assert isinstance(bridge.begin(JOB, JOB, bridge.task()), Run)
+    assert isinstance(bridge.engine.begin(JOB, JOB, bridge.engine.task()), Run)
     assert [record.getMessage() for record in caplog.records] == [
         "the thread of the listeners cannot be started: can't start new thread: 1 events dropped so far"
     ]
@@ -445,15 +445,15 @@ def test_the_events_of_a_job_in_order(tmp_path: Path) -> None:
     for attempt in (1, 2, 3):
         bare = Job("j-1", "t", "q", attempt)
         job = bare if state is None else decode(state, bare)
-        eventually(lambda job=job: not job.next_retry_at or job.next_retry_at <= bridge.now())  # type: ignore[misc]
-        run = bridge.begin(job, bare, bridge.task())
+        eventually(lambda job=job: not job.next_retry_at or job.next_retry_at <= bridge.engine.now())  # type: ignore[misc]
+        run = bridge.engine.begin(job, bare, bridge.engine.task())
         assert isinstance(run, Run)
-        decision = bridge.judge(run, OSError("down"))
-        after = bridge.after(run.job, decision)
-        state = bridge.header(after).text
+        decision = bridge.engine.judge(run, OSError("down"))
+        after = bridge.engine.after(run.job, decision)
+        state = bridge.engine.header(after).text
         if isinstance(decision, DeadLetter):
-            bridge.bury(run, after, decision, FRAMEWORK, {})
-        bridge.settled(run, decision)
+            bridge.engine.bury(run, after, decision, FRAMEWORK, {})
+        bridge.engine.settled(run, decision)
     assert bridge.flush(30)
     again = ["job.started", "job.failed", "job.retrying"]
     assert heard.types == [*again, *again, "job.started", "job.failed", "job.discarded", "dead_letter.added"]
@@ -465,10 +465,10 @@ def test_every_failed_attempt_says_how_long_it_ran_and_why_it_failed(tmp_path: P
     bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", {"max_attempts": 3}, listeners=[heard.append])
     for attempt in (1, 2, 3):
         job = Job("j-1", "t", "q", attempt, fence=attempt - 1)
-        run = bridge.begin(job, job, bridge.task())
+        run = bridge.engine.begin(job, job, bridge.engine.task())
         assert isinstance(run, Run)
         ran = run._replace(since=run.since - 10 * attempt)
-        bridge.settled(ran, bridge.judge(ran, OSError(f"down for the {attempt}. time")))
+        bridge.engine.settled(ran, bridge.engine.judge(ran, OSError(f"down for the {attempt}. time")))
     assert bridge.flush(30)
     told = [(event.type, event.data) for event in heard if event.type != "job.started"]
     again = ["job.failed", "job.retrying"]
@@ -490,13 +490,13 @@ def test_a_log_that_fails_harms_nobody() -> None:
     """The decision is carried out already, and the listeners hear of it."""
     heard, hostile = Heard(), Hostile()
     bridge = Bridge(listeners=[heard])
-    run = bridge.admit(JOB, JOB, bridge.task())
+    run = bridge.engine.admit(JOB, JOB, bridge.engine.task())
     assert isinstance(run, Run)
     logger = logging.getLogger("ojs_bridge")
     logger.addFilter(hostile)
     try:
-        bridge.settled(run, Discarded("handler", Failure("a.b"), "why"))
-        bridge.settled(run, Complete())
+        bridge.engine.settled(run, Discarded("handler", Failure("a.b"), "why"))
+        bridge.engine.settled(run, Complete())
     finally:
         logger.removeFilter(hostile)
     assert bridge.flush(30)

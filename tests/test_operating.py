@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, InvalidRetryPolicy, Letter, LetterNotFound
-from ojs_bridge.engine.publishing import Override
+from ojs_bridge.engine.ports import Override
 from ojs_bridge.errors import Unreachable
 from ojs_bridge.messages import read_message
 from ojs_bridge.spec.job import Header
@@ -39,7 +39,7 @@ def fleet(url: str) -> Lives:
 def bury(bridge: Bridge, letter_id: str, **fields: Any) -> Letter:
     """Bury a letter of the outbox, a moment old."""
     assert bridge.store is not None
-    fields = {"discarded_at": bridge.now() - timedelta(seconds=60), "framework": FRAMEWORK, **fields}
+    fields = {"discarded_at": bridge.engine.now() - timedelta(seconds=60), "framework": FRAMEWORK, **fields}
     found = letter(letter_id, **fields)
     bridge.store.bury(found)
     return found
@@ -67,7 +67,7 @@ def dramatiq_message(*args: Any, **kwargs: Any) -> dict[str, Any]:
 def test_many_are_counted_and_then_replayed(fleet: Lives) -> None:
     """Those of a kind, the oldest first, in batches; the count comes first, and changes nothing."""
     bridge, outbox = fleet
-    now = bridge.now()  # the same for all, or a pause between two would change their order
+    now = bridge.engine.now()  # the same for all, or a pause between two would change their order
     for n in range(450):
         bury(bridge, f"j-{n}", type="a" if n % 3 else "b", discarded_at=now - timedelta(seconds=n))
     found = bridge.dead_letters.retry_all(type="a")
@@ -94,7 +94,7 @@ def test_those_that_cannot_be_replayed_stay_and_are_told(fleet: Lives) -> None:
     outbox.refuses = {"bad": TypeError("no such thing")}
     outbox.strangers = {"gone"}
     assert bridge.store is not None
-    bridge.store.claim(["held"], now=bridge.now(), seconds=60)
+    bridge.store.claim(["held"], now=bridge.engine.now(), seconds=60)
     done = bridge.dead_letters.retry_all(confirm=True)
     assert (done.matched, done.succeeded, done.failed) == (5, 1, 4)
     told = dict(done.errors)
@@ -114,7 +114,7 @@ def test_a_broker_that_is_down_ends_it_and_loses_nothing(fleet: Lives) -> None:
     """What was published is gone from the store, the rest is there and free."""
     bridge, outbox = fleet
     for n in range(6):
-        bury(bridge, f"j-{n}", discarded_at=bridge.now() - timedelta(seconds=60 - n))
+        bury(bridge, f"j-{n}", discarded_at=bridge.engine.now() - timedelta(seconds=60 - n))
     outbox.refuses = {"j-3": Unreachable("down")}
     with pytest.raises(Unreachable):
         bridge.dead_letters.retry_all(confirm=True)
@@ -143,7 +143,7 @@ class Ledger(Outbox):
 def replay_until_killed(url: str, path: str) -> None:
     """Replay all there is."""
     bridge = Bridge(url, KEEP)
-    bridge.publishers[FRAMEWORK] = Ledger(path=path)
+    bridge.engine.context.publishers[FRAMEWORK] = Ledger(path=path)
     bridge.dead_letters.retry_all(confirm=True, rate=200)
 
 
@@ -165,7 +165,7 @@ def test_a_bulk_replay_that_is_killed_loses_nothing(url: str, tmp_path: Path) ->
     assert len(published) == len({*published}) < len(names)
     assert {*published} | left == names
     assert bridge.store is not None
-    later = bridge.now() + timedelta(seconds=61)
+    later = bridge.engine.now() + timedelta(seconds=61)
     assert {found.id for found in bridge.store.claim([*left], now=later, seconds=60).letters} == left
 
 
@@ -187,7 +187,7 @@ def test_a_replay_that_outlasts_its_claim_claims_anew(fleet: Lives, monkeypatch:
     """So that nobody else is given what it still has to do; each is published once."""
     bridge, outbox = fleet
     for n in range(5):
-        bury(bridge, f"j-{n}", discarded_at=bridge.now() - timedelta(seconds=60 - n))
+        bury(bridge, f"j-{n}", discarded_at=bridge.engine.now() - timedelta(seconds=60 - n))
     monkeypatch.setattr("ojs_bridge.operations.replaying.CLAIM_SECONDS", 0.2)
     assert bridge.dead_letters.retry_all(confirm=True, rate=10).succeeded == 5
     assert [sent.id for sent, _ in outbox.published] == [f"j-{n}" for n in range(5)]
@@ -338,7 +338,7 @@ def test_purge(fleet: Lives) -> None:
     for n in range(5):
         bury(bridge, f"j-{n}", queue="a" if n < 4 else "b")
     assert bridge.store is not None
-    bridge.store.claim(["j-2"], now=bridge.now(), seconds=60)
+    bridge.store.claim(["j-2"], now=bridge.engine.now(), seconds=60)
     assert bridge.dead_letters.purge(queue="a").matched == 4
     assert bridge.dead_letters.stats().total == 5
     done = bridge.dead_letters.purge(queue="a", confirm=True)
@@ -355,24 +355,24 @@ def test_stats_tell_of_retention(fleet: Lives) -> None:
     """In the spec's own shape."""
     bridge, _ = fleet
     bury(bridge, "j-1")
-    before = bridge.now()
+    before = bridge.engine.now()
     told = bridge.dead_letters.stats().to_ojs()
     assert (told["total"], told["by_error_type"]) == (1, {"external.timeout": 1})
     assert (told["retention"]["max_age"], told["retention"]["max_count"]) == ("P180D", 10_000)
     due = datetime.fromisoformat(told["retention"]["next_prune_at"].replace("Z", "+00:00"))
     assert timedelta(0) < due - before
-    assert due - bridge.now() <= timedelta(minutes=5)
+    assert due - bridge.engine.now() <= timedelta(minutes=5)
 
 
 def test_deaths_over_time(fleet: Lives) -> None:
     """In equal steps, each death in one of them; of a kind, and since a time."""
     bridge, _ = fleet
     for n in range(10):
-        bury(bridge, f"j-{n}", type="a" if n else "b", discarded_at=bridge.now() - timedelta(hours=n))
+        bury(bridge, f"j-{n}", type="a" if n else "b", discarded_at=bridge.engine.now() - timedelta(hours=n))
     found = bridge.dead_letters.timeline(steps=6)
     assert (len(found.counts), sum(found.counts)) == (6, 10)
     assert timedelta(hours=9) <= found.step * 6 < timedelta(hours=9, minutes=5)
-    since = bridge.now() - timedelta(hours=3.5)
+    since = bridge.engine.now() - timedelta(hours=3.5)
     assert sum(bridge.dead_letters.timeline(since=since).counts) == 4
     assert sum(bridge.dead_letters.timeline(since=since, type="a").counts) == 3
     assert sum(bridge.dead_letters.timeline(type="none").counts) == 0

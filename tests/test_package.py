@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -77,6 +78,15 @@ def test_all_of_the_rooms(name: str) -> None:
     room = __import__(f"ojs_bridge.{name}", fromlist=["__all__"])
     assert sorted(room.__all__) == room.__all__
     assert all(hasattr(room, public) for public in room.__all__)
+
+
+def test_the_facade_shows_what_a_user_may_call() -> None:
+    """A bridge has at most twelve public names, and each argument of the constructor is documented."""
+    bridge = ojs_bridge.Bridge()
+    assert len([name for name in dir(bridge) if not name.startswith("_")]) <= 12
+    text = inspect.getdoc(ojs_bridge.Bridge) or ""
+    for argument in inspect.signature(ojs_bridge.Bridge).parameters:
+        assert f"\n{argument}: " in text, argument
 
 
 def test_the_package_is_typed() -> None:

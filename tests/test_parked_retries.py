@@ -31,19 +31,19 @@ class Worker:
     def __init__(self, url: str) -> None:
         self.heard: list[Event] = []
         self.bridge = Bridge(url, POLICY, listeners=[self.heard.append], polling_retry=QUICK)
-        self.outbox = self.bridge.publishers[FRAMEWORK] = Outbox()
+        self.outbox = self.bridge.engine.context.publishers[FRAMEWORK] = Outbox()
 
     def park(self, job_id: str, type_: str = "billing.charge", queue: str = "default") -> Parked:
         """Have a job fail, which is then due in two hours."""
         job = Job(job_id, type_, queue)
-        begun = self.bridge.begin(job, job, self.bridge.task())
+        begun = self.bridge.engine.begin(job, job, self.bridge.engine.task())
         assert isinstance(begun, Run)
-        decision = self.bridge.judge(begun, ConnectionError("down"))
+        decision = self.bridge.engine.judge(begun, ConnectionError("down"))
         assert isinstance(decision, RetryAt)
-        assert self.bridge.parks(decision.at)
-        after = self.bridge.after(begun.job, decision)
-        self.bridge.park(begun, after, decision.at, decision.reason, FRAMEWORK, {"args": [job_id]})
-        self.bridge.settled(begun, decision)
+        assert self.bridge.engine.parks(decision.at)
+        after = self.bridge.engine.after(begun.job, decision)
+        self.bridge.engine.park(begun, after, decision.at, decision.reason, FRAMEWORK, {"args": [job_id]})
+        self.bridge.engine.settled(begun, decision)
         return self.bridge.retries.get(job_id)
 
     @property
@@ -62,7 +62,7 @@ def worker(url: str) -> Iterator[Worker]:
 
 def test_a_parked_retry_says_what_it_is(worker: Worker) -> None:
     """When it is due, why, and as which attempt."""
-    before = worker.bridge.now()
+    before = worker.bridge.engine.now()
     parked = worker.park("j-1")
     assert (parked.id, parked.type, parked.queue, parked.framework) == (
         "j-1", "billing.charge", "default", FRAMEWORK)  # fmt: skip
@@ -78,7 +78,7 @@ def test_parking_settles_the_attempt(worker: Worker) -> None:
     """In one step: its message is a late copy from then on."""
     worker.park("j-1")
     job = Job("j-1", "billing.charge", "default")
-    assert isinstance(worker.bridge.begin(job, job, worker.bridge.task()), Drop)
+    assert isinstance(worker.bridge.engine.begin(job, job, worker.bridge.engine.task()), Drop)
 
 
 def test_they_are_listed_in_pages(worker: Worker) -> None:
@@ -132,7 +132,7 @@ def test_one_that_is_run_now_is_published_once(worker: Worker) -> None:
     eventually(lambda: worker.published, what="the retry was published")
     (parked, state), *more = worker.outbox.retried
     assert (parked.id, more) == ("j-1", [])
-    assert parse_time(state["next_retry_at"]) <= worker.bridge.now()
+    assert parse_time(state["next_retry_at"]) <= worker.bridge.engine.now()
     assert (state["attempt"], len(state["errors"])) == (2, 1)
     eventually(lambda: worker.bridge.retries.count() == 1, what="it left the store")
     with pytest.raises(RetryNotFound, match="no parked retry of job 'j-1'"):
@@ -202,7 +202,7 @@ def test_what_this_process_does_not_serve_waits_for_another(url: str, worker: Wo
     eventually(lambda: worker.published == ["j-1"], what="its own was published")
     eventually(lambda: worker.bridge.retries.count() == BATCH + 1, seconds=20, what="it left the store")
     other = Bridge(url, polling_retry=QUICK)
-    outbox = other.publishers["other"] = Outbox()
+    outbox = other.engine.context.publishers["other"] = Outbox()
     other.start()
     eventually(lambda: len(outbox.retried) == BATCH + 1, seconds=20, what="the others were published")
     other.stop()
@@ -240,7 +240,7 @@ def test_four_schedulers_publish_each_once(url: str) -> None:
 def test_without_a_store_nothing_is_parked() -> None:
     """And who asks for it is told why."""
     bridge = Bridge()
-    assert not bridge.parks(bridge.now() + timedelta(days=1))
+    assert not bridge.engine.parks(bridge.engine.now() + timedelta(days=1))
     with pytest.raises(ConfigurationError, match="parked retries need a store"):
         bridge.retries.list()
 
@@ -248,5 +248,5 @@ def test_without_a_store_nothing_is_parked() -> None:
 def test_what_is_due_soon_is_the_brokers() -> None:
     """As long as `park_after` says."""
     bridge = Bridge("sqlite:///unused.db", park_after="PT5M")
-    assert not bridge.parks(bridge.now() + timedelta(minutes=4))
-    assert bridge.parks(bridge.now() + timedelta(minutes=6))
+    assert not bridge.engine.parks(bridge.engine.now() + timedelta(minutes=4))
+    assert bridge.engine.parks(bridge.engine.now() + timedelta(minutes=6))

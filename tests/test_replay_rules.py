@@ -21,14 +21,14 @@ HOUR = timedelta(hours=1)
 def fleet(url: str, *rules: ReplayRule, **options: Any) -> tuple[Bridge, Outbox]:
     """A bridge with rules, and what its framework has published."""
     bridge = Bridge(url, replay_rules=rules, **options)
-    outbox = bridge.publishers[FRAMEWORK] = Outbox()
+    outbox = bridge.engine.context.publishers[FRAMEWORK] = Outbox()
     return bridge, outbox
 
 
 def bury(bridge: Bridge, letter_id: str, ago: timedelta, **fields: Any) -> None:
     """Bury a letter of the outbox that died some time ago."""
     assert bridge.store is not None
-    known = {"discarded_at": bridge.now() - ago, "framework": FRAMEWORK, **fields}
+    known = {"discarded_at": bridge.engine.now() - ago, "framework": FRAMEWORK, **fields}
     bridge.store.bury(letter(letter_id, **known))
 
 

@@ -59,7 +59,7 @@ def fleet(url: str, reservation: timedelta) -> Iterator[list[Bridge]]:
     """Two bridges, as long as a test needs them."""
     made = [Bridge(url, POLICY, reservation=reservation) for _ in range(2)]
     for bridge in made:
-        bridge.publishers[FRAMEWORK] = Outbox()
+        bridge.engine.context.publishers[FRAMEWORK] = Outbox()
     yield made
     for bridge in made:
         bridge.stop()
@@ -67,7 +67,7 @@ def fleet(url: str, reservation: timedelta) -> Iterator[list[Bridge]]:
 
 def begin(bridge: Bridge, job: Job, publication: str = "") -> Begun:
     """Deliver a job."""
-    return bridge.begin(job, job, bridge.task(), publication=publication)
+    return bridge.engine.begin(job, job, bridge.engine.task(), publication=publication)
 
 
 def run(bridge: Bridge, job: Job, publication: str = "") -> Run:
@@ -79,12 +79,12 @@ def run(bridge: Bridge, job: Job, publication: str = "") -> Run:
 
 def fail(bridge: Bridge, begun: Run) -> Job:
     """End a run with a retry, and return the job as its next message says."""
-    decision = bridge.judge(begun, ConnectionError("down"))
+    decision = bridge.engine.judge(begun, ConnectionError("down"))
     assert isinstance(decision, RetryAt)
-    job = bridge.after(begun.job, decision)
-    bridge.settled(begun, decision)
+    job = bridge.engine.after(begun.job, decision)
+    bridge.engine.settled(begun, decision)
     bare = Job(job.id, job.type, job.queue, job.attempt, fence=job.attempt - 1)
-    return decode(bridge.header(job).state, bare)._replace(next_retry_at=None)
+    return decode(bridge.engine.header(job).state, bare)._replace(next_retry_at=None)
 
 
 def abandon(url: str, job: Job = JOB, reservation: timedelta = SHORT) -> None:
@@ -112,19 +112,19 @@ def test_a_lost_attempt_is_a_failed_one(url: str, clock: list[timedelta], bridge
     first, second = bridges
     waiting = begin(first, JOB)
     assert isinstance(waiting, Postpone)
-    assert waiting.at - first.now() <= LONG
+    assert waiting.at - first.engine.now() <= LONG
     clock[0] = LONG
-    eventually(lambda: first.now() > waiting.at, what="the reservation ran out")
+    eventually(lambda: first.engine.now() > waiting.at, what="the reservation ran out")
     lost = begin(first, JOB)
     assert isinstance(lost, Lost)
     assert lost.failure.type == VISIBILITY_TIMEOUT
-    decision = first.judge(lost.run, lost.failure)
+    decision = first.engine.judge(lost.run, lost.failure)
     assert isinstance(decision, RetryAt)
     assert decision.delay == pytest.approx(0.2)
-    next_job = first.after(lost.run.job, decision)
+    next_job = first.engine.after(lost.run.job, decision)
     assert (next_job.attempt, next_job.errors[-1]["type"]) == (2, VISIBILITY_TIMEOUT)
     assert isinstance(begin(second, JOB), Postpone), "whoever judges it holds it"
-    first.settled(lost.run, decision)
+    first.engine.settled(lost.run, decision)
     assert isinstance(begin(second, JOB), Drop)
 
 
@@ -142,7 +142,7 @@ def test_the_last_lost_attempt_is_the_end(url: str, bridges: list[Bridge]) -> No
 
     eventually(lost, what="the attempt was found lost")
     assert isinstance(found[-1], Lost)
-    decision = bridge.judge(found[-1].run, found[-1].failure)
+    decision = bridge.engine.judge(found[-1].run, found[-1].failure)
     assert isinstance(decision, Discard)
     assert decision.cause == "exhausted"
 
@@ -152,8 +152,8 @@ def test_judging_a_lost_attempt_can_be_lost_too(url: str, hasty: list[Bridge]) -
     """It stays one lost attempt until what follows it is safe."""
     abandon(url)
     eventually(lambda: isinstance(begin(hasty[0], JOB), Lost), what="the attempt was found lost")
-    turn = next(iter(hasty[0]._turns._reservations._live))  # type: ignore[union-attr]
-    hasty[0]._turns._reservations.let_go(turn)  # type: ignore[union-attr]
+    turn = next(iter(hasty[0].engine._turns._reservations._live))  # type: ignore[union-attr]
+    hasty[0].engine._turns._reservations.let_go(turn)  # type: ignore[union-attr]
     found: list[Begun] = []
 
     def found_again() -> bool:
@@ -176,7 +176,7 @@ def test_a_heartbeat_extends_the_reservation(url: str) -> None:
         assert isinstance(duplicate, Postpone)
         assert duplicate.job.next_retry_at == duplicate.at
         time.sleep(0.05)
-    first.settled(begun, Complete())
+    first.engine.settled(begun, Complete())
     late = begin(second, JOB)
     assert isinstance(late, Drop)
     assert "late copy" in late.reason
@@ -192,7 +192,7 @@ def test_a_settled_job_does_not_run_again(bridges: list[Bridge]) -> None:
     assert isinstance(begin(first, retry), Drop)
     assert isinstance(begin(first, JOB), Drop)
     assert (again.attempt, again.fence) == (3, 2)
-    first.settled(run(first, again), Complete())
+    first.engine.settled(run(first, again), Complete())
     assert [type(begin(second, job)) for job in (JOB, retry, again)] == [Drop] * 3
 
 
@@ -200,21 +200,21 @@ def test_a_retry_may_begin_before_its_predecessor_is_settled(bridges: list[Bridg
     """It is published first, and then settles its turn: too late, and that harms nobody."""
     first, second = bridges
     begun = run(first, JOB)
-    decision = first.judge(begun, ConnectionError("down"))
-    retry = first.after(begun.job, decision)._replace(next_retry_at=None)
+    decision = first.engine.judge(begun, ConnectionError("down"))
+    retry = first.engine.after(begun.job, decision)._replace(next_retry_at=None)
     run(second, retry)
-    first.settled(begun, decision)
+    first.engine.settled(begun, decision)
     assert isinstance(begin(first, retry), Postpone)
 
 
 def test_a_job_that_is_given_back_has_used_nothing(bridges: list[Bridge]) -> None:
     """The next delivery runs the same attempt at once."""
     first, second = bridges
-    first.give_back(run(first, JOB))
+    first.engine.give_back(run(first, JOB))
     begun = run(second, JOB)
     assert begun.job.attempt == 1
     retry = fail(second, begun)
-    second.give_back(run(second, retry))
+    second.engine.give_back(run(second, retry))
     assert run(first, retry).job.attempt == 2
     assert isinstance(begin(second, JOB), Drop)
 
@@ -223,8 +223,8 @@ def test_a_snooze_runs_the_same_attempt_again(bridges: list[Bridge]) -> None:
     """Its fence tells it from a copy of the snoozed one."""
     first, second = bridges
     begun = run(first, JOB)
-    first.settled(begun, Complete())
-    snoozed = begun.job.snoozed(first.now())._replace(next_retry_at=None)
+    first.engine.settled(begun, Complete())
+    snoozed = begun.job.snoozed(first.engine.now())._replace(next_retry_at=None)
     assert run(second, snoozed).job.attempt == 1
 
 
@@ -233,8 +233,8 @@ def test_a_replay_is_no_late_copy(bridges: list[Bridge]) -> None:
     first, _ = bridges
     begun = run(first, JOB)
     decision = Discard("handler", Failure("a.b"), "why")
-    ended = first.after(begun.job, decision)
-    first.settled(begun, decision)
+    ended = first.engine.after(begun.job, decision)
+    first.engine.settled(begun, decision)
     assert isinstance(begin(first, JOB), Drop)
     assert run(first, ended.replayed()).job.attempt == 1
 
@@ -256,14 +256,14 @@ def test_who_buried_a_job_has_settled_it(bridges: list[Bridge]) -> None:
     """In one step; and an abandoned run is settled by who knows that its process is dead."""
     first, second = bridges
     begun = run(first, JOB)
-    resumed = second.resume(JOB, JOB, second.task(), process=os.getpid())
+    resumed = second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid())
     assert isinstance(resumed, Run)
     assert resumed.abandoned
-    decision = second.judge(resumed, Failure("worker_death", "killed"))
-    second.settled(resumed, decision)
+    decision = second.engine.judge(resumed, Failure("worker_death", "killed"))
+    second.engine.settled(resumed, decision)
     assert isinstance(begin(first, JOB), Drop)
-    assert isinstance(second.resume(JOB, JOB, second.task(), process=os.getpid()), Drop)
-    first.settled(begun, Complete())
+    assert isinstance(second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid()), Drop)
+    first.engine.settled(begun, Complete())
     assert isinstance(begin(first, JOB), Drop)
 
 
@@ -272,16 +272,16 @@ def test_a_run_that_was_taken_over_is_not_heard(hasty: list[Bridge]) -> None:
     """Neither before it sends its job on, nor when it writes a letter or parks a retry; and others are."""
     first, second = hasty
     late, heard = run(first, JOB), run(first, JOB._replace(id="j-2"))
-    first.let_run_out(late)
+    first.engine.let_run_out(late)
     eventually(lambda: isinstance(begin(second, JOB), Lost), what="the attempt was found lost")
     eventually(lambda: time.monotonic() - heard.since > 1.5 * SHORT.total_seconds())
     decision = DeadLetter("handler", Failure("a.b"), "why")
     for begun in (late, heard):
-        job = first.after(begun.job, decision)
+        job = first.engine.after(begun.job, decision)
         steps: list[Callable[[], None]] = [
-            partial(first.check_turn, begun),
-            partial(first.park, begun, job, first.now() + LONG, "why", FRAMEWORK, {}),
-            partial(first.bury, begun, job, decision, FRAMEWORK, {}),
+            partial(first.engine.check_turn, begun),
+            partial(first.engine.park, begun, job, first.engine.now() + LONG, "why", FRAMEWORK, {}),
+            partial(first.engine.bury, begun, job, decision, FRAMEWORK, {}),
         ]
         for step in steps:
             with pytest.raises(TakenOver, match="attempt 1") if begun is late else nullcontext():
@@ -295,7 +295,7 @@ def test_a_run_that_ends_within_its_reservation_asks_the_store_nothing(
 ) -> None:
     begun = run(bridges[0], JOB)
     monkeypatch.setattr(bridges[0].store, "extend", None)
-    bridges[0].check_turn(begun)
+    bridges[0].engine.check_turn(begun)
 
 
 def test_a_store_that_is_gone_keeps_no_run_from_being_heard(
@@ -309,7 +309,7 @@ def test_a_store_that_is_gone_keeps_no_run_from_being_heard(
     begun = run(hasty[0], JOB)
     monkeypatch.setattr(hasty[0].store, "extend", fail)
     eventually(lambda: time.monotonic() - begun.since > 2 * SHORT.total_seconds())
-    hasty[0].check_turn(begun)
+    hasty[0].engine.check_turn(begun)
 
 
 @pytest.mark.requirement("RET-12")
@@ -317,7 +317,7 @@ def test_a_process_that_died_before_anybody_knew_which_is_found_to_have_ended(ur
     """Long before its reservation runs out."""
     abandon(url, reservation=timedelta(minutes=1))
     bridge = Bridge(url, POLICY)
-    resumed = bridge.resume(JOB, JOB, bridge.task(), process=None)
+    resumed = bridge.engine.resume(JOB, JOB, bridge.engine.task(), process=None)
     assert isinstance(resumed, Run)
     assert resumed.abandoned
 
@@ -334,8 +334,8 @@ def test_a_sibling_that_died_is_not_waited_for(url: str) -> None:
     lost = begin(bridge, JOB)
     assert isinstance(lost, Lost)
     assert lost.failure.type == WORKER_DEATH
-    decision = bridge.judge(lost.run, lost.failure)
-    bridge.settled(lost.run, decision)
+    decision = bridge.engine.judge(lost.run, lost.failure)
+    bridge.engine.settled(lost.run, decision)
     assert isinstance(decision, RetryAt)
     assert isinstance(begin(stranger, JOB), Drop)
 
@@ -368,14 +368,16 @@ def test_a_process_that_died_with_a_copy_in_its_hands_costs_the_live_run_nothing
     """It had only found that somebody else runs the job, or that the job came early."""
     first, second = bridges
     begun = run(first, JOB)
-    found = second.resume(JOB, JOB, second.task(), process=os.getpid() + 1)
+    found = second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid() + 1)
     assert isinstance(found, Postpone)
-    first.settled(begun, Complete())
-    assert isinstance(second.resume(JOB, JOB, second.task(), process=os.getpid() + 1), Drop)
+    first.engine.settled(begun, Complete())
+    assert isinstance(second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid() + 1), Drop)
     other = run(first, JOB._replace(id="j-other"))
-    assert isinstance(second.resume(other.job, other.job, second.task(), process=None), Postpone)
-    early = JOB._replace(id="j-early", next_retry_at=first.now() + timedelta(minutes=1))
-    found = second.resume(early, early, second.task(), process=os.getpid())
+    assert isinstance(
+        second.engine.resume(other.job, other.job, second.engine.task(), process=None), Postpone
+    )
+    early = JOB._replace(id="j-early", next_retry_at=first.engine.now() + timedelta(minutes=1))
+    found = second.engine.resume(early, early, second.engine.task(), process=os.getpid())
     assert isinstance(found, Postpone)
     assert found.at == early.next_retry_at
 
@@ -389,19 +391,19 @@ def test_while_the_store_is_gone_jobs_wait(fail_open: bool, can_wait: bool, runs
         "sqlite:////nowhere/at/all.db", fail_open=fail_open, storage_retry=StorageRetry.disabled()
     )
     if runs:
-        begun = bridge.begin(JOB, JOB, bridge.task(), can_wait=can_wait)
+        begun = bridge.engine.begin(JOB, JOB, bridge.engine.task(), can_wait=can_wait)
         assert isinstance(begun, Run)
         assert begun.turn is None
-        bridge.settled(begun, Complete())
+        bridge.engine.settled(begun, Complete())
     else:
         with pytest.raises(StoreError):
-            bridge.begin(JOB, JOB, bridge.task(), can_wait=can_wait)
+            bridge.engine.begin(JOB, JOB, bridge.engine.task(), can_wait=can_wait)
 
 
 def test_a_job_that_runs_in_its_caller_is_not_reserved(bridges: list[Bridge]) -> None:
     """Nobody else can have it."""
     for bridge in bridges:
-        assert isinstance(bridge.begin(JOB, JOB, bridge.task(), reserve=False), Run)
+        assert isinstance(bridge.engine.begin(JOB, JOB, bridge.engine.task(), reserve=False), Run)
 
 
 def test_without_a_store_nothing_is_reserved() -> None:
@@ -426,10 +428,10 @@ def test_what_was_acknowledged_is_forgotten_after_a_while(
     monkeypatch.setattr(reservations, "_FORGET_AFTER", 0.0)
     first, second = hasty
     retry = fail(first, run(first, JOB._replace(id="j-2")))
-    first.settled(run(first, retry), Complete())
-    first.settled(run(first, JOB), Complete())
+    first.engine.settled(run(first, retry), Complete())
+    first.engine.settled(run(first, JOB), Complete())
     for job in (JOB, retry):
-        first.acknowledged(turn_of(job))
+        first.engine.acknowledged(turn_of(job))
     eventually(lambda: isinstance(begin(second, JOB), Run), what="it was forgotten")
     assert isinstance(begin(second, retry), Drop)
 
@@ -447,7 +449,7 @@ def test_many_threads_begin_the_first_jobs_of_a_process(url: str) -> None:
 
         with ThreadPoolExecutor(8) as pool:
             for begun in list(pool.map(start, jobs)):
-                bridge.settled(begun, Complete())
+                bridge.engine.settled(begun, Complete())
         assert all(isinstance(begin(bridge, job), Drop) for job in jobs)
 
 
@@ -457,10 +459,10 @@ def test_what_could_not_be_settled_is_settled_later() -> None:
         bridge = Bridge(server.url, POLICY, reservation=SHORT, storage_retry=StorageRetry.disabled())
         begun = run(bridge, JOB)
         server.kill()
-        bridge.settled(begun, Complete())
+        bridge.engine.settled(begun, Complete())
         server.start()
         # Who asked for the turn meanwhile would be given it as a lost one.
-        unsettled = bridge._turns._reservations._unsettled  # type: ignore[union-attr]
+        unsettled = bridge.engine._turns._reservations._unsettled  # type: ignore[union-attr]
         eventually(lambda: not unsettled, what="it was settled")
         assert isinstance(begin(Bridge(server.url), JOB), Drop)
         bridge.stop()
@@ -472,7 +474,7 @@ def test_a_reservation_whose_answer_was_lost_is_ours() -> None:
         patient = StorageRetry(max_attempts=12, initial_interval="PT0.5S")
         bridge = Bridge(f"{server.url}?socket_timeout=0.3", POLICY, storage_retry=patient)
         first = JOB._replace(id="j-0")
-        bridge.settled(run(bridge, first), Complete())
+        bridge.engine.settled(run(bridge, first), Complete())
         os.kill(server.pid, signal.SIGSTOP)
         threading.Timer(0.8, os.kill, (server.pid, signal.SIGCONT)).start()
         assert run(bridge, JOB).turn == turn_of(JOB)

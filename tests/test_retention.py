@@ -29,7 +29,7 @@ def fill(bridge: Bridge, ages: dict[str, int], queue: str = "default") -> Store:
     """Bury letters of so many days."""
     assert bridge.store is not None
     for letter_id, days in ages.items():
-        bridge.store.bury(letter(letter_id, discarded_at=bridge.now() - days * DAY, queue=queue))
+        bridge.store.bury(letter(letter_id, discarded_at=bridge.engine.now() - days * DAY, queue=queue))
     return bridge.store
 
 
@@ -86,7 +86,7 @@ def test_an_archive_has_only_what_was_pruned(url: str, tmp_path: Path) -> None:
     archive = tmp_path / "dead.jsonl"
     bridge = Bridge(url, retention=Retention("P30D", archive=archive))
     store = fill(bridge, {"held": 41, "old": 40})
-    held = store.claim(["held"], now=bridge.now(), seconds=60)
+    held = store.claim(["held"], now=bridge.engine.now(), seconds=60)
     assert bridge.dead_letters.prune() == 1
     assert [json.loads(line)["id"] for line in archive.read_text().splitlines()] == ["old"]
     assert ids(store) == ["held"]
@@ -100,7 +100,7 @@ def test_an_archive_that_cannot_be_written_loses_nothing(url: str, tmp_path: Pat
     with pytest.raises(FileNotFoundError):
         bridge.dead_letters.prune()
     assert ids(store) == ["old"]
-    assert store.claim(["old"], now=bridge.now(), seconds=60).letters, "it can be replayed at once"
+    assert store.claim(["old"], now=bridge.engine.now(), seconds=60).letters, "it can be replayed at once"
 
 
 @pytest.mark.requirement("DLQ-005")
@@ -129,7 +129,7 @@ def test_one_worker_of_a_fleet_prunes_at_a_time(url: str, monkeypatch: pytest.Mo
 def test_who_died_while_pruning_stands_in_nobodys_way(url: str) -> None:
     """The next five minutes have a turn of their own."""
     bridge = Bridge(url, retention=Retention("P30D"))
-    store, now = fill(bridge, {"old": 40}), bridge.now()
+    store, now = fill(bridge, {"old": 40}), bridge.engine.now()
     until = now + timedelta(minutes=10)
     turn = turn_at("prune", PERIOD, now)
     store.reserve(turn, publication="", holder="dead", mark="its", now=now, until=until)

@@ -61,8 +61,8 @@ RULES: list[tuple[Any, BaseException, bool]] = [
 def test_what_is_retried(said: Any, raised: BaseException, retried: bool) -> None:
     """The decision says why a failure is not."""
     bridge = Bridge()
-    task = bridge.task(retry_on=RetryOn(said))
-    decision = bridge.judge(bridge.admit(JOB, JOB, task), raised)  # type: ignore[arg-type]
+    task = bridge.engine.task(retry_on=RetryOn(said))
+    decision = bridge.engine.judge(bridge.engine.admit(JOB, JOB, task), raised)  # type: ignore[arg-type]
     assert isinstance(decision, RetryAt) == retried
     assert (NOT_ASKED in decision.reason) != retried
 
@@ -71,15 +71,17 @@ def test_what_is_retried(said: Any, raised: BaseException, retried: bool) -> Non
 def test_a_lost_attempt_is_retried_whatever_is_asked(error_type: str) -> None:
     """No code has failed; the delivery would have come again without the bridge, too."""
     bridge = Bridge()
-    run = bridge.admit(JOB, JOB, bridge.task(retry_on=RetryOn("asked")))
-    assert isinstance(bridge.judge(run, Failure(error_type)), RetryAt)  # type: ignore[arg-type]
+    run = bridge.engine.admit(JOB, JOB, bridge.engine.task(retry_on=RetryOn("asked")))
+    assert isinstance(bridge.engine.judge(run, Failure(error_type)), RetryAt)  # type: ignore[arg-type]
 
 
 def test_a_response_code_and_the_end_of_a_job_are_as_ever() -> None:
     """`on_exhaustion` says what becomes of what is not asked; a code comes first."""
     bridge = Bridge(errors={Closed: ("shop.closed", "DISCARD")})
-    task = bridge.task({"on_exhaustion": "dead_letter"}, retry_on=RetryOn("asked"))
-    ends = [bridge.judge(bridge.admit(JOB, JOB, task), raised) for raised in (SoldOut(), Closed())]
+    task = bridge.engine.task({"on_exhaustion": "dead_letter"}, retry_on=RetryOn("asked"))
+    ends = [
+        bridge.engine.judge(bridge.engine.admit(JOB, JOB, task), raised) for raised in (SoldOut(), Closed())
+    ]
     assert [type(end).__name__ for end in ends] == ["DeadLetter", "Discard"]
     assert ends[0].reason == f"attempt 1 of 3 failed with tests.test_retry_on.SoldOut, {NOT_ASKED}"
 

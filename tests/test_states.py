@@ -27,7 +27,7 @@ def fill(bridge: Bridge) -> Store:
     for name, queue in {"p-1": "mail", "p-2": "mail", "p-3": "billing"}.items():
         store.park(parked(name, 3600, queue=queue))
     for name, queue in {"d-1": "billing", "d-2": "web"}.items():
-        store.bury(letter(name, queue=queue, discarded_at=bridge.now()))
+        store.bury(letter(name, queue=queue, discarded_at=bridge.engine.now()))
     return store
 
 
@@ -44,7 +44,7 @@ def test_counts_by_state(bridge: Bridge) -> None:
 def test_what_changes_state_is_counted_there(bridge: Bridge) -> None:
     """A retry that is being published is one until it has been; a letter that has gone is none."""
     store = fill(bridge)
-    later = bridge.now() + timedelta(hours=2)
+    later = bridge.engine.now() + timedelta(hours=2)
     due = store.claim_due("dramatiq", now=later, until=later + timedelta(minutes=1), limit=2)
     assert bridge.counts()["retryable"] == 3
     store.unpark(due.retries, due.claim)

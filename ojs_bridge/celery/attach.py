@@ -20,7 +20,8 @@ from kombu.exceptions import SerializationError
 
 from ..bridge import Bridge
 from ..config.policies import Policies
-from ..engine.publishing import Override
+from ..engine.engine import Engine
+from ..engine.ports import Override
 from ..engine.retry_on import RetryOn
 from ..engine.runs import NOTHING, Native, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy, Unpublishable, Unreachable
@@ -65,14 +66,16 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
         return found
     prepare(app)
     bridge = app.__dict__.setdefault(_BRIDGE, bridge or Bridge())
-    bridge.register(FRAMEWORK, CeleryPublisher(app), _dead_queues_of(app, bridge))
+    bridge.engine.register(FRAMEWORK, CeleryPublisher(app), _dead_queues_of(app, bridge))
     if bridge.store:
         signals.task_postrun.connect(_settle_success, weak=False)
     return bridge
 
 
 def _dead_queues_of(app: Celery, bridge: Bridge) -> dead_queues.CeleryDeadQueues:
-    return dead_queues.CeleryDeadQueues(app, bridge, lambda name: task_policy(app, app.tasks.get(name)))
+    return dead_queues.CeleryDeadQueues(
+        app, bridge.engine, lambda name: task_policy(app, app.tasks.get(name))
+    )
 
 
 def prepare(app: Celery) -> None:
@@ -109,21 +112,21 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
     It is resolved once, and again when a native option that Celery reads at each retry has another value.
     """
     if task is None or not is_bridged(task):
-        return attach(app).task(reserved=RESERVED)
+        return attach(app).engine.task(reserved=RESERVED)
     options = task.max_retries, task.default_retry_delay
     found: tuple[Any, TaskPolicy] | None = vars(task).get(_TASK_POLICY)
     if found is None or found[0] != options:
-        found = options, resolved(attach(app), task, policies_of(app), task.ojs_native)
+        found = options, resolved(attach(app).engine, task, policies_of(app), task.ojs_native)
         setattr(task, _TASK_POLICY, found)
     return found[1]
 
 
-def resolved(bridge: Bridge, task: Any, policies: Policies, native: Native | None) -> TaskPolicy:
+def resolved(engine: Engine, task: Any, policies: Policies, native: Native | None) -> TaskPolicy:
     """Return what a task's jobs are retried under; raises InvalidRetryPolicy and ConfigurationError."""
     said = getattr(task, "ojs_retry_on", None)
     own = None if said is None else RetryOn(said, f"task {task.name}: ojs_retry_on")
     try:
-        return bridge.task(
+        return engine.task(
             *(policies.of(task.name) or ()),
             getattr(task, "ojs_retry", None),
             errors=getattr(task, "ojs_errors", None),
@@ -159,7 +162,7 @@ class CeleryPublisher:
             wire.HEADER: header.text,
         }
         expires = wire.expiry(self._app, kept.headers)
-        if expires and expires <= attach(self._app).now():
+        if expires and expires <= attach(self._app).engine.now():
             changes["expires"] = None
         self._publish(kept, changes, {"queue": override.queue} if override.queue else None)
 
@@ -228,12 +231,12 @@ def _bound(found: Any, app: Celery) -> Any:
 
 def header_for(app: Celery, name: str, partial: AnyPartial) -> str:
     """Return the `ojs` header of a job that brings a partial policy; raises InvalidRetryPolicy."""
-    bridge = attach(app)
+    engine = attach(app).engine
     task = app._tasks.get(name)
     if task is not None and not is_bridged(task):
         raise InvalidRetryPolicy([f"{RETRY_OPTION} of {name}: this task is not under the bridge"])
     try:
-        return bridge.initial_header(Job("", name, ""), task_policy(app, task), partial).text
+        return engine.initial_header(Job("", name, ""), task_policy(app, task), partial).text
     except InvalidRetryPolicy as error:
         raise error.under(f"{RETRY_OPTION} of {name}") from None
 

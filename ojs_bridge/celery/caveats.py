@@ -42,7 +42,7 @@ def _check_visibility(app: Celery, bridge: Bridge) -> None:
     seconds = visibility_timeout(app)
     if seconds <= 0:
         raise ConfigurationError(f"visibility_timeout: {seconds!r} must be greater than zero seconds")
-    longest = bridge.park_after.total_seconds()
+    longest = bridge.settings.park_after.total_seconds()
     if bridge.store is not None and seconds < longest:
         logger.warning(
             "visibility_timeout is %g s, less than park_after, %g s: retries wait in Redis for longer than "

@@ -11,7 +11,7 @@ from typing import Any
 from celery import Task
 from celery.exceptions import Ignore, Retry
 
-from ..bridge import Bridge
+from ..engine.engine import Engine
 from ..engine.runs import Postpone, Refuse, Run
 from ..engine.turns import TakenOver
 from ..errors import InvalidState, StoreError
@@ -46,9 +46,9 @@ class Conclusion:
     """The end of one delivery; every method returns the exception that tells Celery of it."""
 
     def __init__(
-        self, bridge: Bridge, task: Task, request: Any, delivery: Delivery, wish: Wish | Unsettled | None
+        self, engine: Engine, task: Task, request: Any, delivery: Delivery, wish: Wish | Unsettled | None
     ) -> None:
-        self._bridge = bridge
+        self._engine = engine
         self._task = task
         self._request = request
         self._delivery = delivery
@@ -62,7 +62,7 @@ class Conclusion:
         over is dropped.
         """
         try:
-            self._bridge.check_turn(begun)
+            self._engine.check_turn(begun)
             return self._carry_out(begun, decision, shown)
         except TakenOver as late:
             return dropped(begun.job, late)
@@ -74,8 +74,8 @@ class Conclusion:
             if self._delivery.returnable and isinstance(error, self._out_of_reach()):
                 return self._leave(begun, decision, shown, error)
             logger.exception("job %s: what was decided cannot be carried out", begun.job.id)
-            return self._keep(begun, self._bridge.impossible(begun.job, decision, error), shown)
-        self._bridge.settled(begun, decision)
+            return self._keep(begun, self._engine.impossible(begun.job, decision, error), shown)
+        self._engine.settled(begun, decision)
         return signal
 
     def refuse(self, refused: Refuse) -> Exception:
@@ -86,7 +86,7 @@ class Conclusion:
         """Send a job on that came before its time."""
         ignored: Exception = Ignore()
         try:
-            changes = {HEADER: self._bridge.header(begun.job).text}
+            changes = {HEADER: self._engine.header(begun.job).text}
             self._hand_on(begun, begun.job, begun.at, "came before its time", changes)
         except Exception as error:
             # Who holds its turn ends it; any other job that no message can carry would wait for ever.
@@ -94,7 +94,7 @@ class Conclusion:
             if self._delivery.returnable and passes:
                 return self.wait(error)
             logger.exception("job %s cannot be put off", begun.job.id)
-            refused = Refuse(begun.job, self._bridge.impossible(begun.job, None, error))
+            refused = Refuse(begun.job, self._engine.impossible(begun.job, None, error))
             return self._keep(refused, refused.decision, RefusedJob(refused.decision.reason))
         return ignored
 
@@ -105,7 +105,7 @@ class Conclusion:
     def _execute(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         match decision:
             case RetryAt() | Snooze():
-                job = self._bridge.after(begun.job, decision)
+                job = self._engine.after(begun.job, decision)
                 signal: Exception = self._send_on(begun, job, decision, shown)
                 return signal
             case DeadLetter():
@@ -117,7 +117,7 @@ class Conclusion:
             self._bury(begun, decision)
         except Exception as error:  # noqa: BLE001 - the delivery itself is the last place for the job
             return self._leave(begun, decision, shown, error)
-        self._bridge.settled(begun, decision)
+        self._engine.settled(begun, decision)
         return shown
 
     def _leave(
@@ -125,7 +125,7 @@ class Conclusion:
     ) -> Exception:
         """Leave an outcome that has no place now to the worker; if the worker dies, the attempt is lost."""
         if isinstance(begun, Run):
-            self._bridge.let_run_out(begun)
+            self._engine.let_run_out(begun)
         if isinstance(decision, (RetryAt, Snooze)):
             shown = self._reason(shown) or shown
         wish = self._wish
@@ -153,10 +153,10 @@ class Conclusion:
         signal.__context__ = shown
         if self._request.is_eager:
             # Eager retries run at once: a due time would only postpone them.
-            header = self._bridge.header(job._replace(next_retry_at=None)).text
+            header = self._engine.header(job._replace(next_retry_at=None)).text
             signal.sig = self._eager_signature(job, {**(self._request.headers or {}), HEADER: header})
         else:
-            changes = {"retries": job.attempt - 1, HEADER: self._bridge.header(job).text}
+            changes = {"retries": job.attempt - 1, HEADER: self._engine.header(job).text}
             store_retry(self._task, self._request, signal)
             self._hand_on(begun, job, decision.at, decision.reason, changes)
         return signal
@@ -173,18 +173,18 @@ class Conclusion:
 
         def park() -> None:
             message = {**sending.parked(wire, headers, options), **self._parameters()}
-            self._bridge.park(begun, job, at, reason, FRAMEWORK, message)
+            self._engine.park(begun, job, at, reason, FRAMEWORK, message)
 
         def publish() -> None:
-            self._bridge.insist(
+            self._engine.insist(
                 lambda: sending.publish(app, wire, headers, due=at, options=options, told=told), out_of_reach
             )
 
-        first, second = (park, publish) if self._bridge.parks(at) else (publish, park)
+        first, second = (park, publish) if self._engine.parks(at) else (publish, park)
         try:
             first()
         except out_of_reach as error:
-            if self._bridge.store is None:
+            if self._engine.store is None:
                 raise
             second()
             logger.warning("job %s: %r; it is kept the other way", job.id, error)
@@ -208,12 +208,12 @@ class Conclusion:
         )
 
     def _bury(self, begun: Run | Refuse, decision: DeadLetter) -> None:
-        job = self._bridge.after(begun.job, decision)
+        job = self._engine.after(begun.job, decision)
         wire = self._delivery.wire
-        if self._bridge.store is not None:
+        if self._engine.store is not None:
             try:
                 message = {**wires.to_json(wire), **self._parameters()}
-                self._bridge.bury(begun, job, decision, FRAMEWORK, message)
+                self._engine.bury(begun, job, decision, FRAMEWORK, message)
             except Exception:
                 self._bury_in_broker(wire, job)
                 logger.exception("job %s: kept in the broker's dead queue, not in the store", job.id)
@@ -230,7 +230,7 @@ class Conclusion:
 
     def _final_state(self, job: Job) -> dict[str, str]:
         try:
-            return {HEADER: self._bridge.header(job, ended=True).text}
+            return {HEADER: self._engine.header(job, ended=True).text}
         except InvalidState:
             logger.exception("job %s: its dead letter keeps the state that it came with", job.id)
             return {}

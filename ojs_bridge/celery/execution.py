@@ -12,7 +12,7 @@ from billiard.exceptions import WorkerLostError
 from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from ..bridge import Bridge
+from ..engine.engine import Engine
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..engine.turns import TakenOver
 from ..errors import StoreError
@@ -46,12 +46,12 @@ class LostAttempt(Exception):
 class Ended:
     """A run that succeeded, whose turn is settled when Celery has carried its success on."""
 
-    bridge: Bridge
+    engine: Engine
     run: Run
 
     def settle(self) -> None:
         """Settle it and tell of it; never raises."""
-        self.bridge.settled(self.run, Complete())
+        self.engine.settled(self.run, Complete())
 
 
 class Execution:
@@ -63,7 +63,7 @@ class Execution:
         self._delivery = Delivery(task, request)
         self._wish: Wish | None = None
         self._begun: Run | None = None
-        self.bridge: Bridge = attach(task.app)
+        self.engine: Engine = attach(task.app).engine
 
     @property
     def _policy(self) -> TaskPolicy:
@@ -74,7 +74,7 @@ class Execution:
         if self._delivery.unsettled is not None:
             with undisturbed():
                 raise self._safely(self._end, self._delivery.unsettled)
-        if self.bridge.store or self.bridge.listened_to or not self._delivery.is_plain:
+        if self.engine.store or self.engine.listened_to or not self._delivery.is_plain:
             self._begin_in_time()
         # Otherwise there is nothing to read and nobody to tell: the job is begun when it fails.
         try:
@@ -92,7 +92,7 @@ class Execution:
             raised = self._wish.signal
         if not is_the_tasks_own(raised, self._task, self._request):
             if self._begun is not None:
-                self.bridge.give_back(self._begun)
+                self.engine.give_back(self._begun)
             raise raised
         with undisturbed():
             signal = self._settle(raised)
@@ -101,7 +101,7 @@ class Execution:
     def ask(self, wish: Wish) -> BaseException:
         """Take what `self.retry(...)` asks for, and return what it raises; raises ValueError for no time."""
         begun = self._limited(self._as_of_now(self._begun or self._begin()), wish)
-        wish.decision = self.bridge.judge(begun, self._outcome(begun, wish.signal, wish))
+        wish.decision = self.engine.judge(begun, self._outcome(begun, wish.signal, wish))
         self._wish, self._begun = wish, begun
         return wish.answer()
 
@@ -121,7 +121,7 @@ class Execution:
         """Return the run that another process of this machine began and did not end."""
         bare = self._delivery.bare_job()
         job, publication = self._delivery.job(bare), self._delivery.publication
-        return self.bridge.resume(job, bare, self._policy, publication=publication, process=process)
+        return self.engine.resume(job, bare, self._policy, publication=publication, process=process)
 
     def judge_crash(self, begun: Run, crash: Exception) -> Decision:
         """Return what becomes of a job whose process was killed, or died; no code of the task heard of it.
@@ -130,7 +130,7 @@ class Execution:
         """
         lost = isinstance(crash, WorkerLostError) and self._task.acks_late
         final = None if lost else begun.retry_on.rules_out(crash)
-        return self.bridge.judge(begun, outcome_of(crash, begun.task.errors, final))
+        return self.engine.judge(begun, outcome_of(crash, begun.task.errors, final))
 
     def conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
         """Carry a decision out and return the exception that tells Celery of it."""
@@ -145,7 +145,7 @@ class Execution:
         logger.error("job %s could not be begun", self._request.id, exc_info=error)
         conclusion = self._conclusion()
         try:
-            return conclusion.refuse(self.bridge.unbegun(self._delivery.known_job(), error))
+            return conclusion.refuse(self.engine.unbegun(self._delivery.known_job(), error))
         except Exception as worse:  # noqa: BLE001 - the delivery itself is the last place for the job
             return conclusion.leave(worse)
 
@@ -153,13 +153,13 @@ class Execution:
         """Send a job on that came before its time; raises what tells Celery of it."""
         with undisturbed():
             job = self._delivery.job(self._delivery.bare_job())
-            early = self.bridge.early(job) if isinstance(job, Job) else None
+            early = self.engine.early(job) if isinstance(job, Job) else None
             if early is not None:
                 raise self.postpone(early)
 
     def send_on(self) -> Exception:
         """Have a job that waits delivered anew, and return the exception that tells Celery of it."""
-        job, at = self._delivery.job(self._delivery.bare_job()), self.bridge.now() + SOON
+        job, at = self._delivery.job(self._delivery.bare_job()), self.engine.now() + SOON
         if not isinstance(job, Job):
             return Held("its message cannot be read")
         return self.postpone(Postpone(job.waiting(at), at))
@@ -180,20 +180,20 @@ class Execution:
                 return ignored
 
     def _conclusion(self, unsettled: Unsettled | None = None) -> Conclusion:
-        return Conclusion(self.bridge, self._task, self._request, self._delivery, unsettled or self._wish)
+        return Conclusion(self.engine, self._task, self._request, self._delivery, unsettled or self._wish)
 
     def _succeed(self) -> None:
         """End the run; one that is reserved when Celery has stored its result and sent what follows it."""
         if self._begun is None:
             return
-        end, job = Ended(self.bridge, self._begun), self._begun.job
+        end, job = Ended(self.engine, self._begun), self._begun.job
         if job.replay_count:
             reopen_chord(self._task, self._request)
         if self._begun.turn is None:
             end.settle()
             return
         try:
-            self.bridge.check_turn(self._begun)
+            self.engine.check_turn(self._begun)
         except TakenOver as late:
             raise dropped(self._begun.job, late) from None
         self._request.ojs_ended = end
@@ -210,8 +210,8 @@ class Execution:
 
     def _out_of_time(self, struck: SoftTimeLimitExceeded) -> Exception:
         bare = self._delivery.bare_job()
-        begun = self.bridge.admit(self._delivery.job(bare), bare, self._policy)
-        decision = begun.decision if isinstance(begun, Refuse) else self.bridge.judge(begun, struck)
+        begun = self.engine.admit(self._delivery.job(bare), bare, self._policy)
+        decision = begun.decision if isinstance(begun, Refuse) else self.engine.judge(begun, struck)
         return self.conclude(begun, decision, struck)
 
     def _safely(self, end: Callable[[T], Exception], what: T) -> Exception:
@@ -240,7 +240,7 @@ class Execution:
 
     def _asked(self) -> Begun:
         bare = self._delivery.bare_job()
-        return self.bridge.begin(
+        return self.engine.begin(
             self._delivery.job(bare),
             bare,
             self._policy,
@@ -252,11 +252,11 @@ class Execution:
     def _not_run(self, begun: Lost | Postpone | Drop | Refuse) -> Exception:
         match begun:
             case Lost() if carried_on(self._task, self._request, begun.since):
-                self.bridge.settled(begun.run, Complete())
+                self.engine.settled(begun.run, Complete())
                 known: Exception = Ignore("its worker had stored its success before it died")
                 return known
             case Lost():
-                decision = self.bridge.judge(begun.run, begun.failure)
+                decision = self.engine.judge(begun.run, begun.failure)
                 return self.conclude(begun.run, decision, LostAttempt(begun.failure.message))
             case Postpone():
                 return self.postpone(begun)
@@ -271,9 +271,9 @@ class Execution:
         if self._begun is None:
             return
         if isinstance(signal, Reject) and signal.requeue:
-            self.bridge.give_back(self._begun)
+            self.engine.give_back(self._begun)
         else:
-            self.bridge.let_end(self._begun)
+            self.engine.let_end(self._begun)
 
     def _settle(self, raised: BaseException) -> Exception:
         wish = self._wish
@@ -286,10 +286,10 @@ class Execution:
     def _judged(self, begun: Run, raised: BaseException) -> Decision:
         try:
             begun = self._as_of_now(begun)
-            return self.bridge.judge(begun, self._outcome(begun, raised))
+            return self.engine.judge(begun, self._outcome(begun, raised))
         except Exception as error:
             logger.exception("job %s: its failure cannot be judged", begun.job.id)
-            return self.bridge.impossible(begun.job, None, error)
+            return self.engine.impossible(begun.job, None, error)
 
     def _as_of_now(self, begun: Run) -> Run:
         """Return a run under what its task says by now: the code of a task may set its native options."""
@@ -299,4 +299,4 @@ class Execution:
         )
 
     def _outcome(self, begun: Run, raised: BaseException, wish: Wish | None = None) -> Outcome:
-        return outcome(self._task, raised, wish, begun, self.bridge.now())
+        return outcome(self._task, raised, wish, begun, self.engine.now())

@@ -178,7 +178,7 @@ class Holding(bootsteps.StartStopStep):  # type: ignore[misc]
         with self._lock:
             waiting = tuple(self._waiting.values())
         needy = any(one.needs_store for one in waiting)
-        answers = needy and attach(self._consumer.app).store_answers()
+        answers = needy and attach(self._consumer.app).engine.store_answers()
         for one in waiting:
             if answers or not one.needs_store:
                 self._retry(one)

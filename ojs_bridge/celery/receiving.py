@@ -133,20 +133,20 @@ def _keep(app: Celery, task: Task, message: Any, error: Exception) -> None:
     wire = wires.delivered(app, parts, message.properties or {}, message.delivery_info or {})
     wire = replace(wire, headers={name: _flat(value) for name, value in wire.headers.items()})
     job = _job(task.name, wire)
-    bridge = attach(app)
-    refused = bridge.unbegun(job, error)
-    with bridge.at_once():
+    engine = attach(app).engine
+    refused = engine.unbegun(job, error)
+    with engine.at_once():
         try:
             # A dead letter is found, and sent again, by its id.
             kept = {**wires.to_json(wire), "parameters": [*parameters_of(task.run)]} if job.id else None
-            if bridge.store is None or kept is None:
+            if engine.store is None or kept is None:
                 raise LookupError("there is no store, or the message has no id")
-            ended = bridge.after(job, refused.decision)
-            bridge.bury(refused, ended, refused.decision, FRAMEWORK, kept)
+            ended = engine.after(job, refused.decision)
+            engine.bury(refused, ended, refused.decision, FRAMEWORK, kept)
         except Exception:  # noqa: BLE001 - whatever it is, the broker is the next place
             sending.bury(app, wire, {})
             logger.error("job %s: kept in the broker's dead queue as it came: %r", job.id, error)
-    bridge.settled(refused, refused.decision)
+    engine.settled(refused, refused.decision)
     with Harmless(job):
         task.backend.mark_as_failure(job.id, error)
 

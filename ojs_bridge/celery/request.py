@@ -54,11 +54,11 @@ class OJSRequest(Request):  # type: ignore[misc]
             logger.exception("job %s: the store keeps its last reservation for a day", self.id)
 
     def _ojs_forget(self) -> None:
-        headers, bridge = self._request_dict, attach(self._app)
-        if bridge.store is None or not self.acknowledged or self._ojs_outside:
+        headers, engine = self._request_dict, attach(self._app).engine
+        if engine.store is None or not self.acknowledged or self._ojs_outside:
             return
         if not headers.get("retries") and HEADER not in headers:
-            bridge.acknowledged(Turn(key_of(str(self.id), chain_of(headers)), 0))
+            engine.acknowledged(Turn(key_of(str(self.id), chain_of(headers)), 0))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; what the child could not report, because it died, is judged here."""
@@ -97,7 +97,7 @@ class OJSRequest(Request):  # type: ignore[misc]
     def ojs_send_on(self) -> bool:
         """Publish the message anew and acknowledge it; return whether that could be done."""
         execution = self._ojs_execution()
-        with execution.bridge.at_once():
+        with execution.engine.at_once():
             sent = isinstance(execution.send_on(), Ignore)
         if sent:
             task_ready(self)
@@ -122,7 +122,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         headers = self._request_dict
         bare = Job(str(self.id), self.task.name, "", 1 + (count_of(headers.get("retries")) or 0))
         job = decoded(headers.get(HEADER), bare)
-        return not (isinstance(job, Job) and attach(self._app).early(job))
+        return not (isinstance(job, Job) and attach(self._app).engine.early(job))
 
     def _ojs_succeeded(self, crash: Exception) -> bool:
         """Return whether the task had succeeded before its process died (Celery 5.7 and newer look)."""
@@ -138,10 +138,10 @@ class OJSRequest(Request):  # type: ignore[misc]
         self._ojs_settled = True
         task_ready(self)
         execution = self._ojs_execution()
-        with execution.bridge.at_once():
+        with execution.engine.at_once():
             begun = execution.resume(self.worker_pid)
             if isinstance(begun, Run):
-                execution.bridge.give_back(begun)
+                execution.engine.give_back(begun)
 
     def _ojs_end(
         self, exc: Exception, exc_info: Any, process: int | None, natively: Callable[[], object]
@@ -151,7 +151,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         # This is the worker's main process, which must not wait.
         try:
             execution = self._ojs_execution()
-            with execution.bridge.at_once():
+            with execution.engine.at_once():
                 signal = self._ojs_judged(execution, exc, process)
         except Exception as error:
             logger.exception("job %s: its crash cannot be judged", self.id)

@@ -40,4 +40,4 @@ def check(app: Celery) -> None:
     check_canary(app)
     bridge = attach(app)
     say_caveats(app, bridge)
-    bridge.try_store("`<queue>.dead` on the broker")
+    bridge.engine.try_store("`<queue>.dead` on the broker")

@@ -40,7 +40,7 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, newest first; the cursor of the next page goes to stderr."""
-    letters, kind = place.bridge.dead_letters, which.kind(place.bridge.now())
+    letters, kind = place.bridge.dead_letters, which.kind(place.bridge.engine.now())
     if everything:
         show_letters(every(letters, kind), place.in_namespace, as_json=as_json)
         return
@@ -100,7 +100,7 @@ def purge(
     """Delete all dead letters of a kind; asks."""
     if which == Which() and not everything:
         raise ValueError("purge: say which: options such as --queue and --type, or --all")
-    letters, kind = place.bridge.dead_letters, which.kind_until(place.bridge.now())
+    letters, kind = place.bridge.dead_letters, which.kind_until(place.bridge.engine.now())
     matched = count(every(letters, kind))
     if dry_run:
         show_matched(matched, "deleted", as_json=as_json)
@@ -162,7 +162,7 @@ def _limits(place: Place, max_age: str | None, max_count: int | None) -> Retenti
 
 def _excess(place: Place, retention: Retention) -> int:
     """Return how many letters exceed a retention."""
-    now, excess = place.bridge.now(), 0
+    now, excess = place.bridge.engine.now(), 0
     for where, limits in retention.rules():
         old = place.kept.count(replace(where, until=now - limits.age))
         excess += max(old, place.kept.count(where) - limits.max_count)

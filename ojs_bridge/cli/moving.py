@@ -33,7 +33,7 @@ def export(
 
     With --app the app's redaction hides what it hides everywhere, and the lines cannot be imported.
     """
-    letters, kind = place.bridge.dead_letters, which.kind_until(place.bridge.now())
+    letters, kind = place.bridge.dead_letters, which.kind_until(place.bridge.engine.now())
     if file == _PIPE:
         for line in letters.export(**kind):
             sys.stdout.write(line + "\n")

@@ -83,7 +83,7 @@ def replay(
     if ids:
         overrides = changes.read()
         return each(ids, lambda letter_id: letters.retry(letter_id, **overrides), "replayed", as_json=as_json)
-    kind = which.kind_until(bridge.now())
+    kind = which.kind_until(bridge.engine.now())
     stuck = Counter[str]()
     matched = count(_noting(every(letters, kind), letters, stuck))
     if dry_run:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from dramatiq.broker import MessageProxy
 from dramatiq.common import current_millis
 
-from ..bridge import Bridge
+from ..engine.engine import Engine
 from ..engine.runs import Run
 from ..spec.decision import Complete
 from ..store import Settle
@@ -46,12 +46,12 @@ class Joint(Protocol):
 class Acknowledging:
     """Settles and acknowledges what succeeded under one bridge, on any broker."""
 
-    def __init__(self, bridge: Bridge) -> None:
-        self._bridge = bridge
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def settle(self, run: Run) -> None:
         """Settle a run; never raises."""
-        self._bridge.settled(run, Complete())
+        self._engine.settled(run, Complete())
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
         """Acknowledge a settled run's message; raises what `ack` raises."""
@@ -65,8 +65,8 @@ class Acknowledging:
 class RedisAcknowledging(Acknowledging):
     """Settles and acknowledges what succeeded on one RedisBroker, in one step if one server does both."""
 
-    def __init__(self, broker: Any, bridge: Bridge) -> None:
-        super().__init__(bridge)
+    def __init__(self, broker: Any, engine: Engine) -> None:
+        super().__init__(engine)
         self._broker = broker
         self._script = broker.client.register_script(
             f"local function companion(keys, words) {_ACKNOWLEDGE} end return companion(KEYS, ARGV)"
@@ -80,21 +80,21 @@ class RedisAcknowledging(Acknowledging):
         if joint is None:
             return False
         keys, words = self._keys_of(message._message.queue_name), self._words_of(message)
-        self._bridge.succeeded(run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words)))
+        self._engine.succeeded(run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words)))
         return True
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
         """Acknowledge, and have the store forget what cannot come again."""
         if self._script(keys=self._keys_of(message._message.queue_name), args=self._words_of(message)):
-            self._bridge.acknowledged(run.turn)
+            self._engine.acknowledged(run.turn)
 
     def _take_note(self, run: Run, settled: bool, acknowledged: bool) -> bool:
         if acknowledged:
-            self._bridge.acknowledged(run.turn)
+            self._engine.acknowledged(run.turn)
         return settled
 
     def _find_joint(self) -> Joint | None:
-        offer: Callable[..., Joint | None] | None = getattr(self._bridge.store, "joint", None)
+        offer: Callable[..., Joint | None] | None = getattr(self._engine.store, "joint", None)
         if offer is None:
             return None
         client = self._broker.client
@@ -143,9 +143,9 @@ class Ending:
             self._by.settle(self._run)
 
 
-def acknowledging_on(broker: Any, bridge: Bridge) -> Acknowledging:
+def acknowledging_on(broker: Any, engine: Engine) -> Acknowledging:
     """Return how jobs that succeeded leave this broker."""
-    return RedisAcknowledging(broker, bridge) if bridge.store and is_redis(broker) else Acknowledging(bridge)
+    return RedisAcknowledging(broker, engine) if engine.store and is_redis(broker) else Acknowledging(engine)
 
 
 def _response_error() -> type[Exception]:

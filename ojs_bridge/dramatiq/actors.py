@@ -12,10 +12,10 @@ from dramatiq.broker import MessageProxy
 from dramatiq.middleware import Retries
 from dramatiq.middleware.middleware import MiddlewareError
 
-from ..bridge import Bridge
 from ..config.policy_files import PoliciesOrFile
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import VARIABLE, Canary, Percentages
+from ..engine.engine import Engine
 from ..engine.retry_on import RetryOn
 from ..engine.runs import Native, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
@@ -57,12 +57,12 @@ class Actors:
 
     def __init__(
         self,
-        bridge: Bridge,
+        engine: Engine,
         policies: PoliciesOrFile | None,
         canary: Percentages | None = None,
         in_flight: InFlight = "counted",
     ) -> None:
-        self._bridge = bridge
+        self._engine = engine
         self._afresh = begins_afresh(in_flight)
         #: None where every job is under the bridge.
         self.canary = None if canary is None and not os.environ.get(VARIABLE) else Canary(canary)
@@ -71,7 +71,7 @@ class Actors:
         self._policies = the_policies(policies)
         #: The policies by name, None for actors that stay with the native retries.
         self.tasks: dict[str, TaskPolicy | None] = {}
-        self._undeclared = bridge.task()
+        self._undeclared = engine.task()
         #: The actors and native options that were said to meet a policy.
         self._met: set[tuple[str, str]] = set()
         #: The settings of the stock `Retries`; None where OJSRetries stands in its place from the first.
@@ -136,7 +136,7 @@ class Actors:
                 [f"{RETRY_OPTION} of {name}: `policies` leaves this actor to native retries"]
             )
         try:
-            return self._bridge.initial_header(bare_job(message), task, partial).state
+            return self._engine.initial_header(bare_job(message), task, partial).state
         except InvalidRetryPolicy as error:
             raise InvalidOptions(error.under(f"{RETRY_OPTION} of {name}").problems) from None
 
@@ -183,7 +183,7 @@ class Actors:
         if moved is None and not is_asked:
             return None
         try:
-            task = self._bridge.task(
+            task = self._engine.task(
                 *(moved or ()),
                 own,
                 errors=options.get(ERRORS_OPTION),

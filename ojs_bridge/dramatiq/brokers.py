@@ -74,9 +74,10 @@ def _caveats(broker: Any, bridge: Bridge) -> Iterator[str]:
             "no store: a job that kills its worker is delivered again without an attempt being counted, and "
             "long delays wait in the memory of workers"
         )
-    if is_rabbitmq(broker) and bridge.store and bridge.park_after >= PATIENCE:
+    longest = bridge.settings.park_after
+    if is_rabbitmq(broker) and bridge.store and longest >= PATIENCE:
         yield (
-            f"park_after is {bridge.park_after}: RabbitMQ takes a delayed job back from its worker after its "
+            f"park_after is {longest}: RabbitMQ takes a delayed job back from its worker after its "
             f"consumer_timeout, {PATIENCE} by default, again and again; let park_after be shorter"
         )
     if is_redis(broker):

@@ -14,7 +14,7 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Interrupt
 from dramatiq.middleware.middleware import MiddlewareError
 
-from ..bridge import Bridge
+from ..engine.engine import Engine
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError
 from ..messages import parameters_of
@@ -52,13 +52,13 @@ class Execution:
 
     def __init__(
         self,
-        bridge: Bridge,
+        engine: Engine,
         broker: Broker,
         message: MessageProxy,
         holding: Holding,
         acknowledging: Acknowledging | None = None,
     ) -> None:
-        self._bridge = bridge
+        self._engine = engine
         self._broker = broker
         self._message = message
         self._holding = holding
@@ -87,7 +87,7 @@ class Execution:
                 raise
             except Exception as error:
                 logger.exception("job %s cannot be put off", begun.job.id)
-                return self._bridge.unbegun(begun.job, error)
+                return self._engine.unbegun(begun.job, error)
 
     def _ask(self, task: TaskPolicy, actors: Actors) -> Begun:
         # What is asked of a proxy takes longer, and every job comes by here.
@@ -103,30 +103,30 @@ class Execution:
             try:
                 own = actors.of_message(task, message)
             except InvalidRetryPolicy as error:
-                return self._bridge.refuse(job if isinstance(job, Job) else bare, error)
-            return self._bridge.begin(job, bare, own, publication=publication_, wait=self._keeps)
+                return self._engine.refuse(job if isinstance(job, Job) else bare, error)
+            return self._engine.begin(job, bare, own, publication=publication_, wait=self._keeps)
         except GiveUp:
             raise
         except StoreError:
             # It was held for long enough, and what is published anew may be held again.
-            self.held, now = False, self._bridge.now()
+            self.held, now = False, self._engine.now()
             return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
         except Exception as error:
             # Dramatiq would log it, run the actor and know nothing of its outcome.
             logger.exception("job %s: could not be begun", bare.id)
-            return self._bridge.unbegun(bare, error)
+            return self._engine.unbegun(bare, error)
 
     def early(self) -> Postpone | None:
         """Return until when a delivery that stays native waits, if its time under the bridge is ahead."""
         message = self._message._message
         job = job_of(message, bare_job(message))
         due = None if isinstance(job, InvalidState) else job.next_retry_at
-        return Postpone(job, due) if isinstance(job, Job) and due and due > self._bridge.now() else None
+        return Postpone(job, due) if isinstance(job, Job) and due and due > self._engine.now() else None
 
     def conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
         """Have the outcome judged and the decision carried out; raises TakenOver."""
         run = begun.run if isinstance(begun, Lost) else begun
-        self._bridge.check_turn(run)
+        self._engine.check_turn(run)
         decision = self._judge(begun, exception)
         if isinstance(decision, Complete) and isinstance(run, Run) and run.turn and self._acknowledging:
             leave_by(self._message, Ending(self._acknowledging, run))
@@ -134,9 +134,9 @@ class Execution:
         try:
             self._carry_out(run, decision)
         except InvalidState as error:
-            decision = self._bridge.impossible(run.job, decision, error)
+            decision = self._engine.impossible(run.job, decision, error)
             self._carry_out(run, decision)
-        self._bridge.settled(run, decision)
+        self._engine.settled(run, decision)
 
     def _carry_out(self, begun: Run | Refuse, decision: Decision) -> None:
         """Execute a decision, however often that takes; raises what it raises when the worker shuts down."""
@@ -147,7 +147,7 @@ class Execution:
             failed: Exception = error
         while self._holding.keep_unended(failed):
             try:
-                with self._bridge.at_once():
+                with self._engine.at_once():
                     self._execute(begun, decision)
             except (NotSent, StoreError) as error:
                 failed = error
@@ -197,11 +197,11 @@ class Execution:
         if isinstance(begun, Refuse):
             return begun.decision
         if isinstance(begun, Lost):
-            return self._bridge.judge(begun.run, begun.failure)
+            return self._engine.judge(begun.run, begun.failure)
         if exception is None:
-            return self._bridge.judge(begun, None)
+            return self._engine.judge(begun, None)
         options = self._broker.get_actor(self._message.actor_name).options
-        return self._bridge.judge(
+        return self._engine.judge(
             begun, outcome(self._message, options, exception, begun.task.errors, begun.retry_on)
         )
 
@@ -212,31 +212,31 @@ class Execution:
             case GiveBack():
                 mark(self._message, Settlement.GIVE_BACK)
             case RetryAt() | Snooze():
-                job = self._bridge.after(begun.job, decision)
+                job = self._engine.after(begun.job, decision)
                 failure = decision.failure if isinstance(decision, RetryAt) else None
                 self._send_on(begun, job, decision.at, decision.reason, failed_options(failure))
                 say_as_retries(job.id, decision)
             case Discard():
-                self._finish(begun, decision, self._bridge.after(begun.job, decision), Settlement.DROP)
+                self._finish(begun, decision, self._engine.after(begun.job, decision), Settlement.DROP)
             case DeadLetter():
-                ended = self._bridge.after(begun.job, decision)
+                ended = self._engine.after(begun.job, decision)
                 self._finish(begun, decision, ended, self._bury(begun, decision, ended))
 
     def _send_on(
         self, begun: Run | Refuse | Postpone, job: Job, at: datetime, reason: str, more: dict[str, Any]
     ) -> None:
         """Park a job or publish it, whichever its time asks for, and the other one where that fails."""
-        options = {**next_options(job, self._bridge.header(job)), **more}
+        options = {**next_options(job, self._engine.header(job)), **more}
         message = self._message.copy(options=options)
 
         def park() -> None:
-            self._bridge.park(begun, job, at, reason, FRAMEWORK, self._kept(message))
+            self._engine.park(begun, job, at, reason, FRAMEWORK, self._kept(message))
 
         def publish() -> None:
             self._publish(message, at)
 
-        steps = [park, publish] if self._bridge.parks(at) else [publish, park]
-        self._either(job, *(steps if self._bridge.store else [publish]))
+        steps = [park, publish] if self._engine.parks(at) else [publish, park]
+        self._either(job, *(steps if self._engine.store else [publish]))
         self._message.options.update(options)
         mark(self._message, Settlement.DROP)
 
@@ -266,16 +266,16 @@ class Execution:
         most = HELD_AT_MOST if is_rabbitmq(self._broker) else math.inf
 
         def enqueue() -> None:
-            seconds = min((at - self._bridge.now()).total_seconds(), most)
+            seconds = min((at - self._engine.now()).total_seconds(), most)
             have_queue(self._broker, message.queue_name)
             # One more, because the broker's own clock reading loses the fraction of its millisecond.
             delay = math.ceil(seconds * 1000) + 1 if seconds > 0 else None
             self._broker.enqueue(message, delay=delay)
 
         # A store tells the copies of a job apart that a crash may leave; without one there must be none.
-        swaps = self._bridge.store is None and is_redis(self._broker)
+        swaps = self._engine.store is None and is_redis(self._broker)
         with replacing(self._message) if swaps else nullcontext():
-            self._bridge.insist(enqueue, outages())
+            self._engine.insist(enqueue, outages())
 
     def _finish(
         self, begun: Run | Refuse, decision: Discard | DeadLetter, ended: Job, settlement: Settlement
@@ -292,20 +292,20 @@ class Execution:
 
     def _last_header(self, ended: Job) -> Header | None:
         try:
-            return self._bridge.header(ended, ended=True)
+            return self._engine.header(ended, ended=True)
         except InvalidState:
             return None
 
     def _bury(self, begun: Run | Refuse, decision: DeadLetter, ended: Job) -> Settlement:
-        if self._bridge.store is None:
+        if self._engine.store is None:
             return Settlement.DEAD
         try:
-            self._bridge.bury(begun, ended, decision, FRAMEWORK, self._kept(self._message))
+            self._engine.bury(begun, ended, decision, FRAMEWORK, self._kept(self._message))
         except Exception:
             logger.exception("job %s: kept in the broker's dead queue, not in the store", begun.job.id)
             if isinstance(begun, Run):
                 # Settled now, it would be dropped if the broker loses its way there and delivers it again.
-                self._bridge.let_run_out(begun)
+                self._engine.let_run_out(begun)
             return Settlement.DEAD
         return Settlement.DROP
 

@@ -60,13 +60,14 @@ class OJSRetries(Retries):
     ) -> None:
         super().__init__()
         self.bridge = bridge or Bridge()
-        self._actors = Actors(self.bridge, policies, canary, in_flight)
+        self._engine = self.bridge.engine
+        self._actors = Actors(self._engine, policies, canary, in_flight)
         self._tasks = self._actors.tasks
         self._canary = self._actors.canary
         self._holding = Holding()
         self._watches: dict[Any, Watch] = {}
         #: Whether a job with nothing to read is begun when it turns out to have failed: nobody is to be told.
-        self._is_silent = self.bridge.store is None and not self.bridge.listened_to
+        self._is_silent = self._engine.store is None and not self._engine.listened_to
         self._swapped = False
         self._lighten()
         self._acknowledging: Acknowledging | None = None
@@ -102,13 +103,13 @@ class OJSRetries(Retries):
         count_members_once(broker)
         wrap(broker)
         self._holding.boot(broker)
-        self._acknowledging = acknowledging_on(broker, self.bridge)
+        self._acknowledging = acknowledging_on(broker, self._engine)
         if self.bridge.store:
             hear_first(broker, self, self._check_success)
         say_caveats(broker, self.bridge)
         if self._canary is not None:
             logger.warning("canary: under the bridge are %s; Dramatiq itself retries the rest", self._canary)
-        self.bridge.try_store("the broker's own dead queues (.XQ), which forget them in time")
+        self._engine.try_store("the broker's own dead queues (.XQ), which forget them in time")
         self.bridge.start()
 
     def after_worker_boot(self, broker: Broker, worker: Any) -> None:
@@ -180,7 +181,7 @@ class OJSRetries(Retries):
             raise _given_back(message)
         if self._is_silent and READ.isdisjoint(message._message.options):
             return
-        execution = Execution(self.bridge, broker, message, self._holding)
+        execution = Execution(self._engine, broker, message, self._holding)
         message._ojs_settlement = HOLD
         message._ojs_run = None
         try:
@@ -202,7 +203,7 @@ class OJSRetries(Retries):
         message._ojs_settlement = NATIVE
         if HEADER not in message._message.options:
             return
-        execution = Execution(self.bridge, broker, message, self._holding)
+        execution = Execution(self._engine, broker, message, self._holding)
         while (postponed := execution.early()) is not None:
             message.__dict__.update({MARK: HOLD, _RUN: None})
             try:
@@ -218,7 +219,7 @@ class OJSRetries(Retries):
         """Leave a message that another middleware skipped to Dramatiq."""
         begun = message.__dict__.pop(_RUN, UNBEGUN)
         if isinstance(begun, Run):
-            self.bridge.give_back(begun)
+            self._engine.give_back(begun)
         if begun is not None:
             mark(message, NATIVE)
 
@@ -251,7 +252,7 @@ class OJSRetries(Retries):
     ) -> None:
         try:
             self._holding.disarm(exception)
-            execution = Execution(self.bridge, broker, message, self._holding, self._acknowledging)
+            execution = Execution(self._engine, broker, message, self._holding, self._acknowledging)
             if begun is UNBEGUN:
                 mark(message, HOLD)
                 begun = execution.begin(task, self._actors)
@@ -283,7 +284,7 @@ class OJSRetries(Retries):
         if not isinstance(begun, Run):
             return
         try:
-            self.bridge.check_turn(begun)
+            self._engine.check_turn(begun)
         except TakenOver as late:
             message._ojs_run = None
             self._holding.disarm(None)
@@ -293,7 +294,7 @@ class OJSRetries(Retries):
     def _let_run_out(self, begun: Any) -> None:
         run = begun.run if isinstance(begun, Lost) else begun
         if isinstance(run, Run):
-            self.bridge.let_run_out(run)
+            self._engine.let_run_out(run)
 
     def _lighten(self) -> None:
         """Work out which actors' jobs are begun without a question if there is nothing to read in them."""
@@ -305,8 +306,8 @@ class OJSRetries(Retries):
         if self._swapped:
             return
         self._swapped = True
-        dead_queues = DramatiqDeadQueues(broker, self.bridge, self._actors.tasks)
-        self.bridge.register(FRAMEWORK, DramatiqPublisher(broker), dead_queues)
+        dead_queues = DramatiqDeadQueues(broker, self._engine, self._actors.tasks)
+        self._engine.register(FRAMEWORK, DramatiqPublisher(broker), dead_queues)
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
             return

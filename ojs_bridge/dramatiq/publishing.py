@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
-from ..engine.publishing import Override
+from ..engine.ports import Override
 from ..errors import Unpublishable, Unreachable
 from ..spec.job import VERSION, Header
 from ..store import Letter, Parked

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from ..errors import StoreError, Unpublishable, Unreachable
 from ..spec.job import format_time
 from ..store import Parked, Store
-from .publishing import Publisher
+from .ports import Publisher
 from .storage_retry import POLLING, StorageRetry
 
 logger = logging.getLogger("ojs_bridge")

@@ -32,7 +32,7 @@ class Letters:
 
     def __init__(self, bridge: Bridge) -> None:
         self._letters = bridge.dead_letters
-        self._now = bridge.now
+        self._now = bridge.engine.now
         self._counts = Counts(bridge.dead_letters.stats)
         self._bulks = Bulks(changed=self._counts.forget)
 

@@ -22,7 +22,7 @@ class Retries:
 
     def __init__(self, bridge: Bridge) -> None:
         self._retries = bridge.retries
-        self._now = bridge.now
+        self._now = bridge.engine.now
 
     def routes(self) -> list[Route]:
         """Return the routes; an id may hold anything, slashes too."""

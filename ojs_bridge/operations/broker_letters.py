@@ -9,19 +9,19 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from ..engine.events import Event, dead_letter
-from ..engine.publishing import DeadQueues, Publisher
+from ..engine.context import Context
+from ..engine.events import dead_letter
+from ..engine.keeping import letter_of
 from ..engine.runs import Refuse, Run
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, LetterNotFound
 from ..spec.decision import EXPIRED, Cause, DeadLetter
 from ..spec.failures import Failure
-from ..spec.job import ErrorEntry, Header, Job, parse_time
+from ..spec.job import ErrorEntry, Job, parse_time
 from ..spec.policy import PartialPolicy, RetryPolicy
-from ..store import Letter, LetterFilter, Page, Store
+from ..store import Letter, LetterFilter, Page
 from ..store.records import to_ms
 from ..store.texts import index_text, matches
-from .letters import Kind, letter_of, page_size, says, shown, wanted
-from .redaction import Redactor
+from .letters import Kind, page_size, says, shown, wanted
 from .replaying import Sender, job_of, override_of
 
 #: How many letters of each framework are looked at.
@@ -43,23 +43,10 @@ class BrokerLetters:
     returned has gone through the bridge's redaction.
     """
 
-    def __init__(
-        self,
-        store: Store | None,
-        dead_queues: Mapping[str, DeadQueues],
-        publishers: Mapping[str, Publisher],
-        *,
-        encode: Callable[[Job], Header],
-        clock: Callable[[], datetime],
-        emit: Callable[[Event], None],
-        redactor: Redactor,
-    ) -> None:
-        self._store = store
-        self._dead_queues = dead_queues
-        self._sender = Sender(store, publishers, encode)
-        self._clock = clock
-        self._emit = emit
-        self._redactor = redactor
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._store = context.store
+        self._sender = Sender(context)
 
     def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
         """Return a page of the dead letters of a Kind, newest first, each with the errors its message has.
@@ -74,14 +61,14 @@ class BrokerLetters:
             for letter in self._read()
             if (last is None or _place(letter) < last)
             and _is_among(letter, where)
-            and says(letter, text, self._redactor)
+            and says(letter, text, self._context.redactor)
         ]
         more = _write_cursor(found[size - 1]) if len(found) > size else None
-        return Page(tuple(shown(letter, self._redactor) for letter in found[:size]), more)
+        return Page(tuple(shown(letter, self._context.redactor) for letter in found[:size]), more)
 
     def get(self, letter_id: str) -> Letter:
         """Return one dead letter, with what the store keeps of its history; raises LetterNotFound."""
-        return shown(self._whole(self._get(letter_id)), self._redactor)
+        return shown(self._whole(self._get(letter_id)), self._context.redactor)
 
     def retry(
         self,
@@ -106,21 +93,21 @@ class BrokerLetters:
         sent: list[Job] = []
         self._take(letter, lambda found: sent.append(self._sender.send(self._whole(found), override)))
         (job,) = sent
-        self._emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
+        self._context.emit(dead_letter("retried", job, self._context.clock(), replay_count=job.replay_count))
         return job
 
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also for one that is being replayed."""
         letter = self._get(letter_id)
         self._take(letter, self._forget)
-        self._emit(dead_letter("deleted", job_of(letter), self._clock()))
+        self._context.emit(dead_letter("deleted", job_of(letter), self._context.clock()))
 
     def _forget(self, letter: Letter) -> None:
         if self._store is not None:
             self._store.forget_errors(letter.id)
 
     def _take(self, letter: Letter, then: Callable[[Letter], object]) -> None:
-        if not self._dead_queues[letter.framework].take(letter, then):
+        if not self._context.dead_queues[letter.framework].take(letter, then):
             raise LetterNotFound(f"dead letter {letter.id!r} is being replayed, or is gone")
 
     def _get(self, letter_id: str) -> Letter:
@@ -130,12 +117,12 @@ class BrokerLetters:
         return found
 
     def _read(self) -> Sequence[Letter]:
-        if not self._dead_queues:
+        if not self._context.dead_queues:
             raise ConfigurationError(
                 "dead queues are read through their app or broker, and this process has given the bridge to "
                 "none: import the module that does"
             )
-        found = [letter for queues in self._dead_queues.values() for letter in queues.read(MOST)]
+        found = [letter for queues in self._context.dead_queues.values() for letter in queues.read(MOST)]
         return sorted(found, key=_place, reverse=True)
 
     def _whole(self, letter: Letter) -> Letter:

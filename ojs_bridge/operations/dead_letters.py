@@ -10,16 +10,15 @@ from typing import Any
 
 from typing_extensions import Unpack
 
-from ..engine.events import Event, dead_letter, pruned
-from ..engine.publishing import Publisher
+from ..engine.context import Context
+from ..engine.events import dead_letter, pruned
 from ..errors import LetterNotFound
 from ..spec.duration import format_duration
-from ..spec.job import Header, Job, format_time
+from ..spec.job import Job, format_time
 from ..spec.policy import PartialPolicy
 from ..store import Letter, LetterFilter, Page, Stats, Store
 from ..store.records import letter_to_json
 from .letters import CLAIM_SECONDS, MAX_PAGE, Kind, loaded, needed, page_size, says, shown, wanted
-from .redaction import Redactor
 from .replaying import READ, Bulk, Replayer, job_of, override_of, overrides_of, pages_of
 from .retention import PERIOD, Pruner, Retention
 
@@ -44,23 +43,9 @@ class DeadLetters:
     What it returns has gone through the bridge's redaction; `text` is looked for in what that leaves.
     """
 
-    def __init__(
-        self,
-        store: Store | None,
-        publishers: Mapping[str, Publisher],
-        *,
-        encode: Callable[[Job], Header],
-        clock: Callable[[], datetime],
-        emit: Callable[[Event], None],
-        retention: Retention,
-        redactor: Redactor,
-    ) -> None:
-        self._maybe_store = store
-        self._publishers = publishers
-        self._encode = encode
-        self._clock = clock
-        self._emit = emit
-        self._redactor = redactor
+    def __init__(self, context: Context, retention: Retention) -> None:
+        self._context = context
+        self._clock = context.clock
         #: How long letters are kept, and how many.
         self.retention = retention
 
@@ -155,7 +140,7 @@ class DeadLetters:
             if progress is not None:
                 progress(matched)
         if deleted:
-            self._emit(pruned(deleted, self._clock(), policy="purge"))
+            self._context.emit(pruned(deleted, self._clock(), policy="purge"))
         return Bulk(matched, deleted, matched - deleted)
 
     def stats(self) -> Stats:
@@ -223,18 +208,18 @@ class DeadLetters:
     def _pruned(self, count: int) -> int:
         if count:
             policy = "delete" if self.retention.archive is None else "archive"
-            self._emit(pruned(count, self._clock(), policy=policy))
+            self._context.emit(pruned(count, self._clock(), policy=policy))
             logger.info("%d dead letters were pruned", count)
         return count
 
     def _replayer(self) -> Replayer:
-        return Replayer(self._store, self._publishers, self._encode, self._clock, self._replayed)
+        return Replayer(self._context, self._replayed)
 
     def _replayed(self, job: Job) -> None:
-        self._emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
+        self._context.emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
 
     def _deleted(self, letter: Letter) -> None:
-        self._emit(dead_letter("deleted", job_of(letter), self._clock()))
+        self._context.emit(dead_letter("deleted", job_of(letter), self._clock()))
 
     def _get(self, letter_id: str) -> Letter:
         letter = self._store.get(letter_id)
@@ -276,11 +261,11 @@ class DeadLetters:
         return Page(tuple(found), cursor)
 
     def _has(self, letter: Letter, text: str | None) -> bool:
-        return says(letter, text, self._redactor)
+        return says(letter, text, self._context.redactor)
 
     def _shown(self, letter: Letter) -> Letter:
-        return shown(letter, self._redactor)
+        return shown(letter, self._context.redactor)
 
     @property
     def _store(self) -> Store:
-        return needed(self._maybe_store, "dead letters")
+        return needed(self._context.store, "dead letters")

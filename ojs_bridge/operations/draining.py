@@ -6,22 +6,13 @@ import fnmatch
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Protocol
 
-from ..engine.publishing import Publisher
+from ..engine.context import Context
 from ..engine.scheduler import CLAIM, UNPARK
-from ..errors import StoreError, Unreachable
+from ..errors import Unreachable
 from ..spec.job import format_time
 from ..store import Parked, ParkedFilter, Store
 from .letters import MAX_PAGE
-
-
-class Insist(Protocol):
-    """Does something on the store again while it fails."""
-
-    def __call__(self, operation: Callable[[], object], retry_on: tuple[type[Exception], ...], /) -> object:
-        """Return what the operation returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +33,12 @@ class Draining:
     """One drain of a store: of the job types that `tasks`, patterns such as `billing.*`, name, or of all."""
 
     def __init__(
-        self,
-        store: Store,
-        publishers: Mapping[str, Publisher],
-        tasks: Sequence[str],
-        *,
-        clock: Callable[[], datetime],
-        insist: Insist,
-        progress: Callable[[int], object] = lambda _: None,
+        self, context: Context, store: Store, tasks: Sequence[str], progress: Callable[[int], object]
     ) -> None:
+        self._context = context
         self._store = store
-        self._publishers = publishers
+        self._publishers = context.publishers
         self._tasks = tasks
-        self._clock = clock
-        self._insist = insist
         self._progress = progress
         self._tried: set[tuple[str, int]] = set()
         self._failed: dict[str, str] = {}
@@ -94,7 +77,7 @@ class Draining:
         return sum(map(self._publish_lot, lots))
 
     def _publish_lot(self, keys: Sequence[str]) -> int:
-        now, ends = self._clock(), time.monotonic() + CLAIM.total_seconds() / 2
+        now, ends = self._context.clock(), time.monotonic() + CLAIM.total_seconds() / 2
         due = self._store.claim_parked(keys, now=now, until=now + CLAIM)
         published: list[Parked] = []
         try:
@@ -123,7 +106,7 @@ class Draining:
     def _let_go(self, claimed: Sequence[Parked], published: Sequence[Parked], claim: str) -> None:
         rest = [parked for parked in claimed if parked not in published]
         if published:
-            self._insist(lambda: self._store.unpark(published, claim), (StoreError,))
+            self._context.insist(lambda: self._store.unpark(published, claim))
             self._published += len(published)
             self._progress(self._published)
         if rest:

@@ -1,24 +1,20 @@
-"""What a dead letter is made of, who may see what of it, and which ones are meant."""
+"""Dead letters as the operations read them: the filter, what the redaction leaves, one line of an export."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, get_type_hints
+from typing import get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from ..errors import ConfigurationError, NotExpressible
-from ..spec.decision import DeadLetter
-from ..spec.job import ErrorEntry, Job
+from ..engine.redaction import Redactor, without
+from ..errors import ConfigurationError
 from ..spec.patterns import check_pattern
-from ..spec.policy import RetryPolicy
 from ..store import Letter, LetterFilter, Store
 from ..store.records import letter_from_json
-from .redaction import Redactor, without
 
 MAX_PAGE = 1000
 #: The seconds for which a replay, or the archive, may hold letters before another may claim them.
@@ -87,45 +83,6 @@ def needed(store: Store | None, what: str) -> Store:
             f"{what} need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
         )
     return store
-
-
-def letter_of(
-    job: Job,
-    decision: DeadLetter,
-    policy: RetryPolicy,
-    framework: str,
-    message: Mapping[str, Any],
-    errors: tuple[ErrorEntry, ...],
-    *,
-    at: datetime,
-) -> Letter:
-    """Return the letter of a job that died at a time, with all its errors and its message (DLQ-002)."""
-    return Letter(
-        id=job.id,
-        type=job.type,
-        queue=job.queue,
-        framework=framework,
-        attempt=job.attempt,
-        max_attempts=policy.max_attempts,
-        cause=decision.cause,
-        reason=decision.reason,
-        discarded_at=at,
-        message=message,
-        errors=errors,
-        retry=job.retry,
-        created_at=job.created_at,
-        replay_count=job.replay_count,
-        key=job.key,
-        fence=job.fence,
-        policy=_in_json(policy),
-    )
-
-
-def _in_json(policy: RetryPolicy) -> dict[str, Any] | None:
-    try:
-        return policy.to_ojs()
-    except NotExpressible:
-        return None
 
 
 def loaded(number: int, line: str) -> Letter:

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime
-from typing import Any
 
-from ..engine.publishing import Publisher
-from ..errors import InvalidState, RetryNotFound
-from ..spec.job import Job, decode
+from ..engine.context import Context
+from ..engine.events import cancelled
+from ..engine.keeping import job_of_parked
+from ..engine.redaction import without
+from ..errors import RetryNotFound
 from ..spec.patterns import check_pattern
 from ..store import Parked, ParkedFilter, ParkedPage, Store
-from .draining import Drained, Draining, Insist
+from .draining import Drained, Draining
 from .letters import needed, page_size
-from .redaction import Redactor, without
 
 
 class ParkedRetries:
     """Parked retries of one bridge. Every method raises ConfigurationError when the bridge has no store."""
 
-    def __init__(
-        self,
-        store: Store | None,
-        publishers: Mapping[str, Publisher],
-        *,
-        insist: Insist,
-        clock: Callable[[], datetime],
-        cancelled: Callable[[Parked], None],
-        redactor: Redactor,
-    ) -> None:
-        self._maybe_store = store
-        self._publishers = publishers
-        self._insist = insist
-        self._clock = clock
-        self._cancelled = cancelled
-        self._redactor = redactor
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
     def list(
         self,
@@ -59,7 +44,7 @@ class ParkedRetries:
 
     def run(self, job_id: str) -> None:
         """Have a job's parked retry published now; raises RetryNotFound."""
-        if not self._store.reschedule(self._get(job_id), self._clock()):
+        if not self._store.reschedule(self._get(job_id), self._context.clock()):
             raise RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
 
     def cancel(self, job_id: str) -> None:
@@ -67,7 +52,7 @@ class ParkedRetries:
         parked = self._get(job_id)
         if not self._store.cancel_parked(parked):
             raise RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
-        self._cancelled(parked)
+        self._context.emit(cancelled(job_of_parked(parked), self._context.clock()))
 
     def drain(
         self,
@@ -87,9 +72,7 @@ class ParkedRetries:
         return map(self._shown, self._draining(tasks).retries())
 
     def _draining(self, tasks: Sequence[str], progress: Callable[[int], object] = lambda _: None) -> Draining:
-        return Draining(
-            self._store, self._publishers, tasks, clock=self._clock, insist=self._insist, progress=progress
-        )
+        return Draining(self._context, self._store, tasks, progress)
 
     def count(self, *, queue: str | None = None, type: str | None = None) -> int:  # noqa: A002
         """Count the parked retries; `type` takes `prefix.*`; raises ValueError for another pattern."""
@@ -104,50 +87,12 @@ class ParkedRetries:
 
     def _shown(self, parked: Parked) -> Parked:
         """Return what the redaction leaves of a parked retry."""
-        if not self._redactor:
+        if not self._context.redactor:
             return parked
-        message, secrets = self._redactor.message(parked.message)
+        message, secrets = self._context.redactor.message(parked.message)
         state, reason = without(parked.state, secrets), without(parked.reason, secrets)
         return replace(parked, message=message, state=state, reason=reason)
 
     @property
     def _store(self) -> Store:
-        return needed(self._maybe_store, "parked retries")
-
-
-def parked_of(
-    job: Job,
-    at: datetime,
-    reason: str,
-    framework: str,
-    message: Mapping[str, Any],
-    state: Mapping[str, Any],
-    max_attempts: int,
-    *,
-    parked_at: datetime,
-) -> Parked:
-    """Return a job's retry as the store keeps it until a time."""
-    return Parked(
-        id=job.id,
-        key=job.key,
-        fence=job.fence,
-        type=job.type,
-        queue=job.queue,
-        framework=framework,
-        attempt=job.attempt,
-        max_attempts=max_attempts,
-        next_retry_at=at,
-        parked_at=parked_at,
-        reason=reason,
-        state=state,
-        message=message,
-    )
-
-
-def job_of(parked: Parked) -> Job:
-    """Return the job of a parked retry; of one whose state cannot be read, what the store says of it."""
-    bare = Job(parked.id, parked.type, parked.queue, parked.attempt, fence=parked.fence)
-    try:
-        return decode(dict(parked.state), bare)
-    except InvalidState:
-        return bare
+        return needed(self._context.store, "parked retries")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ..engine.chores import in_turn
-from ..engine.events import Event, dead_letter
-from ..engine.publishing import Override, Publisher
+from ..engine.context import Context
+from ..engine.events import dead_letter
+from ..engine.ports import Override
 from ..errors import ConfigurationError
 from ..spec.duration import read_duration
-from ..spec.job import Header, Job
+from ..spec.job import Job
 from ..spec.patterns import check_pattern
-from ..store import Letter, LetterFilter, Store
+from ..store import Letter, LetterFilter
+from .letters import needed
 from .replaying import Replayer, pages_of
 
 logger = logging.getLogger("ojs_bridge")
@@ -78,26 +80,15 @@ def checked(rules: Iterable[ReplayRule]) -> tuple[ReplayRule, ...]:
 class Rules:
     """Applies the replay rules of one bridge."""
 
-    def __init__(
-        self,
-        rules: Sequence[ReplayRule],
-        store: Store,
-        publishers: Mapping[str, Publisher],
-        *,
-        encode: Callable[[Job], Header],
-        clock: Callable[[], datetime],
-        emit: Callable[[Event], None],
-    ) -> None:
+    def __init__(self, rules: Sequence[ReplayRule], context: Context) -> None:
         self._rules = [rule for rule in rules if rule.enabled]
-        self._store = store
-        self._publishers = publishers
-        self._encode = encode
-        self._clock = clock
-        self._emit = emit
+        self._context = context
+        self._store = needed(context.store, "replay rules")
+        self._clock = context.clock
 
     def apply_in_turn(self) -> None:
         """Replay what the rules name, unless another worker of the fleet has in this minute, or is at it."""
-        for framework in self._publishers if self._rules else ():
+        for framework in self._context.publishers if self._rules else ():
             apply = functools.partial(self._apply_all, framework)
             in_turn(self._store, f"replay:{framework}", PERIOD, self._clock, apply)
 
@@ -106,7 +97,7 @@ class Rules:
             self._apply(rule, framework)
 
     def _apply(self, rule: ReplayRule, framework: str) -> None:
-        publisher = self._publishers[framework]
+        publisher = self._context.publishers[framework]
 
         def due(letter: Letter) -> bool:
             ours = letter.framework == framework and publisher.knows(letter.type)
@@ -114,10 +105,10 @@ class Rules:
 
         def told(job: Job) -> None:
             count, at = job.replay_count, self._clock()
-            self._emit(dead_letter("replayed", job, at, replay_count=count, rule=rule.name))
+            self._context.emit(dead_letter("replayed", job, at, replay_count=count, rule=rule.name))
 
         found = ([*filter(due, page)] for page in pages_of(self._store, rule.where(self._clock())))
-        replayer = Replayer(self._store, self._publishers, self._encode, self._clock, told)
+        replayer = Replayer(self._context, told)
         done = replayer.many(found, Override(), rate=None, progress=None)
         if done.matched:
             logger.info("replay rule %r: %d replayed, %d not", rule.name, done.succeeded, done.failed)

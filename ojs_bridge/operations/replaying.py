@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from ..engine.publishing import Override, Publisher
+from ..engine.context import Context
+from ..engine.ports import Override, Publisher
 from ..engine.storage_retry import pause
 from ..errors import ConfigurationError, InvalidRetryPolicy, LetterNotFound, Unreachable
 from ..messages import OWN_META
-from ..spec.job import Header, Job
+from ..spec.job import Job
 from ..spec.policy import AnyPartial, RetryPolicy, partial_to_ojs
 from ..store import Letter, LetterFilter, Store
-from .letters import CLAIM_SECONDS
+from .letters import CLAIM_SECONDS, needed
 
 #: How many letters one replay claims at a time.
 BATCH = 200
@@ -78,12 +78,8 @@ def overrides_of(told: Mapping[str, Any] | None) -> Override:
 class Sender:
     """Publishes dead letters' messages with fresh attempts; a store keeps what their headers cannot hold."""
 
-    def __init__(
-        self, store: Store | None, publishers: Mapping[str, Publisher], encode: Callable[[Job], Header]
-    ) -> None:
-        self._store = store
-        self._publishers = publishers
-        self._encode = encode
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
     def send(self, letter: Letter, override: Override) -> Job:
         """Publish a letter's message, and return the job as it goes on; raises whatever that raises."""
@@ -92,16 +88,17 @@ class Sender:
         retry = {**(job.retry or {}), **override.retry} or None
         if override.retry:
             _check(retry)
-        header = self._encode(job.replayed()._replace(retry=retry, queue=override.queue or job.queue))
-        if header.left_out and self._store is not None:
-            self._store.forget_errors(letter.id)
-            self._store.keep_errors(letter.id, header.left_out)
+        store = self._context.store
+        header = self._context.encode(job.replayed()._replace(retry=retry, queue=override.queue or job.queue))
+        if header.left_out and store is not None:
+            store.forget_errors(letter.id)
+            store.keep_errors(letter.id, header.left_out)
         publisher.republish(letter, header, override)
         return header.job
 
     def publisher_of(self, letter: Letter) -> Publisher:
         """Return who can publish a letter; raises ConfigurationError, before anything is claimed."""
-        publisher, name = self._publishers.get(letter.framework), letter.framework
+        publisher, name = self._context.publishers.get(letter.framework), letter.framework
         if publisher is None:
             raise ConfigurationError(
                 f"dead letter {letter.id!r} belongs to {name}, and this process has given the bridge to no "
@@ -118,17 +115,10 @@ class Sender:
 class Replayer:
     """Replays dead letters of one bridge; `told` hears of each."""
 
-    def __init__(
-        self,
-        store: Store,
-        publishers: Mapping[str, Publisher],
-        encode: Callable[[Job], Header],
-        clock: Callable[[], datetime],
-        told: Callable[[Job], object],
-    ) -> None:
-        self._store = store
-        self._sender = Sender(store, publishers, encode)
-        self._clock = clock
+    def __init__(self, context: Context, told: Callable[[Job], object]) -> None:
+        self._store = needed(context.store, "dead letters")
+        self._sender = Sender(context)
+        self._clock = context.clock
         self._told = told
 
     def why_not(self, letter: Letter) -> str | None:

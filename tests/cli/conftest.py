@@ -28,7 +28,7 @@ def fill(url: str) -> Bridge:
             f"j-{n}",
             type="mail.send" if n % 2 else "billing.charge",
             queue="slow" if n == 3 else "default",
-            discarded_at=bridge.now() - timedelta(hours=n, seconds=1),
+            discarded_at=bridge.engine.now() - timedelta(hours=n, seconds=1),
             message=celery_message(n, to="ann"),
             errors=(
                 entry(

@@ -80,7 +80,7 @@ def bury(folder: Path, letter_id: str, framework: str, message: dict[str, Any], 
     """Bury a letter in the folder's store, a minute old."""
     bridge = Bridge(f"sqlite:///{folder}/ojs.db")
     assert bridge.store is not None
-    at = bridge.now() - timedelta(minutes=1)
+    at = bridge.engine.now() - timedelta(minutes=1)
     known = {"type": "charge", "framework": framework, "message": message, "discarded_at": at, **fields}
     found = letter(letter_id, **known)
     bridge.store.bury(found)

@@ -63,7 +63,7 @@ class App:
         assert self.bridge.store is not None
         sent = dramatiq.Message("default", type_, (), {}, {"retries": 1}, message_id=job_id)
         kept = {"encoded": sent.encode().decode(), "encoding": "utf-8"} if message is None else message
-        now = self.bridge.now()
+        now = self.bridge.engine.now()
         known = {
             "id": job_id, "key": job_id, "fence": 1, "type": type_, "queue": "default", "attempt": 2,
             "framework": "dramatiq", "max_attempts": 5, "next_retry_at": now + timedelta(hours=1),
@@ -129,7 +129,7 @@ def test_what_stays_is_told(app: App) -> None:
     app.park("broken", message={"encoded": "{", "encoding": "utf-8"})
     app.park("theirs")
     app.park("celery's", framework="celery")
-    store, now = app.bridge.store, app.bridge.now()
+    store, now = app.bridge.store, app.bridge.engine.now()
     assert store is not None
     store.claim_parked(["theirs"], now=now, until=now + CLAIM)
     done = app.drain("--yes")

@@ -24,7 +24,7 @@ def parked(store: str) -> Bridge:
             Parked(
                 id=f"r-{n}", key=f"r-{n}", fence=1, type="mail.send" if n else "billing.charge",
                 queue="default", framework=FRAMEWORK, attempt=2, max_attempts=5,
-                next_retry_at=bridge.now() + timedelta(hours=n + 1), parked_at=bridge.now(),
+                next_retry_at=bridge.engine.now() + timedelta(hours=n + 1), parked_at=bridge.engine.now(),
                 reason="retry 1 in 1 h", state={"v": 1, "attempt": 2}, message={"args": [n]},
             )
         )  # fmt: skip
@@ -59,9 +59,9 @@ def test_listing(store: str) -> None:
 
 def test_running_and_cancelling(parked: Bridge, store: str) -> None:
     """One is due now, one never comes; the others stay."""
-    before = parked.now()
+    before = parked.engine.now()
     assert run("retries", "run", "r-2", store=store).out == "r-2: due\n"
-    assert parked.retries.get("r-2").next_retry_at <= parked.now()
+    assert parked.retries.get("r-2").next_retry_at <= parked.engine.now()
     refused = run("retries", "cancel", "r-0", store=store)
     assert refused.code == 2
     assert "Cancel 1 retry in sqlite:" in refused.err

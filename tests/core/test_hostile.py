@@ -66,15 +66,15 @@ def test_any_header_and_any_counter_end(state: object, retries: object) -> None:
     count = count_of(retries) or 0
     bare = Job("j-1", "billing.charge", "default", 1 + count, fence=count)
     job = decoded(state, bare, retries)
-    begun = BRIDGE.admit(job, bare, BRIDGE.task())
+    begun = BRIDGE.engine.admit(job, bare, BRIDGE.engine.task())
     if isinstance(begun, Refuse):
-        ended = BRIDGE.after(begun.job, begun.decision)
+        ended = BRIDGE.engine.after(begun.job, begun.decision)
     else:
         assert isinstance(begun, Run)
         assert 0 <= begun.job.fence <= 2 * MAX_COUNT
         failure = Failure("a.b", "down")
         decision = decide(begun.policy, begun.job, failure, now=NOW, rng=random.Random(1))
-        ended = BRIDGE.after(begun.job, decision)
+        ended = BRIDGE.engine.after(begun.job, decision)
     json.dumps(ended.errors)
     try:
         text: Any = encode(ended).text

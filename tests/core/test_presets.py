@@ -163,18 +163,18 @@ def test_whether_it_travels_with_a_job(name: str) -> None:
     """What OJS can say does; anything else is refused where the job is sent."""
     found, bridge, job = preset(name), Bridge(), Job("j-1", "t", "q")
     if found.expressible:
-        sent = decode(bridge.initial_header(job, bridge.task(), found.policy).text, job)
-        assert bridge.task().for_job(sent.retry).runs == GOLDEN[name].runs
+        sent = decode(bridge.engine.initial_header(job, bridge.engine.task(), found.policy).text, job)
+        assert bridge.engine.task().for_job(sent.retry).runs == GOLDEN[name].runs
     else:
         with pytest.raises(InvalidRetryPolicy, match="exists only in Python code"):
-            bridge.initial_header(job, bridge.task(), found.policy)
+            bridge.engine.initial_header(job, bridge.engine.task(), found.policy)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_it_is_a_policy_like_any_other(name: str) -> None:
     """A bridge takes it, a task may change it, a child process gets it; its notes are one line."""
     found = preset(name)
-    assert Bridge(retry=found.policy).task({"max_attempts": 7}).policy.max_attempts == 7
+    assert Bridge(retry=found.policy).engine.task({"max_attempts": 7}).policy.max_attempts == 7
     assert RetryPolicy.merge(found.policy).delay(3, rng=LOWEST) == found.policy.delay(3, rng=LOWEST)
     assert pickle.loads(pickle.dumps(found)) == found
     assert len({found.policy, RetryPolicy.merge(found.policy)}) == 1

@@ -45,7 +45,7 @@ class House:
     def bury(self, letter_id: str, **fields: Any) -> Letter:
         """Bury a letter of the outbox, a minute old."""
         assert self.bridge.store is not None
-        known = {"discarded_at": self.bridge.now() - timedelta(seconds=60), "framework": FRAMEWORK}
+        known = {"discarded_at": self.bridge.engine.now() - timedelta(seconds=60), "framework": FRAMEWORK}
         found = letter(letter_id, **{**known, **fields})
         self.bridge.store.bury(found)
         return found
@@ -53,7 +53,7 @@ class House:
     def park(self, job_id: str, **fields: Any) -> None:
         """Park a retry that is due in an hour."""
         assert self.bridge.store is not None
-        due = self.bridge.now() + timedelta(hours=1)
+        due = self.bridge.engine.now() + timedelta(hours=1)
         self.bridge.store.park(parked(job_id, **{"next_retry_at": due, "framework": FRAMEWORK, **fields}))
 
     def ids(self) -> list[str]:

@@ -48,7 +48,7 @@ def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -
     """On every store: listed in pages, filtered, got, counted, replayed, deleted, by one and by kind."""
     door = house(store_url(kind, request))
     for n in range(7):
-        died = door.bridge.now() - timedelta(seconds=100 - n)
+        died = door.bridge.engine.now() - timedelta(seconds=100 - n)
         door.bury(f"j-{n}", type="a.b" if n % 2 else "c", discarded_at=died, message={"args": [n]})
     ask = door.client
     first = ask.get(LETTERS, params={"limit": 3}).json()
@@ -77,7 +77,7 @@ def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -
     one = door.bridge.dead_letters.get("j-6")
     assert ask.get(f"{LETTERS}/j-6").json() == {**one.to_ojs(), "schedule": []}
     replayed = ask.post(f"{LETTERS}/j-6/retry").json()["job"]
-    assert parse_time(replayed.pop("re_enqueued_at")) <= door.bridge.now()
+    assert parse_time(replayed.pop("re_enqueued_at")) <= door.bridge.engine.now()
     assert replayed == {
         "id": "j-6", "type": "c", "state": "available", "queue": "default", "attempt": 0, "max_attempts": 3,
         "retry": None, "metadata": {"framework": "outbox", "ojs.replay_count": 1},
@@ -91,7 +91,7 @@ def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -
     done = ask.post(f"{LETTERS}/retry", json={**bulk, "confirm": True, "rate": 1000}).json()
     assert done == {"action": "retry", "matched": 3, "succeeded": 3, "failed": 0, "errors": []}
     assert [found.id for found, _ in door.outbox.published] == ["j-6", "j-0", "j-2", "j-4"]
-    where = {"type": "a.*", "since": format_time(door.bridge.now() - timedelta(hours=1))}
+    where = {"type": "a.*", "since": format_time(door.bridge.engine.now() - timedelta(hours=1))}
     assert refused(ask.delete(LETTERS, params=where), 400, "invalid_request")["details"] == {"matched": 2}
     done = ask.delete(LETTERS, params={**where, "confirm": "true"}).json()
     assert done == {"action": "purge", "matched": 2, "succeeded": 2, "failed": 0, "errors": []}
@@ -321,7 +321,7 @@ def test_one_that_is_being_replayed(door: House) -> None:
     """It is there, but somebody else has it: a conflict, and worth another try."""
     door.bury("j-1")
     assert door.bridge.store is not None
-    door.bridge.store.claim(["j-1"], now=door.bridge.now(), seconds=60)
+    door.bridge.store.claim(["j-1"], now=door.bridge.engine.now(), seconds=60)
     for method, path in (("DELETE", "j-1"), ("POST", "j-1/retry")):
         assert (
             refused(door.client.request(method, f"{LETTERS}/{path}"), 409, "x_conflict")["retryable"] is True
@@ -430,7 +430,7 @@ def test_progress_line_by_line(door: House) -> None:
 def test_an_error_in_the_last_line(door: House) -> None:
     """A broker that goes down in the middle ends it, in the shape of every error."""
     for n in range(300):
-        door.bury(f"j-{n}", discarded_at=door.bridge.now() - timedelta(seconds=400 - n))
+        door.bury(f"j-{n}", discarded_at=door.bridge.engine.now() - timedelta(seconds=400 - n))
     door.outbox.refuses = {"j-250": Unreachable("down")}
     asked = {"Accept": "application/x-ndjson"}
     lines = lines_of(door.client.post(f"{LETTERS}/retry", json={"confirm": True}, headers=asked))

@@ -36,7 +36,7 @@ def fill(door: House) -> None:
         {"encoded": "?", "encoding": "utf-8"},
     ]
     for n in range(40):
-        died = door.bridge.now() - timedelta(seconds=n)
+        died = door.bridge.engine.now() - timedelta(seconds=n)
         policy = {"max_attempts": 3} if n % 3 else None
         born = died if n % 2 else None
         found = {"message": messages[n % 4], "retry": policy, "policy": policy}

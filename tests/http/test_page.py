@@ -346,7 +346,7 @@ def test_html_in_job_data_stays_text(page: Page, door: Door) -> None:
 
 def test_parked_retries_count_down(page: Page, door: Door) -> None:
     """One is run now, one cancelled."""
-    now = Bridge(door.store).now()
+    now = Bridge(door.store).engine.now()
     for name in ("run", "cancel"):
         door.store.park(
             Parked(

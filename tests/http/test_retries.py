@@ -38,8 +38,8 @@ def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -
     assert (parked["state"], parked["attempt"]) == ("retryable", 1)
     assert ask.get(f"{RETRIES}/j-1").json() == {**parked, "parameters": []}
     job = ask.post(f"{RETRIES}/j-1/run").json()["job"]
-    assert parse_time(job["next_retry_at"]) <= door.bridge.now()
-    assert door.bridge.retries.get("j-1").next_retry_at <= door.bridge.now()
+    assert parse_time(job["next_retry_at"]) <= door.bridge.engine.now()
+    assert door.bridge.retries.get("j-1").next_retry_at <= door.bridge.engine.now()
     assert job == {**parked, "next_retry_at": job["next_retry_at"]}
     assert ask.delete(f"{RETRIES}/x%2Frun").json() == {"deleted": True, "job_id": "x/run"}
     assert door.bridge.retries.count() == 2
@@ -55,9 +55,9 @@ def test_what_is_not_there(door: House) -> None:
 
 def test_one_that_is_being_published(door: House) -> None:
     """A conflict."""
-    door.park("j-1", next_retry_at=door.bridge.now())
+    door.park("j-1", next_retry_at=door.bridge.engine.now())
     assert door.bridge.store is not None
-    now = door.bridge.now()
+    now = door.bridge.engine.now()
     door.bridge.store.claim_due(FRAMEWORK, now=now, until=now.replace(year=now.year + 1), limit=1)
     for method, path in (("DELETE", "j-1"), ("POST", "j-1/run")):
         answer = door.client.request(method, f"{RETRIES}/{path}")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ojs_bridge import Letter
-from ojs_bridge.engine.publishing import Override
+from ojs_bridge.engine.ports import Override
 from ojs_bridge.http.app import guarded
 from ojs_bridge.operations.replaying import Bulk
 from ojs_bridge.spec.job import Header
@@ -87,7 +87,7 @@ class Slow(Outbox):
 
 def test_so_many_replays_at_a_time(door: House) -> None:
     """More than four are refused for now, and reads go on meanwhile."""
-    slow = door.bridge.publishers[FRAMEWORK] = Slow()
+    slow = door.bridge.engine.context.publishers[FRAMEWORK] = Slow()
     for n in range(12):
         door.bury(f"j-{n}", queue=f"q-{n}")
         door.bury(f"k-{n}", queue=f"q-{n}")

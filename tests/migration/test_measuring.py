@@ -128,7 +128,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     """With what shadow mode has seen in production beside it."""
     (tmp_path / "shop.py").write_text(SHOP, encoding="utf-8")
     url = f"sqlite:///{tmp_path}/ojs.db"
-    now = Bridge(url).now()
+    now = Bridge(url).engine.now()
     open_store(url).record_shadows(
         [Tally("celery", "mail", kind, n, now) for kind, n in (("same", 9), ("end", 1))]
     )

@@ -140,7 +140,9 @@ def bridge_on(folder: Path, **options: Any) -> tuple[Bridge, Store]:
 def failed(bridge: Bridge, native: Native, *, n: int = 1, **job: Any) -> FailedRun:
     """A failed run of a task, its message longer than an example shows."""
     failure = Failure("external.down", "x" * 500)
-    return FailedRun(Job(f"j-{n}", "billing.charge", "default", **job), bridge.task(), failure, native, NOW)
+    return FailedRun(
+        Job(f"j-{n}", "billing.charge", "default", **job), bridge.engine.task(), failure, native, NOW
+    )
 
 
 def test_what_is_written(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_a_visibility_timeout_of_nothing_is_refused(
 def test_a_store_that_cannot_be_written_is_named(
     caplog: pytest.LogCaptureFixture, store: str, fail_open: bool, then: str
 ) -> None:
-    Bridge(store).try_store("")
+    Bridge(store).engine.try_store("")
     readable = store.replace("sqlite:///", "sqlite:///file:") + "?mode=ro&uri=true"
     *_, line = said(caplog, Bridge(readable, fail_open=fail_open))
     assert line.startswith(f"until the store works, {then}")
@@ -74,8 +74,8 @@ def test_a_store_that_cannot_be_written_is_named(
 
 def test_clocks_that_differ_are_named(caplog: pytest.LogCaptureFixture, valkey_url: str) -> None:
     class Slow(Bridge):
-        def now(self) -> datetime:
-            return super().now() - timedelta(seconds=30.9)  # it may be asked a little after the store was
+        def _now(self) -> datetime:
+            return super()._now() - timedelta(seconds=30.9)  # it may be asked a little after the store was
 
     *_, line = said(caplog, Slow(valkey_url))
     assert line.startswith("this machine's clock and the store's are 30.")

@@ -68,12 +68,12 @@ def die(app: Celery, *args: Any, raised: Exception | None = None, **options: Any
     (wire,) = arrived
     job = Job(job_id, "charge", wire.queue)
     while True:
-        run = bridge.admit(job, job, task_policy(app, app.tasks["charge"]))
-        decision = bridge.judge(run, raised or OSError(f"down at {job.attempt}"))
-        job = bridge.after(job, decision)
+        run = bridge.engine.admit(job, job, task_policy(app, app.tasks["charge"]))
+        decision = bridge.engine.judge(run, raised or OSError(f"down at {job.attempt}"))
+        job = bridge.engine.after(job, decision)
         if not isinstance(decision, RetryAt):
             break
-    bury(app, wire, {"retries": job.attempt, "ojs": bridge.header(job, ended=True).text})
+    bury(app, wire, {"retries": job.attempt, "ojs": bridge.engine.header(job, ended=True).text})
     return job_id
 
 
@@ -171,7 +171,7 @@ def test_many_operators_publish_each_letter_once(app: Celery) -> None:
 def test_one_that_cannot_be_published_stays_once(app: Celery) -> None:
     jobs = [die(app, f"k{n}") for n in range(2)]
     bridge = attach(app)
-    before, publisher = bridge.broker_letters.list().letters, bridge.publishers["celery"]
+    before, publisher = bridge.broker_letters.list().letters, bridge.engine.context.publishers["celery"]
 
     class Down:
         def knows(self, type_: str) -> bool:
@@ -180,10 +180,10 @@ def test_one_that_cannot_be_published_stays_once(app: Celery) -> None:
         def republish(self, *args: Any) -> None:
             raise Unreachable("down")
 
-    bridge.publishers["celery"] = Down()  # type: ignore[assignment]
+    bridge.engine.context.publishers["celery"] = Down()  # type: ignore[assignment]
     with pytest.raises(Unreachable, match="down"):
         bridge.broker_letters.retry(jobs[0])
-    bridge.publishers["celery"] = publisher
+    bridge.engine.context.publishers["celery"] = publisher
     assert bridge.broker_letters.list().letters == before
     bridge.broker_letters.retry(jobs[0])
     assert ids(app) == [jobs[1]]

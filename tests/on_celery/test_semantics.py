@@ -271,7 +271,7 @@ def test_a_replay_with_other_arguments_on_another_queue(fleet: Fleet) -> None:
     run = fleet.runs(job)[2]
     assert run.more["args"] == "[\"'ok'\"]"
     assert "'tenant': 'other'" in run.more["headers"]
-    publisher = fleet.bridge.publishers["celery"]
+    publisher = fleet.bridge.engine.context.publishers["celery"]
     assert (publisher.knows("act_kept"), publisher.knows("gone")) == (True, False)
 
 

@@ -131,7 +131,7 @@ def many(word: str) -> None:
 
 def park_many(count: int) -> None:
     """Park so many jobs that are due now."""
-    store, now = bridge.store, bridge.now()
+    store, now = bridge.store, bridge.engine.now()
     assert store is not None
     for _ in range(count):
         message = many.message("many")

@@ -43,7 +43,7 @@ def make(request: pytest.FixtureRequest, valkey: Valkey, unique: str, tmp_path: 
 
 def grant(fleet: Fleet, job: Sent, fence: int = 0) -> Grant:
     """What the store says to somebody who wants a job's turn."""
-    store, now = fleet.bridge.store, fleet.bridge.now()
+    store, now = fleet.bridge.store, fleet.bridge.engine.now()
     assert store is not None
     turn, until = Turn(job.id, fence), now + timedelta(seconds=60)
     return store.reserve(turn, publication="", holder="me", mark="me", now=now, until=until).grant

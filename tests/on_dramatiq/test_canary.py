@@ -171,7 +171,7 @@ def test_what_has_a_time_under_the_bridge_waits_for_it(ledger: Ledger, tmp_path:
     its = bridge(tmp_path if stored else None, park_after="PT0.2S")
     install(ledger.broker, its, canary=0)
     actor = ledger.actor("charge")
-    due = its.now() + timedelta(seconds=0.6)
+    due = its.engine.now() + timedelta(seconds=0.6)
     state = {"v": 1, "attempt": 2, "next_retry_at": format_time(due)}
     job = actor.send_with_options(retries=1, ojs=state).message_id
     with ledger.working():

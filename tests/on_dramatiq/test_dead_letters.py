@@ -249,7 +249,9 @@ def test_a_replay_that_fails_before_the_old_letter_is_deleted_leaves_the_new_one
 
     fleet = stubbed()
     job = fleet.send(fleet.actor(fails, ojs_retry=KEEP))
-    fleet.bridge.publishers["dramatiq"] = Slow(fleet.bridge.publishers["dramatiq"])
+    fleet.bridge.engine.context.publishers["dramatiq"] = Slow(
+        fleet.bridge.engine.context.publishers["dramatiq"]
+    )
     with fleet.working():
         fleet.end(job)
         fleet.bridge.dead_letters.retry(job.id)

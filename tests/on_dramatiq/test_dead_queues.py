@@ -19,7 +19,7 @@ from dramatiq.common import xq_name
 
 from ojs_bridge import Bridge, ConfigurationError, DeadLetter, LetterNotFound, StorageRetry, open_store
 from ojs_bridge.dramatiq import dead_places, install
-from ojs_bridge.engine.publishing import Override
+from ojs_bridge.engine.ports import Override
 from ojs_bridge.errors import Unreachable
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet, Sent, broker_of, dead_messages
@@ -183,15 +183,15 @@ def test_one_that_cannot_be_published_stays_once(broker: dramatiq.Broker, unique
         def republish(self, letter: Any, header: Any, override: Override) -> None:
             raise Unreachable("down")
 
-    publisher = fleet.bridge.publishers["dramatiq"]
-    fleet.bridge.publishers["dramatiq"] = Down()  # type: ignore[assignment]
+    publisher = fleet.bridge.engine.context.publishers["dramatiq"]
+    fleet.bridge.engine.context.publishers["dramatiq"] = Down()  # type: ignore[assignment]
     letters = fleet.bridge.broker_letters
     before = letters.list().letters
     with pytest.raises(Unreachable, match="down"):
         letters.retry(jobs[0].id)
     assert letters.list().letters == before
     assert len(dead_messages(broker, unique)) == 2
-    fleet.bridge.publishers["dramatiq"] = publisher
+    fleet.bridge.engine.context.publishers["dramatiq"] = publisher
     letters.retry(jobs[0].id)
     assert [letter.id for letter in letters.list().letters] == [jobs[1].id]
 

@@ -79,7 +79,7 @@ def test_a_worker_killed_between_settling_and_acknowledging_repeats_nothing(
 def lose(fleet: Fleet, message_id: str, *, fence: int = 0, seconds: float = 0.2) -> float:
     """Reserve a job's turn for a worker that is dead already, and return when its time ends."""
     assert fleet.bridge.store is not None
-    now = fleet.bridge.now()
+    now = fleet.bridge.engine.now()
     until = now + timedelta(seconds=seconds)
     fleet.bridge.store.reserve(
         Turn(message_id, fence), publication="", holder="dead", mark="dead", now=now, until=until

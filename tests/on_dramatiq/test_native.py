@@ -402,7 +402,7 @@ def test_a_postponed_message_keeps_its_own_store_results(
     from ojs_bridge.spec.job import format_time
 
     fleet, _ = results
-    later = fleet.bridge.now().fromtimestamp(time.time() + 0.2, tz=fleet.bridge.now().tzinfo)
+    later = fleet.bridge.engine.now().fromtimestamp(time.time() + 0.2, tz=fleet.bridge.engine.now().tzinfo)
     state = {"v": 1, "attempt": 1, "next_retry_at": format_time(later)}
     job = fleet.send(fleet.actor(lambda n: None), ojs=state, store_results=own)
     fleet.end(job)

@@ -25,6 +25,7 @@ from redis.retry import Retry as RedisRetry
 
 from ojs_bridge import Bridge, DeadLetter, Event, StorageRetry
 from ojs_bridge.dramatiq import consumer
+from ojs_bridge.engine.engine import Engine
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard
 from tests.servers import RabbitMQ, Valkey, eventually
 
@@ -237,8 +238,8 @@ def test_a_job_is_held_until_its_retry_is_taken(unique: str, early: bool) -> Non
     assert len(job.runs) == times + 1
 
 
-class BrokenBridge(Bridge):
-    """A bridge with a bug."""
+class BrokenEngine(Engine):
+    """An engine with a bug."""
 
     broken = ""
 
@@ -257,10 +258,12 @@ class BrokenBridge(Bridge):
 
 @pytest.mark.parametrize("where", ["begin", "judge"])
 def test_a_bug_of_the_bridge_neither_loses_nor_repeats_a_job(broker: Any, unique: str, where: str) -> None:
-    bridge = BrokenBridge(retry=QUICK, listeners=[Heard()])
+    bridge = Bridge(retry=QUICK, listeners=[Heard()])
+    engine = bridge.engine
+    engine.__class__ = BrokenEngine
     fleet = Fleet(broker, unique, bridge)
     job = fleet.send(fleet.actor(fails))
-    bridge.broken = where
+    engine.broken = where  # type: ignore[attr-defined]
     with fleet.working(threads=2):
         eventually(lambda: fleet.dead(job))
     assert len(job.runs) == {"begin": 0, "judge": 1}[where]

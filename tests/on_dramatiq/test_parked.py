@@ -90,8 +90,8 @@ def test_what_is_parked_is_published_when_it_is_due(
             raise response
 
     job = fleet.send(fleet.actor(responds_once))
-    held: Any = Held(fleet.bridge.publishers["dramatiq"])
-    fleet.bridge.publishers["dramatiq"] = held
+    held: Any = Held(fleet.bridge.engine.context.publishers["dramatiq"])
+    fleet.bridge.engine.context.publishers["dramatiq"] = held
     with fleet.working():
         eventually(lambda: fleet.bridge.retries.count() == 1)
         held.may.set()

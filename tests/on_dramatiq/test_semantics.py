@@ -244,7 +244,7 @@ def test_a_delivery_before_its_time_waits(fleet: Fleet) -> None:
 
     actor = fleet.actor(lambda n: "ran")
     due = time.time() + 0.6
-    when = format_time(fleet.bridge.now().fromtimestamp(due, tz=fleet.bridge.now().tzinfo))
+    when = format_time(fleet.bridge.engine.now().fromtimestamp(due, tz=fleet.bridge.engine.now().tzinfo))
     state = {"v": 1, "attempt": 3, "next_retry_at": when}
     job = fleet.send(actor, ojs=state, retries=2)
     assert fleet.end(job).data["attempt"] == 3

@@ -90,19 +90,19 @@ def test_a_worker_goes_on_over_a_silent_connection(way: tuple[Proxy, str, str]) 
     proxy, through, url = way
     worker, other = Bridge(through, reservation=RESERVATION), Bridge(url, reservation=RESERVATION)
     outbox = Outbox()
-    worker.publishers[FRAMEWORK] = outbox
+    worker.engine.context.publishers[FRAMEWORK] = outbox
     begun = run(worker, JOB)
     worker.start()
     eventually(lambda: within(ENOUGH, worker.retries.count) == 0)
     assert proxy.silence()
     assert other.store is not None
-    other.store.park(parked("due", framework=FRAMEWORK, next_retry_at=other.now()))
+    other.store.park(parked("due", framework=FRAMEWORK, next_retry_at=other.engine.now()))
     ends = time.monotonic() + 1.5 * RESERVATION.total_seconds()
     while time.monotonic() < ends:
         assert isinstance(begin(other, JOB), Postpone)
         time.sleep(0.2)
     eventually(lambda: other.retries.count() == 0, what="the parked retry was published")
-    worker.check_turn(begun)
+    worker.engine.check_turn(begun)
     worker.stop()
 
 

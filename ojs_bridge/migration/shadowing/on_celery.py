@@ -108,7 +108,7 @@ class Watch:
         if is_bridged(task) and not runs_natively(request):
             self.recorder.add_bridged(task.name)
         elif self.recorder.takes(task.name):
-            now = self._bridge.now()
+            now = self._bridge.engine.now()
             native = self._native(raised, now)
             found = _outcome(task, raised, native, policy)
             job = self._job(task, request)
@@ -125,7 +125,7 @@ class Watch:
             moved = self._moved(name)
             if moved is not None and self._switch.covers(name):
                 native = task.ojs_native if is_bridged(task) else native_of(task)
-                self._tasks[name] = resolved(self._bridge, task, self._policies, native)
+                self._tasks[name] = resolved(self._bridge.engine, task, self._policies, native)
         return self._tasks[name]
 
     def _moved(self, name: str) -> list[AnyPartial] | None:

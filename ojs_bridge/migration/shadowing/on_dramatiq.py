@@ -98,7 +98,7 @@ class Watch:
         self._bridge = bridge
         self._switch = switch
         self._policies = the_policies(policies)
-        self._actors = Actors(bridge, policies)
+        self._actors = Actors(bridge.engine, policies)
         retries = next((m for m in broker.middleware if isinstance(m, Retries)), None)
         self._actors.stock = NO_RETRIES if retries is None else settings_of(retries)
         self._actors.check(broker.actors)
@@ -119,7 +119,7 @@ class Watch:
             native = _native(message, sent)
             job = self._job(message, task, options, exception)
             found = _outcome(message, options, exception, native, task)
-            self.recorder.add(FailedRun(job, task, found, native, self._bridge.now()))
+            self.recorder.add(FailedRun(job, task, found, native, self._bridge.engine.now()))
 
     def _task(self, name: str) -> TaskPolicy | None:
         """Return the policy that `install` would give an actor; None for one that is not shadowed."""

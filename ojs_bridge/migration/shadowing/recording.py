@@ -134,7 +134,7 @@ class Writer:
 
     def __init__(self, framework: str, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._tallies = Tallies(framework, tell_messages=not bridge.redacts)
+        self._tallies = Tallies(framework, tell_messages=not bridge.engine.context.redactor)
         self._down = False
 
     def run(self, pending: Pending, period: float) -> None:
@@ -165,7 +165,7 @@ class Writer:
         self._tallies.add(run.job, run.outcome, verdict, run.at)
 
     def _store(self) -> None:
-        tallies = self._tallies.taken(self._bridge.now())
+        tallies = self._tallies.taken(self._bridge.engine.now())
         if not tallies or self._bridge.store is None:
             return
         try:

@@ -40,8 +40,8 @@ class _Ahead(Bridge):
 
     ahead = timedelta(0)
 
-    def now(self) -> datetime:
-        return super().now() + self.ahead
+    def _now(self) -> datetime:
+        return super()._now() + self.ahead
 
 
 def measured(broker: Broker, found: Sequence[Planned]) -> list[Planned]:

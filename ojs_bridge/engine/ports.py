@@ -1,4 +1,4 @@
-"""What an adapter offers to those who put messages back on their queues."""
+"""The ports of the engine: what the adapter of a framework offers to it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,49 @@
+"""What the engine and the operations of one bridge share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypeVar
+
+from ..errors import StoreError
+from ..spec.job import Header, Job
+from ..store import Store
+from .events import Dispatcher, Event
+from .history import History
+from .ports import DeadQueues, Publisher
+from .redaction import Redactor
+from .storage_retry import Insistence
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The store, the clock, the listeners and the adapters' publishers of one bridge.
+
+    `publishers` and `dead_queues` are by framework: an adapter adds its own when it is given the bridge.
+    """
+
+    store: Store | None
+    clock: Callable[[], datetime]
+    history: History
+    insistence: Insistence
+    events: Dispatcher
+    redactor: Redactor
+    publishers: dict[str, Publisher] = field(default_factory=dict)
+    dead_queues: dict[str, DeadQueues] = field(default_factory=dict)
+
+    def encode(self, job: Job) -> Header:
+        """Return a job's header, without what it has no room for; raises InvalidState."""
+        return self.history.encode(job)
+
+    def emit(self, event: Event) -> None:
+        """Queue an event for the listeners; never raises."""
+        if self.events:
+            self.events.emit([event])
+
+    def insist(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...] = (StoreError,)) -> T:
+        """Return what an operation on the store or the broker returns, under the bridge's `storage_retry`."""
+        return self.insistence.run(operation, retry_on)

@@ -1,0 +1,90 @@
+"""The records of a job in the store: the dead letter, and the retry that is parked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from ..errors import InvalidState, NotExpressible
+from ..spec.decision import DeadLetter
+from ..spec.job import ErrorEntry, Job, decode
+from ..spec.policy import RetryPolicy
+from ..store import Letter, Parked
+
+
+def letter_of(
+    job: Job,
+    decision: DeadLetter,
+    policy: RetryPolicy,
+    framework: str,
+    message: Mapping[str, Any],
+    errors: tuple[ErrorEntry, ...],
+    *,
+    at: datetime,
+) -> Letter:
+    """Return the letter of a job that died at a time, with all its errors and its message (DLQ-002)."""
+    return Letter(
+        id=job.id,
+        type=job.type,
+        queue=job.queue,
+        framework=framework,
+        attempt=job.attempt,
+        max_attempts=policy.max_attempts,
+        cause=decision.cause,
+        reason=decision.reason,
+        discarded_at=at,
+        message=message,
+        errors=errors,
+        retry=job.retry,
+        created_at=job.created_at,
+        replay_count=job.replay_count,
+        key=job.key,
+        fence=job.fence,
+        policy=_in_json(policy),
+    )
+
+
+def _in_json(policy: RetryPolicy) -> dict[str, Any] | None:
+    try:
+        return policy.to_ojs()
+    except NotExpressible:
+        return None
+
+
+def parked_of(
+    job: Job,
+    at: datetime,
+    reason: str,
+    framework: str,
+    message: Mapping[str, Any],
+    state: Mapping[str, Any],
+    max_attempts: int,
+    *,
+    parked_at: datetime,
+) -> Parked:
+    """Return a job's retry as the store keeps it until a time."""
+    return Parked(
+        id=job.id,
+        key=job.key,
+        fence=job.fence,
+        type=job.type,
+        queue=job.queue,
+        framework=framework,
+        attempt=job.attempt,
+        max_attempts=max_attempts,
+        next_retry_at=at,
+        parked_at=parked_at,
+        reason=reason,
+        state=state,
+        message=message,
+    )
+
+
+def job_of_parked(parked: Parked) -> Job:
+    """Return the job of a parked retry; if its state cannot be read, as far as the store knows it."""
+    bare = Job(parked.id, parked.type, parked.queue, parked.attempt, fence=parked.fence)
+    try:
+        return decode(dict(parked.state), bare)
+    except InvalidState:
+        return bare
