@@ -134,7 +134,7 @@ class Bridge:
 
         Raises ConfigurationError without a store, and StoreError.
         """
-        Rules(self._replay_rules, self.engine.context).apply_in_turn()
+        Rules(self._replay_rules, self.engine.context).apply()
 
     def start(self) -> None:
         """Begin to publish parked retries when they are due; workers call it."""
@@ -151,7 +151,7 @@ class Bridge:
             self._scheduler.start()
 
     def _chores(self) -> tuple[Chore, ...]:
-        prune = Chore("pruning", PRUNE_PERIOD.total_seconds(), self.dead_letters.prune_in_turn)
+        prune = Chore("pruning", PRUNE_PERIOD.total_seconds(), self.dead_letters.prune_once_a_period)
         replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.apply_replay_rules)
         return prune, replay
 

@@ -30,7 +30,7 @@ STEPS = [
     "bridge:Bridge.early",
     "bridge:Bridge.now",
     "engine.runs:TaskPolicy.for_job",
-    "engine.turns:Turns.take",
+    "engine.reservations:Turns.take",
     "engine.reservations:Reservations.take",
     "engine.reservations:turn_of",
 ]

@@ -87,7 +87,7 @@ def live_and_die(bridge: Bridge, job_id: str, message: str = "down", *, state: s
             bridge.engine.bury(run, job, decision, FRAMEWORK, {"args": [job_id]})
         if isinstance(decision, RetryAt):
             last = bridge.engine.header(job).text
-        bridge.engine.settled(run, decision)
+        bridge.engine.settle(run, decision)
         if not isinstance(decision, RetryAt):
             return last
         job, _bare = delivered(job_id, job.attempt, last)

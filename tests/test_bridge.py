@@ -265,8 +265,8 @@ def test_what_fits_is_neither_marked_nor_kept(url: str) -> None:
     assert "cut" not in text
     run = bridge.engine.admit(job, job, bridge.engine.task())
     assert isinstance(run, Run)
-    bridge.engine.settled(run, Complete())
-    bridge.engine.settled(run, bridge.engine.judge(run, Discard("a.b")))
+    bridge.engine.settle(run, Complete())
+    bridge.engine.settle(run, bridge.engine.judge(run, Discard("a.b")))
 
 
 class Untouchable(Store):
@@ -350,7 +350,7 @@ def test_a_job_that_ends_leaves_nothing_in_the_store(
     bridge.store.keep_errors("j-2", [(0, {})])
     run = bridge.engine.admit(job, job, bridge.engine.task())
     assert isinstance(run, Run)
-    bridge.engine.settled(run, bridge.engine.judge(run, raised))
+    bridge.engine.settle(run, bridge.engine.judge(run, raised))
     assert bridge.store.kept_errors("j-1") == []
     assert bridge.store.kept_errors("j-2") == [(0, {})]
 

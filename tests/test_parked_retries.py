@@ -43,7 +43,7 @@ class Worker:
         assert self.bridge.engine.parks(decision.at)
         after = self.bridge.engine.after(begun.job, decision)
         self.bridge.engine.park(begun, after, decision.at, decision.reason, FRAMEWORK, {"args": [job_id]})
-        self.bridge.engine.settled(begun, decision)
+        self.bridge.engine.settle(begun, decision)
         return self.bridge.retries.get(job_id)
 
     @property

@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError
-from ojs_bridge.engine import reservations
-from ojs_bridge.engine.reservations import turn_of
+from ojs_bridge.engine import heartbeat
+from ojs_bridge.engine.reservations import TakenOver, reservation_of
 from ojs_bridge.engine.runs import Begun, Drop, Lost, Postpone, Run
-from ojs_bridge.engine.turns import TakenOver
 from ojs_bridge.spec.decision import Complete, DeadLetter, Discard, RetryAt
 from ojs_bridge.spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ojs_bridge.spec.job import Job, decode
@@ -39,7 +38,7 @@ LONG, SHORT = timedelta(minutes=1), timedelta(seconds=0.6)
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[timedelta]:
     """How far the clock of every bridge that is made from now on is ahead."""
     ahead = [timedelta()]
-    monkeypatch.setattr(Bridge, "now", lambda _: datetime.now(timezone.utc) + ahead[0])
+    monkeypatch.setattr(Bridge, "_now", lambda _: datetime.now(timezone.utc) + ahead[0])
     return ahead
 
 
@@ -82,18 +81,18 @@ def fail(bridge: Bridge, begun: Run) -> Job:
     decision = bridge.engine.judge(begun, ConnectionError("down"))
     assert isinstance(decision, RetryAt)
     job = bridge.engine.after(begun.job, decision)
-    bridge.engine.settled(begun, decision)
+    bridge.engine.settle(begun, decision)
     bare = Job(job.id, job.type, job.queue, job.attempt, fence=job.attempt - 1)
     return decode(bridge.engine.header(job).state, bare)._replace(next_retry_at=None)
 
 
 def abandon(url: str, job: Job = JOB, reservation: timedelta = SHORT) -> None:
-    """Take a job's turn in a process of its own, and be killed."""
+    """Take a job's reservation in a process of its own, and be killed."""
     die_holding(lambda: Bridge(url, POLICY, reservation=reservation), job)
 
 
 def die_holding(bridge: Callable[[], Bridge], job: Job = JOB) -> None:
-    """Fork a process that takes a job's turn, and is killed."""
+    """Fork a process that takes a job's reservation, and is killed."""
     process = multiprocessing.get_context("fork").Process(target=_take_and_die, args=(bridge, job))
     process.start()
     process.join()
@@ -124,7 +123,7 @@ def test_a_lost_attempt_is_a_failed_one(url: str, clock: list[timedelta], bridge
     next_job = first.engine.after(lost.run.job, decision)
     assert (next_job.attempt, next_job.errors[-1]["type"]) == (2, VISIBILITY_TIMEOUT)
     assert isinstance(begin(second, JOB), Postpone), "whoever judges it holds it"
-    first.engine.settled(lost.run, decision)
+    first.engine.settle(lost.run, decision)
     assert isinstance(begin(second, JOB), Drop)
 
 
@@ -152,8 +151,8 @@ def test_judging_a_lost_attempt_can_be_lost_too(url: str, hasty: list[Bridge]) -
     """It stays one lost attempt until what follows it is safe."""
     abandon(url)
     eventually(lambda: isinstance(begin(hasty[0], JOB), Lost), what="the attempt was found lost")
-    turn = next(iter(hasty[0].engine._turns._reservations._live))  # type: ignore[union-attr]
-    hasty[0].engine._turns._reservations.let_go(turn)  # type: ignore[union-attr]
+    held = next(iter(hasty[0].engine._reservations._heart._live))  # type: ignore[union-attr]
+    hasty[0].engine._reservations._heart.expire(held)  # type: ignore[union-attr]
     found: list[Begun] = []
 
     def found_again() -> bool:
@@ -176,7 +175,7 @@ def test_a_heartbeat_extends_the_reservation(url: str) -> None:
         assert isinstance(duplicate, Postpone)
         assert duplicate.job.next_retry_at == duplicate.at
         time.sleep(0.05)
-    first.engine.settled(begun, Complete())
+    first.engine.settle(begun, Complete())
     late = begin(second, JOB)
     assert isinstance(late, Drop)
     assert "late copy" in late.reason
@@ -192,29 +191,29 @@ def test_a_settled_job_does_not_run_again(bridges: list[Bridge]) -> None:
     assert isinstance(begin(first, retry), Drop)
     assert isinstance(begin(first, JOB), Drop)
     assert (again.attempt, again.fence) == (3, 2)
-    first.engine.settled(run(first, again), Complete())
+    first.engine.settle(run(first, again), Complete())
     assert [type(begin(second, job)) for job in (JOB, retry, again)] == [Drop] * 3
 
 
 def test_a_retry_may_begin_before_its_predecessor_is_settled(bridges: list[Bridge]) -> None:
-    """It is published first, and then settles its turn: too late, and that harms nobody."""
+    """It is published first, and then settles its reservation: too late, and that harms nobody."""
     first, second = bridges
     begun = run(first, JOB)
     decision = first.engine.judge(begun, ConnectionError("down"))
     retry = first.engine.after(begun.job, decision)._replace(next_retry_at=None)
     run(second, retry)
-    first.engine.settled(begun, decision)
+    first.engine.settle(begun, decision)
     assert isinstance(begin(first, retry), Postpone)
 
 
 def test_a_job_that_is_given_back_has_used_nothing(bridges: list[Bridge]) -> None:
     """The next delivery runs the same attempt at once."""
     first, second = bridges
-    first.engine.give_back(run(first, JOB))
+    first.engine.release(run(first, JOB))
     begun = run(second, JOB)
     assert begun.job.attempt == 1
     retry = fail(second, begun)
-    second.engine.give_back(run(second, retry))
+    second.engine.release(run(second, retry))
     assert run(first, retry).job.attempt == 2
     assert isinstance(begin(second, JOB), Drop)
 
@@ -223,7 +222,7 @@ def test_a_snooze_runs_the_same_attempt_again(bridges: list[Bridge]) -> None:
     """Its fence tells it from a copy of the snoozed one."""
     first, second = bridges
     begun = run(first, JOB)
-    first.engine.settled(begun, Complete())
+    first.engine.settle(begun, Complete())
     snoozed = begun.job.snoozed(first.engine.now())._replace(next_retry_at=None)
     assert run(second, snoozed).job.attempt == 1
 
@@ -234,7 +233,7 @@ def test_a_replay_is_no_late_copy(bridges: list[Bridge]) -> None:
     begun = run(first, JOB)
     decision = Discard("handler", Failure("a.b"), "why")
     ended = first.engine.after(begun.job, decision)
-    first.engine.settled(begun, decision)
+    first.engine.settle(begun, decision)
     assert isinstance(begin(first, JOB), Drop)
     assert run(first, ended.replayed()).job.attempt == 1
 
@@ -260,10 +259,10 @@ def test_who_buried_a_job_has_settled_it(bridges: list[Bridge]) -> None:
     assert isinstance(resumed, Run)
     assert resumed.abandoned
     decision = second.engine.judge(resumed, Failure("worker_death", "killed"))
-    second.engine.settled(resumed, decision)
+    second.engine.settle(resumed, decision)
     assert isinstance(begin(first, JOB), Drop)
     assert isinstance(second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid()), Drop)
-    first.engine.settled(begun, Complete())
+    first.engine.settle(begun, Complete())
     assert isinstance(begin(first, JOB), Drop)
 
 
@@ -272,14 +271,14 @@ def test_a_run_that_was_taken_over_is_not_heard(hasty: list[Bridge]) -> None:
     """Neither before it sends its job on, nor when it writes a letter or parks a retry; and others are."""
     first, second = hasty
     late, heard = run(first, JOB), run(first, JOB._replace(id="j-2"))
-    first.engine.let_run_out(late)
+    first.engine.expire(late)
     eventually(lambda: isinstance(begin(second, JOB), Lost), what="the attempt was found lost")
     eventually(lambda: time.monotonic() - heard.since > 1.5 * SHORT.total_seconds())
     decision = DeadLetter("handler", Failure("a.b"), "why")
     for begun in (late, heard):
         job = first.engine.after(begun.job, decision)
         steps: list[Callable[[], None]] = [
-            partial(first.engine.check_turn, begun),
+            partial(first.engine.check, begun),
             partial(first.engine.park, begun, job, first.engine.now() + LONG, "why", FRAMEWORK, {}),
             partial(first.engine.bury, begun, job, decision, FRAMEWORK, {}),
         ]
@@ -295,7 +294,7 @@ def test_a_run_that_ends_within_its_reservation_asks_the_store_nothing(
 ) -> None:
     begun = run(bridges[0], JOB)
     monkeypatch.setattr(bridges[0].store, "extend", None)
-    bridges[0].engine.check_turn(begun)
+    bridges[0].engine.check(begun)
 
 
 def test_a_store_that_is_gone_keeps_no_run_from_being_heard(
@@ -309,7 +308,7 @@ def test_a_store_that_is_gone_keeps_no_run_from_being_heard(
     begun = run(hasty[0], JOB)
     monkeypatch.setattr(hasty[0].store, "extend", fail)
     eventually(lambda: time.monotonic() - begun.since > 2 * SHORT.total_seconds())
-    hasty[0].engine.check_turn(begun)
+    hasty[0].engine.check(begun)
 
 
 @pytest.mark.requirement("RET-12")
@@ -335,7 +334,7 @@ def test_a_sibling_that_died_is_not_waited_for(url: str) -> None:
     assert isinstance(lost, Lost)
     assert lost.failure.type == WORKER_DEATH
     decision = bridge.engine.judge(lost.run, lost.failure)
-    bridge.engine.settled(lost.run, decision)
+    bridge.engine.settle(lost.run, decision)
     assert isinstance(decision, RetryAt)
     assert isinstance(begin(stranger, JOB), Drop)
 
@@ -370,7 +369,7 @@ def test_a_process_that_died_with_a_copy_in_its_hands_costs_the_live_run_nothing
     begun = run(first, JOB)
     found = second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid() + 1)
     assert isinstance(found, Postpone)
-    first.engine.settled(begun, Complete())
+    first.engine.settle(begun, Complete())
     assert isinstance(second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid() + 1), Drop)
     other = run(first, JOB._replace(id="j-other"))
     assert isinstance(
@@ -393,8 +392,8 @@ def test_while_the_store_is_gone_jobs_wait(fail_open: bool, can_wait: bool, runs
     if runs:
         begun = bridge.engine.begin(JOB, JOB, bridge.engine.task(), can_wait=can_wait)
         assert isinstance(begun, Run)
-        assert begun.turn is None
-        bridge.engine.settled(begun, Complete())
+        assert begun.reservation is None
+        bridge.engine.settle(begun, Complete())
     else:
         with pytest.raises(StoreError):
             bridge.engine.begin(JOB, JOB, bridge.engine.task(), can_wait=can_wait)
@@ -409,8 +408,8 @@ def test_a_job_that_runs_in_its_caller_is_not_reserved(bridges: list[Bridge]) ->
 def test_without_a_store_nothing_is_reserved() -> None:
     """And nothing of it is paid."""
     bridge = Bridge()
-    assert run(bridge, JOB).turn is None
-    assert run(bridge, JOB).turn is None
+    assert run(bridge, JOB).reservation is None
+    assert run(bridge, JOB).reservation is None
 
 
 @pytest.mark.parametrize("name", ["reservation", "park_after"])
@@ -425,13 +424,13 @@ def test_what_was_acknowledged_is_forgotten_after_a_while(
     hasty: list[Bridge], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a store would hold a day's jobs; what has begun its retries is remembered, because of copies."""
-    monkeypatch.setattr(reservations, "_FORGET_AFTER", 0.0)
+    monkeypatch.setattr(heartbeat, "_FORGET_AFTER", 0.0)
     first, second = hasty
     retry = fail(first, run(first, JOB._replace(id="j-2")))
-    first.engine.settled(run(first, retry), Complete())
-    first.engine.settled(run(first, JOB), Complete())
+    first.engine.settle(run(first, retry), Complete())
+    first.engine.settle(run(first, JOB), Complete())
     for job in (JOB, retry):
-        first.engine.acknowledged(turn_of(job))
+        first.engine.acknowledged(reservation_of(job))
     eventually(lambda: isinstance(begin(second, JOB), Run), what="it was forgotten")
     assert isinstance(begin(second, retry), Drop)
 
@@ -449,7 +448,7 @@ def test_many_threads_begin_the_first_jobs_of_a_process(url: str) -> None:
 
         with ThreadPoolExecutor(8) as pool:
             for begun in list(pool.map(start, jobs)):
-                bridge.engine.settled(begun, Complete())
+                bridge.engine.settle(begun, Complete())
         assert all(isinstance(begin(bridge, job), Drop) for job in jobs)
 
 
@@ -459,10 +458,10 @@ def test_what_could_not_be_settled_is_settled_later() -> None:
         bridge = Bridge(server.url, POLICY, reservation=SHORT, storage_retry=StorageRetry.disabled())
         begun = run(bridge, JOB)
         server.kill()
-        bridge.engine.settled(begun, Complete())
+        bridge.engine.settle(begun, Complete())
         server.start()
-        # Who asked for the turn meanwhile would be given it as a lost one.
-        unsettled = bridge.engine._turns._reservations._unsettled  # type: ignore[union-attr]
+        # A worker that asked for the job meanwhile would be given it as a lost attempt.
+        unsettled = bridge.engine._reservations._heart._unsettled  # type: ignore[union-attr]
         eventually(lambda: not unsettled, what="it was settled")
         assert isinstance(begin(Bridge(server.url), JOB), Drop)
         bridge.stop()
@@ -474,8 +473,8 @@ def test_a_reservation_whose_answer_was_lost_is_ours() -> None:
         patient = StorageRetry(max_attempts=12, initial_interval="PT0.5S")
         bridge = Bridge(f"{server.url}?socket_timeout=0.3", POLICY, storage_retry=patient)
         first = JOB._replace(id="j-0")
-        bridge.engine.settled(run(bridge, first), Complete())
+        bridge.engine.settle(run(bridge, first), Complete())
         os.kill(server.pid, signal.SIGSTOP)
         threading.Timer(0.8, os.kill, (server.pid, signal.SIGCONT)).start()
-        assert run(bridge, JOB).turn == turn_of(JOB)
+        assert run(bridge, JOB).reservation == reservation_of(JOB)
         bridge.stop()

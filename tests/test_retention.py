@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, Retention
-from ojs_bridge.engine.chores import turn_at
+from ojs_bridge.engine.chores import reservation_at
 from ojs_bridge.operations.retention import PERIOD, Pruner
 from ojs_bridge.store import LetterFilter, Store
 from tests.servers import eventually
@@ -121,21 +121,23 @@ def test_one_worker_of_a_fleet_prunes_at_a_time(url: str, monkeypatch: pytest.Mo
     assert pruned == [{"count": 700, "pruning_policy": "delete"}]
     fill(fleet[0], {"late": 40})
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda bridge: bridge.dead_letters.prune_in_turn(), fleet))
+        list(pool.map(lambda bridge: bridge.dead_letters.prune_once_a_period(), fleet))
     assert ids(store) == ["late"]  # in the next five minutes
 
 
 @pytest.mark.requirement("DLQ-005")
 def test_who_died_while_pruning_stands_in_nobodys_way(url: str) -> None:
-    """The next five minutes have a turn of their own."""
+    """The next five minutes have a reservation of their own."""
     bridge = Bridge(url, retention=Retention("P30D"))
     store, now = fill(bridge, {"old": 40}), bridge.engine.now()
     until = now + timedelta(minutes=10)
-    turn = turn_at("prune", PERIOD, now)
-    store.reserve(turn, publication="", holder="dead", mark="its", now=now, until=until)
-    assert Pruner(store, Retention("P30D"), lambda: now, whole).prune_in_turn() is None
+    held = reservation_at("prune", PERIOD, now)
+    store.reserve(held, publication="", holder="dead", mark="its", now=now, until=until)
+    assert Pruner(store, Retention("P30D"), lambda: now, whole).prune_once_a_period() is None
     assert ids(store) == ["old"]
-    assert Pruner(store, Retention("P30D"), lambda: now + timedelta(minutes=5), whole).prune_in_turn() == 1
+    assert (
+        Pruner(store, Retention("P30D"), lambda: now + timedelta(minutes=5), whole).prune_once_a_period() == 1
+    )
     assert ids(store) == []
 
 

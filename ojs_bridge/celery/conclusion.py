@@ -12,8 +12,8 @@ from celery import Task
 from celery.exceptions import Ignore, Retry
 
 from ..engine.engine import Engine
+from ..engine.reservations import TakenOver
 from ..engine.runs import Postpone, Refuse, Run
-from ..engine.turns import TakenOver
 from ..errors import InvalidState, StoreError
 from ..messages import parameters_of
 from ..spec.decision import DeadLetter, Decision, RetryAt, Snooze
@@ -62,7 +62,7 @@ class Conclusion:
         over is dropped.
         """
         try:
-            self._engine.check_turn(begun)
+            self._engine.check(begun)
             return self._carry_out(begun, decision, shown)
         except TakenOver as late:
             return dropped(begun.job, late)
@@ -75,7 +75,7 @@ class Conclusion:
                 return self._leave(begun, decision, shown, error)
             logger.exception("job %s: what was decided cannot be carried out", begun.job.id)
             return self._keep(begun, self._engine.impossible(begun.job, decision, error), shown)
-        self._engine.settled(begun, decision)
+        self._engine.settle(begun, decision)
         return signal
 
     def refuse(self, refused: Refuse) -> Exception:
@@ -89,8 +89,8 @@ class Conclusion:
             changes = {HEADER: self._engine.header(begun.job).text}
             self._hand_on(begun, begun.job, begun.at, "came before its time", changes)
         except Exception as error:
-            # Who holds its turn ends it; any other job that no message can carry would wait for ever.
-            passes = begun.turn is not None or isinstance(error, self._out_of_reach())
+            # A reserved job is ended by its worker; another that no message can carry would wait for ever.
+            passes = begun.reservation is not None or isinstance(error, self._out_of_reach())
             if self._delivery.returnable and passes:
                 return self.wait(error)
             logger.exception("job %s cannot be put off", begun.job.id)
@@ -117,7 +117,7 @@ class Conclusion:
             self._bury(begun, decision)
         except Exception as error:  # noqa: BLE001 - the delivery itself is the last place for the job
             return self._leave(begun, decision, shown, error)
-        self._engine.settled(begun, decision)
+        self._engine.settle(begun, decision)
         return shown
 
     def _leave(
@@ -125,7 +125,7 @@ class Conclusion:
     ) -> Exception:
         """Leave an outcome that has no place now to the worker; if the worker dies, the attempt is lost."""
         if isinstance(begun, Run):
-            self._engine.let_run_out(begun)
+            self._engine.expire(begun)
         if isinstance(decision, (RetryAt, Snooze)):
             shown = self._reason(shown) or shown
         wish = self._wish

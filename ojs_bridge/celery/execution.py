@@ -13,8 +13,8 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 from ..engine.engine import Engine
+from ..engine.reservations import TakenOver
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
-from ..engine.turns import TakenOver
 from ..errors import StoreError
 from ..spec.decision import Complete, Decision
 from ..spec.failures import Outcome, outcome_of
@@ -44,14 +44,14 @@ class LostAttempt(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A run that succeeded, whose turn is settled when Celery has carried its success on."""
+    """A run that succeeded, whose reservation is settled when Celery has carried its success on."""
 
     engine: Engine
     run: Run
 
     def settle(self) -> None:
         """Settle it and tell of it; never raises."""
-        self.engine.settled(self.run, Complete())
+        self.engine.settle(self.run, Complete())
 
 
 class Execution:
@@ -92,7 +92,7 @@ class Execution:
             raised = self._wish.signal
         if not is_the_tasks_own(raised, self._task, self._request):
             if self._begun is not None:
-                self.engine.give_back(self._begun)
+                self.engine.release(self._begun)
             raise raised
         with undisturbed():
             signal = self._settle(raised)
@@ -189,11 +189,11 @@ class Execution:
         end, job = Ended(self.engine, self._begun), self._begun.job
         if job.replay_count:
             reopen_chord(self._task, self._request)
-        if self._begun.turn is None:
+        if self._begun.reservation is None:
             end.settle()
             return
         try:
-            self.engine.check_turn(self._begun)
+            self.engine.check(self._begun)
         except TakenOver as late:
             raise dropped(self._begun.job, late) from None
         self._request.ojs_ended = end
@@ -252,7 +252,7 @@ class Execution:
     def _not_run(self, begun: Lost | Postpone | Drop | Refuse) -> Exception:
         match begun:
             case Lost() if carried_on(self._task, self._request, begun.since):
-                self.engine.settled(begun.run, Complete())
+                self.engine.settle(begun.run, Complete())
                 known: Exception = Ignore("its worker had stored its success before it died")
                 return known
             case Lost():
@@ -271,9 +271,9 @@ class Execution:
         if self._begun is None:
             return
         if isinstance(signal, Reject) and signal.requeue:
-            self.engine.give_back(self._begun)
+            self.engine.release(self._begun)
         else:
-            self.engine.let_end(self._begun)
+            self.engine.settle_natively(self._begun)
 
     def _settle(self, raised: BaseException) -> Exception:
         wish = self._wish

@@ -146,7 +146,7 @@ def _keep(app: Celery, task: Task, message: Any, error: Exception) -> None:
         except Exception:  # noqa: BLE001 - whatever it is, the broker is the next place
             sending.bury(app, wire, {})
             logger.error("job %s: kept in the broker's dead queue as it came: %r", job.id, error)
-    engine.settled(refused, refused.decision)
+    engine.settle(refused, refused.decision)
     with Harmless(job):
         task.backend.mark_as_failure(job.id, error)
 

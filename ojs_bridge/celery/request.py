@@ -141,7 +141,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         with execution.engine.at_once():
             begun = execution.resume(self.worker_pid)
             if isinstance(begun, Run):
-                execution.engine.give_back(begun)
+                execution.engine.release(begun)
 
     def _ojs_end(
         self, exc: Exception, exc_info: Any, process: int | None, natively: Callable[[], object]

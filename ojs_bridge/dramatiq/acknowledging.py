@@ -51,7 +51,7 @@ class Acknowledging:
 
     def settle(self, run: Run) -> None:
         """Settle a run; never raises."""
-        self._engine.settled(run, Complete())
+        self._engine.settle(run, Complete())
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
         """Acknowledge a settled run's message; raises what `ack` raises."""
@@ -80,17 +80,17 @@ class RedisAcknowledging(Acknowledging):
         if joint is None:
             return False
         keys, words = self._keys_of(message._message.queue_name), self._words_of(message)
-        self._engine.succeeded(run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words)))
+        self._engine.settle_with(run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words)))
         return True
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
         """Acknowledge, and have the store forget what cannot come again."""
         if self._script(keys=self._keys_of(message._message.queue_name), args=self._words_of(message)):
-            self._engine.acknowledged(run.turn)
+            self._engine.acknowledged(run.reservation)
 
     def _take_note(self, run: Run, settled: bool, acknowledged: bool) -> bool:
         if acknowledged:
-            self._engine.acknowledged(run.turn)
+            self._engine.acknowledged(run.reservation)
         return settled
 
     def _find_joint(self) -> Joint | None:

@@ -126,9 +126,14 @@ class Execution:
     def conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
         """Have the outcome judged and the decision carried out; raises TakenOver."""
         run = begun.run if isinstance(begun, Lost) else begun
-        self._engine.check_turn(run)
+        self._engine.check(run)
         decision = self._judge(begun, exception)
-        if isinstance(decision, Complete) and isinstance(run, Run) and run.turn and self._acknowledging:
+        if (
+            isinstance(decision, Complete)
+            and isinstance(run, Run)
+            and run.reservation
+            and self._acknowledging
+        ):
             leave_by(self._message, Ending(self._acknowledging, run))
             return
         try:
@@ -136,7 +141,7 @@ class Execution:
         except InvalidState as error:
             decision = self._engine.impossible(run.job, decision, error)
             self._carry_out(run, decision)
-        self._engine.settled(run, decision)
+        self._engine.settle(run, decision)
 
     def _carry_out(self, begun: Run | Refuse, decision: Decision) -> None:
         """Execute a decision, however often that takes; raises what it raises when the worker shuts down."""
@@ -173,8 +178,8 @@ class Execution:
         try:
             self._send_on(begun, begun.job, begun.at, "came before its time", {})
         except Exception as error:
-            # Who holds its turn ends it; any other job that no message can carry would wait for ever.
-            if begun.turn is None and not isinstance(error, (NotSent, StoreError)):
+            # A reserved job is ended by its worker; another that no message can carry would wait for ever.
+            if begun.reservation is None and not isinstance(error, (NotSent, StoreError)):
                 raise
             logger.debug("job %s: could not be sent on", begun.job.id, exc_info=True)
             self._wait(error)
@@ -305,7 +310,7 @@ class Execution:
             logger.exception("job %s: kept in the broker's dead queue, not in the store", begun.job.id)
             if isinstance(begun, Run):
                 # Settled now, it would be dropped if the broker loses its way there and delivers it again.
-                self._engine.let_run_out(begun)
+                self._engine.expire(begun)
             return Settlement.DEAD
         return Settlement.DROP
 

@@ -17,8 +17,8 @@ from ..bridge import Bridge
 from ..config.policy_files import PoliciesOrFile
 from ..config.settings import InFlight
 from ..engine.canary import Percentages
+from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
-from ..engine.turns import TakenOver
 from ..errors import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import ERRORS_OPTION, RETRY_ON_OPTION, Actors, BootError, settings_of
@@ -219,7 +219,7 @@ class OJSRetries(Retries):
         """Leave a message that another middleware skipped to Dramatiq."""
         begun = message.__dict__.pop(_RUN, UNBEGUN)
         if isinstance(begun, Run):
-            self._engine.give_back(begun)
+            self._engine.release(begun)
         if begun is not None:
             mark(message, NATIVE)
 
@@ -284,7 +284,7 @@ class OJSRetries(Retries):
         if not isinstance(begun, Run):
             return
         try:
-            self._engine.check_turn(begun)
+            self._engine.check(begun)
         except TakenOver as late:
             message._ojs_run = None
             self._holding.disarm(None)
@@ -294,7 +294,7 @@ class OJSRetries(Retries):
     def _let_run_out(self, begun: Any) -> None:
         run = begun.run if isinstance(begun, Lost) else begun
         if isinstance(run, Run):
-            self._engine.let_run_out(run)
+            self._engine.expire(run)
 
     def _lighten(self) -> None:
         """Work out which actors' jobs are begun without a question if there is nothing to read in them."""

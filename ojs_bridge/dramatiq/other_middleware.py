@@ -9,7 +9,7 @@ from typing import Any
 from dramatiq.broker import Broker
 from dramatiq.middleware import GroupCallbacks, Middleware, group_callbacks
 
-from ..engine.turns import TakenOver
+from ..engine.reservations import TakenOver
 from .consumer import Settlement, mark
 
 logger = logging.getLogger("ojs_bridge")

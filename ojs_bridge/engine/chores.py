@@ -1,4 +1,4 @@
-"""What one worker of a fleet does for all, once in a while."""
+"""Chores that one worker of a fleet does for all, once in a period."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from ..store import Grant, Settle, Store, Turn
 T = TypeVar("T")
 
 
-def turn_at(name: str, period: timedelta, now: datetime) -> Turn:
-    """Return the turn of the period that a time is in, kept beside those of jobs."""
+def reservation_at(name: str, period: timedelta, now: datetime) -> Turn:
+    """Return the reservation of the period that a time is in, kept beside those of jobs."""
     return Turn(f"ojs-bridge:{name}", int(now.timestamp() // period.total_seconds()))
 
 
-def in_turn(
+def once_a_period(
     store: Store, name: str, period: timedelta, clock: Callable[[], datetime], chore: Callable[[], T]
 ) -> T | None:
     """Do a chore unless another worker has done it in this period, or is at it: then None.
 
-    Who dies at it stands in nobody's way: the next period has a turn of its own. Raises StoreError.
+    A worker that dies at it stands in nobody's way: the next period has a reservation of its own. Raises
+    StoreError.
     """
     now, holder = clock(), uuid.uuid4().hex
-    turn, until = turn_at(name, period, now), now + 2 * period
-    asked = store.reserve(turn, publication="", holder=holder, mark=holder, now=now, until=until)
+    reservation, until = reservation_at(name, period, now), now + 2 * period
+    asked = store.reserve(reservation, publication="", holder=holder, mark=holder, now=now, until=until)
     if asked.grant not in (Grant.TAKEN, Grant.LOST):
         return None
     done = chore()
-    store.settle(Settle(turn, holder, until))
+    store.settle(Settle(reservation, holder, until))
     return done

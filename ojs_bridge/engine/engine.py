@@ -11,7 +11,16 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible, StoreError
 from ..spec.backoff import Rng
-from ..spec.decision import Complete, DeadLetter, Decision, Discard, RetryAt, Snooze, decide
+from ..spec.decision import (
+    Complete,
+    DeadLetter,
+    Decision,
+    Discard,
+    GiveBack,
+    RetryAt,
+    Snooze,
+    decide,
+)
 from ..spec.failures import (
     MAX_MESSAGE,
     ErrorMap,
@@ -31,11 +40,10 @@ from .context import Context
 from .harmless import Harmless
 from .keeping import job_of_parked, letter_of, parked_of
 from .ports import DeadQueues, Publisher
-from .reservations import Wait
+from .reservations import Reservations, TakenOver, Wait, was_lost
 from .retry_on import RetryOn
 from .runs import NOTHING, Begun, Drop, Native, Postpone, Refuse, Run, TaskPolicy
 from .store_at_start import try_store
-from .turns import Turns
 
 T = TypeVar("T")
 
@@ -70,7 +78,7 @@ class Engine:
         self._rng: Rng = random
         self._fail_open = fail_open
         self._surely_held = reservation.total_seconds()
-        self._turns = Turns(
+        self._reservations = Reservations(
             context.store, context.insistence, reservation, context.clock, fail_open=fail_open
         )
         # An invalid default policy is raised here, not when the first job fails.
@@ -90,12 +98,12 @@ class Engine:
 
     def try_store(self, dead_queue: str) -> None:
         """Say in the log, when a worker starts, what goes without a store or with one that does not work."""
-        try_store(self.store, self._turns.prove, self.now, dead_queue, fail_open=self._fail_open)
+        try_store(self.store, self._reservations.prove, self.now, dead_queue, fail_open=self._fail_open)
 
     def store_answers(self) -> bool:
         """Return whether jobs can begin now; without a store they always can."""
         try:
-            self._turns.prove()
+            self._reservations.prove()
         except StoreError:
             return False
         return True
@@ -170,9 +178,11 @@ class Engine:
         found: Begun = begun
         if reserve:
             first = begun.job.next_retry_at is None
-            found = self._turns.take(begun, publication if first else "", can_wait=can_wait, wait=wait)
+            found = self._reservations.reserve(
+                begun, publication if first else "", can_wait=can_wait, wait=wait
+            )
         if isinstance(found, Run) and self._events:
-            # Its turn is taken: nothing may keep it from its handler any more.
+            # It is reserved: nothing may keep it from its handler any more.
             with Harmless(found.job):
                 self._events.emit([events.started(found.job, self.now())])
         return found
@@ -215,7 +225,7 @@ class Engine:
         early = self.early(begun.job)
         if early is not None:
             return early
-        found = self._turns.take_over(begun, publication, process)
+        found = self._reservations.reserve_from(process, begun, publication)
         if isinstance(found, (Drop, Postpone)):
             return found
         return found._replace(job=found.job._replace(next_retry_at=None), abandoned=True)
@@ -278,7 +288,7 @@ class Engine:
         store, policy = self._needed(), begun.policy if isinstance(begun, Run) else RetryPolicy()
         errors = self.context.history.whole(job)
         letter = letter_of(job, decision, policy, framework, message, errors, at=self.now())
-        self._turns.hand_over(begun, lambda settle: store.bury(letter, settle))
+        self._write(begun, lambda settle: store.bury(letter, settle))
 
     def parks(self, at: datetime) -> bool:
         """Return whether what is due at a time waits in the store rather than in the broker."""
@@ -302,7 +312,14 @@ class Engine:
         parked = parked_of(
             job, at, reason, framework, message, state, max_attempts=limit, parked_at=self.now()
         )
-        self._turns.hand_over(begun, lambda settle: store.park(parked, settle))
+        self._write(begun, lambda settle: store.park(parked, settle))
+
+    def _write(self, begun: Run | Refuse | Postpone, write: Callable[[Settle | None], bool]) -> None:
+        """Write something to the store that ends a run, and settle its reservation in the same step."""
+        if not isinstance(begun, Run) or begun.reservation is None:
+            self.insist(lambda: write(None))
+        elif not self._reservations.settle_with(begun, write):
+            raise TakenOver(begun.job)
 
     def _needed(self) -> Store:
         if self.store is None:
@@ -317,23 +334,28 @@ class Engine:
         """Have what this thread asks of the store and the broker tried once, because it must not wait."""
         return self.context.insistence.at_once()
 
-    def check_turn(self, run: Run | Refuse) -> None:
+    def check(self, run: Run | Refuse) -> None:
         """Raise TakenOver for a run whose reservation ran out and was taken over: nothing it says counts.
 
         The store is asked only where the reservation may have run out by this process's own clock.
         """
-        if isinstance(run, Run) and run.turn and time.monotonic() - run.since >= self._surely_held:
-            self._turns.check(run)
+        if isinstance(run, Run) and run.reservation and time.monotonic() - run.since >= self._surely_held:
+            self._reservations.check(run)
 
-    def settled(self, run: Run | Refuse, decision: Decision) -> None:
-        """End a run whose decision was carried out, and tell the log and the listeners; never raises."""
-        with Harmless(run.job):
-            self._turns.end(run, decision)
+    def settle(self, run: Run | Refuse, decision: Decision) -> None:
+        """Settle a run whose decision was carried out, and tell the log and the listeners; never raises."""
+        if isinstance(run, Run):
+            with Harmless(run.job):
+                if isinstance(decision, GiveBack):
+                    self._reservations.release(run)
+                else:
+                    self._reservations.settle(run)
         self._conclude(run, decision)
 
-    def succeeded(self, run: Run, step: Callable[[Settle], bool]) -> None:
-        """End a run that succeeded in one step with its acknowledgement, `step`; raises StoreError."""
-        self._turns.end_along(run, step)
+    def settle_with(self, run: Run, step: Callable[[Settle], bool]) -> None:
+        """Settle a run that succeeded in one step with its acknowledgement, `step`; raises StoreError."""
+        if not self._reservations.settle_with(run, step):
+            was_lost(run.job)
         self._conclude(run, Complete())
 
     def _conclude(self, run: Run | Refuse, decision: Decision) -> None:
@@ -354,26 +376,26 @@ class Engine:
         limit = policy.max_attempts
         self._events.emit(events.of(run.job, decision, max_attempts=limit, seconds=seconds, at=self.now()))
 
-    def give_back(self, run: Run) -> None:
-        """Give a run's turn back, because something else ends its process; never raises."""
+    def release(self, run: Run) -> None:
+        """Release the reservation of a run that its process does not end; never raises."""
         with Harmless(run.job):
-            self._turns.give_back(run)
+            self._reservations.release(run)
 
-    def let_end(self, run: Run) -> None:
-        """Settle a run's turn, because the framework itself ends the job; never raises."""
+    def settle_natively(self, run: Run) -> None:
+        """Settle the reservation of a run whose job the framework itself ends; never raises."""
         with Harmless(run.job):
-            self._turns.let_end(run)
+            self._reservations.settle(run)
 
-    def let_run_out(self, run: Run) -> None:
-        """Extend a run's turn no more, because nothing could be done with its outcome, and nobody knows it.
+    def expire(self, run: Run) -> None:
+        """Extend the reservation of a run no more, because its outcome has no place but this worker.
 
-        When its worker dies, too, the next delivery after the turn ran out is a lost attempt.
+        If the worker dies, the next delivery after the reservation ran out is a lost attempt.
         """
-        self._turns.let_run_out(run)
+        self._reservations.expire(run)
 
-    def acknowledged(self, turn: Turn | None) -> None:
-        """Take note that the broker has deleted a turn's message: once ended it cannot come again."""
-        self._turns.forget(turn)
+    def acknowledged(self, reservation: Turn | None) -> None:
+        """Take note that the broker has deleted a reservation's message: it cannot come again."""
+        self._reservations.acknowledged(reservation)
 
     def give_up(self, parked: Parked, error: Exception) -> None:
         """Keep a parked retry that nobody can publish as a dead letter."""
@@ -381,9 +403,9 @@ class Engine:
         decision = self.impossible(job, None, error)
         begun = Refuse(job, decision)
         self.bury(begun, self.after(job, decision), decision, parked.framework, parked.message)
-        self.settled(begun, decision)
+        self.settle(begun, decision)
 
     def close(self) -> None:
-        """Settle and give back the reservations that are left to be; never raises."""
+        """Settle and release the reservations that are left to be; never raises."""
         with suppress(StoreError):
-            self._turns.close()
+            self._reservations.close()

@@ -93,14 +93,14 @@ class TaskPolicy:
 class Run(NamedTuple):
     """The handler is to run now, under this policy of its task; `since` is the monotonic time it began.
 
-    `turn` is what was reserved for it. The worker of an `abandoned` run is dead, and another process ends it.
+    The worker of an `abandoned` run is dead, and another process ends it.
     """
 
     job: Job
     policy: RetryPolicy
     task: TaskPolicy
     since: float
-    turn: Turn | None = None
+    reservation: Turn | None = None
     abandoned: bool = False
 
     @property
@@ -128,11 +128,11 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Postpone:
-    """The delivery came before its time, or while somebody else holds its turn: deliver it again at `at`."""
+    """The delivery came before its time, or while another worker holds it: deliver it again at `at`."""
 
     job: Job
     at: datetime
-    turn: Turn | None = None
+    reservation: Turn | None = None
     holder: str = ""
 
 

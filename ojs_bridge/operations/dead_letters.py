@@ -198,9 +198,9 @@ class DeadLetters:
         """
         return self._pruned(self._pruner().prune())
 
-    def prune_in_turn(self) -> None:
+    def prune_once_a_period(self) -> None:
         """Do so unless another worker of the fleet has, or is at it (DLQ-005)."""
-        self._pruned(self._pruner().prune_in_turn() or 0)
+        self._pruned(self._pruner().prune_once_a_period() or 0)
 
     def _pruner(self) -> Pruner:
         return Pruner(self._store, self.retention, self._clock, self._shown)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ..engine.chores import in_turn
+from ..engine.chores import once_a_period
 from ..engine.context import Context
 from ..engine.events import dead_letter
 from ..engine.ports import Override
@@ -86,11 +86,11 @@ class Rules:
         self._store = needed(context.store, "replay rules")
         self._clock = context.clock
 
-    def apply_in_turn(self) -> None:
+    def apply(self) -> None:
         """Replay what the rules name, unless another worker of the fleet has in this minute, or is at it."""
         for framework in self._context.publishers if self._rules else ():
             apply = functools.partial(self._apply_all, framework)
-            in_turn(self._store, f"replay:{framework}", PERIOD, self._clock, apply)
+            once_a_period(self._store, f"replay:{framework}", PERIOD, self._clock, apply)
 
     def _apply_all(self, framework: str) -> None:
         for rule in self._rules:

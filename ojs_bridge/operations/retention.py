@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from ..engine.chores import in_turn
+from ..engine.chores import once_a_period
 from ..errors import ConfigurationError
 from ..spec.duration import read_duration
 from ..store import Letter, LetterFilter, Store
@@ -88,9 +88,9 @@ class Pruner:
         """Prune now, age first, and return how many letters went; raises StoreError, and OSError."""
         return sum(self._enforce(where, limits) for where, limits in self._retention.rules())
 
-    def prune_in_turn(self) -> int | None:
+    def prune_once_a_period(self) -> int | None:
         """Prune unless another worker has done so in this period, or is at it: then None (DLQ-005)."""
-        return in_turn(self._store, "prune", PERIOD, self._clock, self.prune)
+        return once_a_period(self._store, "prune", PERIOD, self._clock, self.prune)
 
     def _enforce(self, where: LetterFilter, limits: Retention) -> int:
         pruned = self._prune_oldest(replace(where, until=self._clock() - limits.age), sys.maxsize)

@@ -102,7 +102,7 @@ def test_a_worker_goes_on_over_a_silent_connection(way: tuple[Proxy, str, str]) 
         assert isinstance(begin(other, JOB), Postpone)
         time.sleep(0.2)
     eventually(lambda: other.retries.count() == 0, what="the parked retry was published")
-    worker.engine.check_turn(begun)
+    worker.engine.check(begun)
     worker.stop()
 
 

@@ -1,0 +1,185 @@
+"""The heartbeat of a process: it extends the reservations that the process holds."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from ..errors import StoreError
+from ..store import Settle, Store, Turn
+from .forks import starting
+
+logger = logging.getLogger("ojs_bridge")
+
+#: How often a reservation is extended before it runs out.
+BEATS = 3
+#: How many settled reservations the store forgets in one round trip, and how long after their messages were
+#: acknowledged, in seconds: RabbitMQ delivers again what it was told in a connection's last moments.
+_BATCH = 1000
+_FORGET_AFTER = 300.0
+#: How often a heartbeat that failed is repeated, in seconds.
+_REPEAT = 1.0
+
+
+def was_held_by(process: int | None, holder: str) -> bool:
+    """Return whether a holder was the process of that number on this machine, for None any that has ended."""
+    host, _, rest = holder.rpartition(":")[0].rpartition(":")
+    if host != socket.gethostname() or not rest.isdecimal():
+        return False
+    return _has_ended(int(rest)) if process is None else int(rest) == process
+
+
+def _has_ended(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+class Heartbeat:
+    """The reservations that this process holds, and the thread that extends them.
+
+    A fork starts with none of its parent's. What the store could not be told in its time is told with a later
+    beat.
+    """
+
+    def __init__(self, store: Store, length: timedelta, clock: Callable[[], datetime]) -> None:
+        self._store = store
+        self._length = length
+        self._clock = clock
+        #: The forks of one process share it: they are on one machine and see each other's numbers.
+        self._family = uuid.uuid4().hex[:8]
+        self._pid = 0
+        #: The name under which this process holds reservations.
+        self.holder = ""
+        self._live: dict[Turn, None] = {}
+        #: When the last extension was asked for that succeeded, and of which reservations.
+        self._extended: tuple[float, frozenset[Turn]] = (0.0, frozenset())
+        self._unsettled: dict[Turn, Settle] = {}
+        self._unreleased: list[tuple[float, Settle]] = []
+        self._done: deque[tuple[float, Turn]] = deque()
+        self._blind_until = 0.0
+
+    def start(self) -> None:
+        """Start the thread of this process, once."""
+        if self._pid == os.getpid():
+            return
+        with starting():
+            if self._pid == os.getpid():
+                return
+            self.holder = f"{socket.gethostname()}:{os.getpid()}:{self._family}{uuid.uuid4().hex[:8]}"
+            self._live, self._unsettled, self._unreleased, self._done = {}, {}, [], deque()
+            self._extended = (0.0, frozenset())
+            threading.Thread(target=self._beat, name="ojs-heartbeat", daemon=True).start()
+            self._pid = os.getpid()
+
+    def extend(self, reservation: Turn) -> None:
+        """Extend a reservation from now on."""
+        self._live[reservation] = None
+
+    def expire(self, reservation: Turn) -> None:
+        """Extend a reservation no more."""
+        self._live.pop(reservation, None)
+
+    def holds(self, reservation: Turn) -> bool:
+        """Return whether this process extends a reservation."""
+        return self._pid == os.getpid() and reservation in self._live
+
+    def still_holds(self, reservation: Turn) -> bool:
+        """Return whether a reservation is still ours; the store is asked unless the last beat says so."""
+        asked, extended = self._extended
+        fresh = time.monotonic() - asked < self._length.total_seconds()
+        if reservation in extended and self.holds(reservation) and fresh:
+            return True
+        until = self._clock() + self._length
+        return not self._store.extend([reservation], holder=self.holder, until=until)
+
+    def is_orphaned(self, holder: str) -> bool:
+        """Return whether a holder was a process forked as this one was, and has ended."""
+        return holder.rpartition(":")[2].startswith(self._family) and was_held_by(None, holder)
+
+    def asks_as_of(self, now: datetime) -> datetime:
+        """Return the time by which a reservation must have run out to be taken over now.
+
+        While the store could not be reached, no holder could extend its reservation.
+        """
+        return now - self._length if time.monotonic() < self._blind_until else now
+
+    def missed(self) -> None:
+        """Take note that the store could not be reached."""
+        self._blind_until = time.monotonic() + self._length.total_seconds()
+
+    def settle_later(self, settle: Settle) -> None:
+        """Settle a reservation with a later beat."""
+        self._unsettled[settle.turn] = settle
+
+    def release_later(self, settle: Settle) -> None:
+        """Release with a later beat what the store may have reserved without an answer."""
+        self._unreleased.append((time.monotonic() + self._length.total_seconds(), settle))
+
+    def forget_later(self, reservation: Turn) -> None:
+        """Have the store delete a settled reservation, after a while: its only message was acknowledged."""
+        self.start()
+        self._done.append((time.monotonic(), reservation))
+
+    def close(self) -> None:
+        """Settle and release what is left to be; what is still held runs out by itself."""
+        if self._pid == os.getpid():
+            self._catch_up()
+
+    def _beat(self) -> None:
+        between = self._length.total_seconds() / BEATS
+        pause = between
+        while True:
+            time.sleep(pause)
+            try:
+                self._catch_up()
+                self._extend()
+                self._forget_done()
+                pause = between
+            except Exception as error:
+                # Whatever it is: a heart that stopped would give every live job to another worker.
+                if not isinstance(error, StoreError):
+                    logger.exception("reservations were not extended, and are tried again")
+                self.missed()
+                pause = min(_REPEAT, between)
+
+    def _catch_up(self) -> None:
+        """Do what the store could not be told in its time."""
+        for reservation, settle in tuple(self._unsettled.items()):
+            self._store.settle(settle)
+            self._unsettled.pop(reservation, None)
+        for left in tuple(self._unreleased):
+            ends, settle = left
+            # The store may carry out what was asked of it after it was released.
+            if self._store.give_back(settle) or time.monotonic() > ends:
+                self._unreleased.remove(left)
+
+    def _extend(self) -> None:
+        live = tuple(self._live)
+        if not live:
+            return
+        asked, until = time.monotonic(), self._clock() + self._length
+        gone = self._store.extend(live, holder=self.holder, until=until)
+        self._extended = asked, frozenset(live).difference(gone)
+        for reservation in gone:
+            if self._live.pop(reservation, self) is None:
+                logger.warning(
+                    "job %s: its reservation ran out, and it may run a second time", reservation.key
+                )
+
+    def _forget_done(self) -> None:
+        old = time.monotonic() - _FORGET_AFTER
+        while self._done and self._done[0][0] < old:
+            count = min(len(self._done), _BATCH)
+            self._store.forget([self._done.popleft()[1] for _ in range(count)])
