@@ -25,14 +25,14 @@ KINDS: Mapping[str, type[Exception]] = {
 }
 #: What each framework's jobs go through between their receipt and their handler.
 STEPS = [
-    "bridge:Bridge.begin",
-    "bridge:Bridge.admit",
-    "bridge:Bridge.early",
-    "bridge:Bridge.now",
+    "engine.engine:Engine.begin",
+    "engine.engine:Engine.admit",
+    "engine.engine:Engine.early",
+    "engine.engine:Engine.now",
     "engine.runs:TaskPolicy.for_job",
-    "engine.reservations:Turns.take",
-    "engine.reservations:Reservations.take",
-    "engine.reservations:turn_of",
+    "engine.reservations:Reservations.reserve",
+    "engine.reservations:reservation_of",
+    "engine.heartbeat:Heartbeat.start",
 ]
 
 

@@ -64,7 +64,7 @@ def test_what_a_rule_names_is_replayed_after_its_delay(url: str) -> None:
 def test_of_many_workers_one_applies_the_rules_in_a_minute(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And none before the minute is over."""
     now = [datetime.now(timezone.utc)]
-    monkeypatch.setattr(Bridge, "now", lambda _: now[0])
+    monkeypatch.setattr(Bridge, "_now", lambda _: now[0])
     fleets = [fleet(url, ReplayRule("all", delay="PT0S")) for _ in range(4)]
     for n in range(20):
         bury(fleets[0][0], f"j-{n}", HOUR)

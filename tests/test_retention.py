@@ -107,7 +107,7 @@ def test_an_archive_that_cannot_be_written_loses_nothing(url: str, tmp_path: Pat
 def test_one_worker_of_a_fleet_prunes_at_a_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """When it starts, and every five minutes; it says how many went, once."""
     now = datetime.now(timezone.utc)
-    monkeypatch.setattr(Bridge, "now", lambda _: now)  # or five minutes may end in the middle
+    monkeypatch.setattr(Bridge, "_now", lambda _: now)  # or five minutes may end in the middle
     told: list[Event] = []
     fleet = [Bridge(url, retention=Retention("P30D"), listeners=[told.append]) for _ in range(4)]
     store = fill(fleet[0], {f"j-{n}": 40 for n in range(700)})

@@ -66,7 +66,7 @@ class Engine:
         fail_open: bool,
     ) -> None:
         self.context = context
-        self.store, self.now = context.store, context.clock
+        self.store = context.store
         #: How much later than now a retry must be due to wait in the store.
         self.park_after = park_after
         #: Whether anybody listens to events.
@@ -107,6 +107,10 @@ class Engine:
         except StoreError:
             return False
         return True
+
+    def now(self) -> datetime:
+        """Return the time, in UTC."""
+        return self.context.clock()
 
     def task(
         self,

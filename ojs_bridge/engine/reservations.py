@@ -83,8 +83,8 @@ class Reservations:
         """
         if self._heart is None or self._store is None:
             return run
-        self._heart.start()
         try:
+            self._heart.start()
             found, job, reservation = self._reserved(
                 self._store, self._heart, run.job, publication, None if self._fail_open else wait
             )
