@@ -23,7 +23,7 @@ import redis
 from packaging.requirements import Requirement
 
 from ojs_bridge import open_store
-from ojs_bridge.migration.shadowing.reporting import reports
+from ojs_bridge.migration.shadowing.comparing import reports
 from ojs_bridge.store import LetterFilter, Store
 from tests.servers import Valkey, eventually
 

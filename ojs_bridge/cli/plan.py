@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ConfigurationError
-from ..migration.plan.planned import Planned
+from ..migration.plan import Planned
 from .apps import app_of, is_celery, load_tasks
 from .failing import INCOMPLETE
 from .plan_files import check_path, differences, write

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..config.policy_files import load, read_toml
 from ..errors import ConfigurationError
-from ..migration.plan.planned import Planned
+from ..migration.plan import Planned
 from ..spec.policy import AnyPartial, RetryPolicy
 from .printing import plain
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from ..migration.plan.planned import NOT_KNOWN, Native, Planned
+from ..migration.plan import NOT_KNOWN, Native, Planned
 from .plan_words import NOTHING, OVERRIDES, fields, runs, span, waits
 from .printing import plain, show
 

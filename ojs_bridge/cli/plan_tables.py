@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ..migration.plan.planned import Native, Planned
+from ..migration.plan import Native, Planned
 from .plan_words import NOTHING, OVERRIDES, fields, runs, span, waited
 from .printing import plain
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..config.sources import layered
-from ..migration.plan.planned import Planned
+from ..migration.plan import Planned
 from ..migration.shadowing import bridge_of_shadow
-from ..migration.shadowing.reporting import TaskReport, reports
+from ..migration.shadowing.comparing import TaskReport, reports
 from ..store import Store, open_store
 from .apps import is_celery
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..migration.plan.planned import NOT_KNOWN, Native, Wait
+from ..migration.plan import NOT_KNOWN, Native
+from ..migration.plan.waits import Wait
 from ..spec.duration import spoken
 from .printing import plain
 

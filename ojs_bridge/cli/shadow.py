@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from ..migration.shadowing.reporting import TaskReport, meaning, reports
+from ..migration.shadowing.comparing import TaskReport, meaning, reports
 from ..store import Tally
 from .asking import ask
 from .finding import Place

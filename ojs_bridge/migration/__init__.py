@@ -1,4 +1,4 @@
-"""Moving a fleet: what its tasks do today, what they will do under the bridge, and both side by side."""
+"""Moving a fleet: the plan, shadow mode, the retries of other systems, and the way back."""
 
 from .native import NativeOptions, to_celery_options, to_dramatiq_options
 from .presets import PRESETS, Preset, preset

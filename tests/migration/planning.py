@@ -7,8 +7,8 @@ from typing import Any
 
 from celery import Celery
 
+from ojs_bridge.migration.plan import Native, Planned
 from ojs_bridge.migration.plan.celery import of_celery
-from ojs_bridge.migration.plan.planned import Native, Planned
 
 Body = Callable[..., Any]
 

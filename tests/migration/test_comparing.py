@@ -10,8 +10,7 @@ import pytest
 
 from ojs_bridge import Intervals, Jitter, RetryPolicy
 from ojs_bridge.migration import preset
-from ojs_bridge.migration.plan.comparing import differing, policy_wait
-from ojs_bridge.migration.plan.planned import Wait
+from ojs_bridge.migration.plan.waits import Wait, differing, policy_wait
 
 POLICIES: list[Any] = [
     {},

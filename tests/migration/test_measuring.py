@@ -13,11 +13,11 @@ from dramatiq.brokers.redis import RedisBroker
 
 from ojs_bridge import Bridge, ConfigurationError, open_store
 from ojs_bridge.celery import install
+from ojs_bridge.migration.plan import NOT_KNOWN, Native, Planned
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.celery.measuring import measured
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
 from ojs_bridge.migration.plan.dramatiq.measuring import measured as measured_on_dramatiq
-from ojs_bridge.migration.plan.planned import NOT_KNOWN, Native, Planned
 from ojs_bridge.store import Tally
 from tests.cli.running import spawn
 

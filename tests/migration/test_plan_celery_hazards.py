@@ -53,13 +53,7 @@ THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any], str]] = [
      "retry_kwargs={'max_retries': 7} counts retries, so that a job runs 8 times"),
     ("counts-retries", asks_in_time, BOUND, {}, IN_TIME),
     ("counts-retries", asks, {**BOUND, "max_retries": 0}, {}, "a job runs once; max_attempts counts runs: 1"),
-    ("default-retries", fails, AUTO, {}, "max_retries=3 is Celery's default: a job runs 4 times"),
     ("unused-max-retries", fails, {"max_retries": 5}, {}, "max_retries=5 is never read"),
-    ("truncated-backoff", fails, {**STEADY, "retry_backoff": 1.9}, {}, "retry_backoff=1.9"),
-    ("truncated-backoff", fails, {**STEADY, "retry_backoff": 0.5}, {}, "starts at 1 s"),
-    ("cap-below-backoff", fails, {**STEADY, "retry_backoff": 60, "retry_backoff_max": 10}, {},
-     "retry_backoff_max=10 is below retry_backoff=60"),
-    ("backoff-from-zero", fails, {**AUTO, "retry_backoff": True}, {}, "may come at once"),
     ("beyond-visibility-timeout", fails, {**AUTO, "default_retry_delay": 3601}, REDIS, "1 h"),
     ("beyond-visibility-timeout", asks_in_time, BOUND, REDIS, "1 h 6 min"),
     ("beyond-visibility-timeout", fails, STEADY | {"max_retries": 3},
@@ -72,7 +66,6 @@ THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any], str]] = [
     ("time-limit", fails, {**AUTO, "time_limit": 30}, {}, "time_limit=30 ends a job at once"),
     ("time-limit", asks, BOUND, {"task_time_limit": 40}, "time_limit=40"),
     ("expires", fails, {**AUTO, "expires": 500}, {}, "the retries take up to 9 min"),
-    ("unused-countdown", fails, {**STEADY, "retry_kwargs": {"countdown": 5}}, {}, "{'countdown': 5}"),
     ("acks-late-alone", fails, {"acks_late": True}, {}, "acks_late=True without reject_on_worker_lost"),
     ("acks-late-alone", fails, {}, {"task_acks_late": True}, "not run again"),
     ("reject-without-acks-late", fails, {"reject_on_worker_lost": True}, {}, "no effect without acks_late"),
@@ -85,9 +78,6 @@ THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any], str]] = [
     ("retry-in-body", asks, BOUND, {}, "the policy's own wait that of default_retry_delay"),
     ("retry-in-body", asks_in_time, BOUND, {}, f"{IN_TIME} is a failure to the bridge"),
     ("throws", fails, {"throws": (KeyError,)}, {}, "throws=KeyError only lowers the log level"),
-    ("unused-retry-delay", fails, {"default_retry_delay": 5}, {}, "nothing retries"),
-    ("unused-retry-delay", fails, {**STEADY, "default_retry_delay": 5}, {}, "retry_backoff says the wait"),
-    ("unused-retry-delay", asks_in_time, {**BOUND, "default_retry_delay": 5}, {}, "its own countdown"),
 ]  # fmt: skip
 
 
@@ -104,14 +94,7 @@ NOT_THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("infinite-retries", fails, {"max_retries": None}, {}),
     ("counts-retries", fails, AUTO, {}),
     ("counts-retries", fails, {**AUTO, "max_retries": None}, {}),
-    ("default-retries", fails, {}, {}),
-    ("default-retries", fails, {**AUTO, "max_retries": 3}, {}),
     ("unused-max-retries", asks, {**BOUND, "max_retries": 5}, {}),
-    ("truncated-backoff", fails, {**STEADY, "retry_backoff": 2.0}, {}),
-    ("truncated-backoff", fails, STEADY, {}),
-    ("cap-below-backoff", fails, {**STEADY, "retry_backoff": 10, "retry_backoff_max": 10}, {}),
-    ("backoff-from-zero", fails, STEADY, {}),
-    ("backoff-from-zero", fails, {"retry_backoff": True}, {}),
     ("beyond-visibility-timeout", fails, {**AUTO, "default_retry_delay": 3600}, REDIS),
     ("beyond-visibility-timeout", fails, {"default_retry_delay": 3601}, REDIS),
     ("beyond-visibility-timeout", asks_in_time, BOUND, RABBITMQ),
@@ -119,7 +102,6 @@ NOT_THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("time-limit", fails, {"time_limit": 30}, {}),
     ("expires", fails, {**AUTO, "expires": 540}, {}),
     ("expires", fails, {"expires": 1}, {}),
-    ("unused-countdown", fails, {**AUTO, "retry_kwargs": {"countdown": 5}}, {}),
     ("acks-late-alone", fails, {"acks_late": True, "reject_on_worker_lost": True}, {}),
     ("acks-late-alone", fails, {}, {}),
     ("reject-without-acks-late", fails, {"acks_late": True, "reject_on_worker_lost": True}, {}),
@@ -127,8 +109,6 @@ NOT_THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("pickle", fails, {}, {}),
     ("retry-in-body", fails, BOUND | {"bind": False}, {}),
     ("throws", fails, {"throws": ()}, {}),
-    ("unused-retry-delay", fails, {**AUTO, "default_retry_delay": 5}, {}),
-    ("unused-retry-delay", asks, {**BOUND, "default_retry_delay": 5}, {}),
 ]
 
 
@@ -152,12 +132,6 @@ def test_throws_rules_nothing_out() -> None:
     found = only(app_with(fails, **AUTO, throws=(OSError,)))
     assert found.policy is not None
     assert "non_retryable_errors" not in found.policy
-
-
-def test_annotated_options_are_those_that_celery_reads() -> None:
-    """It reads `retry_backoff` before annotations are there, which change no automatic retry."""
-    task = only(app_with(fails, {"task_annotations": {"job": {"retry_backoff": 1.9}}}, **STEADY))
-    assert "truncated-backoff" not in {hazard.name for hazard in task.hazards}
 
 
 def test_a_moved_task_has_the_hazards_of_its_own_options() -> None:

@@ -14,15 +14,15 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import compute_backoff
 from dramatiq.middleware import AgeLimit, Middleware, Retries, TimeLimit, default_middleware
-from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
+from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF
 from dramatiq.results import Results
 from dramatiq.results.backends import StubBackend
 
 from ojs_bridge import Bridge, ConfigurationError, Jitter, RetryPolicy
 from ojs_bridge.dramatiq import install
-from ojs_bridge.migration.native import formulas
+from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, Native, Planned, Runs
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
-from ojs_bridge.migration.plan.planned import ENDLESS, NOT_KNOWN, Native, Planned, Runs, Wait
+from ojs_bridge.migration.plan.waits import DRAMATIQ_MAX_BACKOFF, Wait, dramatiq_wait
 
 
 def never(*_args: Any) -> Any:
@@ -52,19 +52,16 @@ def broker_with(*more: Middleware, retries: Retries | None = None) -> StubBroker
 def test_waits_are_what_dramatiq_draws(first: int, longest: int, n: int) -> None:
     """Least, mean and most against 2,000 draws of its own function; it cuts each to whole milliseconds."""
     drawn = [compute_backoff(n - 1, factor=first, max_backoff=longest)[1] / 1000 for _ in range(2000)]
-    wait = formulas.dramatiq_wait(n, first, longest)
+    wait = dramatiq_wait(n, first, longest)
     assert wait.least - 0.001 <= min(drawn) <= max(drawn) <= wait.most
     assert min(drawn) == pytest.approx(wait.least, rel=0.05, abs=0.002)
     assert max(drawn) == pytest.approx(wait.most, rel=0.05, abs=0.002)
     assert fmean(drawn) == pytest.approx(wait.mean, rel=0.03, abs=0.001)
 
 
-def test_the_constants_are_dramatiqs_own() -> None:
-    """They stand in a module that needs no Dramatiq."""
-    assert (formulas.DRAMATIQ_MIN_BACKOFF, formulas.DRAMATIQ_MAX_BACKOFF) == (
-        DEFAULT_MIN_BACKOFF,
-        DEFAULT_MAX_BACKOFF,
-    )
+def test_the_cap_is_dramatiqs_own() -> None:
+    """It stands in a module that needs no Dramatiq."""
+    assert DRAMATIQ_MAX_BACKOFF == DEFAULT_MAX_BACKOFF
 
 
 # the settings of the broker's Retries, the actor's options -> runs, seconds before the first retry
@@ -203,10 +200,8 @@ HAZARDS: dict[str, tuple[Callable[[], Broker], dict[str, Any], str]] = {
         'begins afresh under install(in_flight="afresh")',
     ),
     "counts-retries": (StubBroker, {"max_retries": 5}, "a job runs 6 times"),
-    "default-retries": (StubBroker, {}, "21 times over 23 d 4 h to 46 d 9 h"),
     "retry-when": (StubBroker, {"retry_when": never}, "goes on asking it"),
     "throws": (StubBroker, {"throws": (OSError, KeyError)}, "throws=OSError, KeyError"),
-    "cut-backoff": (StubBroker, {"max_backoff": 30 * 24 * HOUR}, "30 d"),
     "long-delays": (StubBroker, {"max_retries": 12}, "17 h"),
     "time-limit": (StubBroker, {}, "a run is interrupted after 10 min, the broker's"),
     "over-run": (on_rabbitmq, {"time_limit": 2 * HOUR}, "30 min"),
@@ -234,8 +229,11 @@ def test_hazards(name: str) -> None:
     ("make", "told"),
     [
         (lambda: broker_with(retries=Louder()), "Louder: it is a Retries of its own"),
-        (lambda: broker_with(Again()), "Again.after_process_message may send a message again"),
-        (lambda: broker_with(Writing()), "Writing.before_enqueue may write the options of a message"),
+        (lambda: broker_with(Again()), "Again.after_process_message may send or fail a message"),
+        (
+            lambda: broker_with(Writing()),
+            "Writing.before_enqueue may send or fail a message",
+        ),
         (lambda: broker_with(retries=Retries(retry_when=never)), "the broker's retry_when says whether"),
     ],
 )

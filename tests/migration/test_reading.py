@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from celery import signals
 
+from ojs_bridge.migration.plan import NOT_KNOWN, Native, Planned
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
-from ojs_bridge.migration.plan.planned import NOT_KNOWN, Native, Planned, Wait
+from ojs_bridge.migration.plan.waits import Wait
 from tests.migration.planning import app_with, native, only
 
 CELERY = """
@@ -253,8 +254,8 @@ def job():
     "a __call__ that may swallow": """
 class Own(Task):
     abstract = True
-    def __call__(self, *args):
-        with contextlib.suppress(Exception):  # HERE
+    def __call__(self, *args):  # HERE
+        with contextlib.suppress(Exception):
             return super().__call__(*args)
 @app.task(**BOUND, base=Own, autoretry_for=(OSError,))
 def job(self):
@@ -316,6 +317,40 @@ class Custom(Task):
 def job(self):
     os.getpid()
 """,
+    "a wait computed at run time": """
+@app.task(**BOUND)
+def job(self):
+    try:
+        os.getpid()
+    except OSError as error:
+        raise self.retry(exc=error, countdown=2 ** self.request.delivery_info["n"])  # HERE
+""",
+    "going on after the last retry": """
+@app.task(**BOUND)
+def job(self):
+    try:
+        self.retry(exc=OSError())  # HERE
+    except MaxRetriesExceededError:
+        return 1
+""",
+    "the task by its own name": """
+@app.task(name="job", shared=False)
+def job():
+    try:
+        os.getpid()
+    except OSError as error:
+        raise job.retry(exc=error)  # HERE
+""",
+    "two waits": """
+@app.task(**BOUND)
+def job(self):
+    try:
+        os.getpid()
+    except KeyError as error:
+        raise self.retry(exc=error, countdown=9)
+    except OSError as error:
+        raise self.retry(exc=error, countdown=5)  # HERE
+""",
     "two limits": """
 @app.task(**BOUND, max_retries=8)
 def job(self):
@@ -365,35 +400,19 @@ def job():
     pass
 """,
 }
-#: What is read: runs, seconds before each retry, whether the end is known.
-READ: dict[str, tuple[str, Any, Any, bool]] = {
+#: Source, runs, and the seconds before each retry.
+READ: dict[str, tuple[str, Any, tuple[float, ...]]] = {
     "no sign of a retry": (
-        "@app.task(**BOUND, max_retries=9)\ndef job(self):\n    print(self.request.id)\n", 1, (), True
+        "@app.task(**BOUND, max_retries=9)\ndef job(self):\n    print(self.request.id)\n", 1, ()
     ),
-    "a plain retry": (RETRYING, 3, (5.0, 5.0), True),
-    "a product": (RETRYING.replace("countdown=5", "countdown=60 * 2"), 3, (120.0, 120.0), True),
-    "its own limit": (RETRYING.replace("countdown=5", "max_retries=1"), 2, (180.0,), True),
-    "without end": (RETRYING.replace("max_retries=2", "max_retries=None"), "endless", (5.0,) * 20, True),
-    "by its own name": (
-        RETRYING.replace("self.retry", "job.retry")
-        .replace("(self)", "()")
-        .replace("**BOUND", "name='job', shared=False"),
-        3, (5.0, 5.0), True,
-    ),
-    "a wait computed at run time": (
-        RETRYING.replace("countdown=5", "countdown=2 ** self.request.delivery_info['n']"), 3, NOT_KNOWN, True
-    ),
-    "other waits in other places": (
-        RETRYING.replace("        os.getpid()", "        os.getpid()\n    except KeyError as error:\n"
-                         "        raise self.retry(exc=error, countdown=9)"), 3, NOT_KNOWN, True,
-    ),
-    "going on after the last retry": (
-        "@app.task(**BOUND)\ndef job(self):\n    try:\n        self.retry(exc=OSError())\n"
-        "    except MaxRetriesExceededError:\n        return 1\n", 4, (180.0,) * 3, False,
-    ),
+    "a plain retry": (RETRYING, 3, (5, 5)),
+    "a product": (RETRYING.replace("countdown=5", "countdown=60 * 2"), 3, (120, 120)),
+    "its own limit": (RETRYING.replace("countdown=5", "max_retries=1"), 2, (180,)),
+    "without end": (RETRYING.replace("max_retries=2", "max_retries=None"), "endless", (5,) * 20),
+    "a finally that swallows nothing": (RETRYING + "    finally:\n        os.getpid()\n", 3, (5, 5)),
     "a helper with another's Retry": (
         "class Retry(Exception): pass\ndef fetch():\n    raise Retry\n"
-        "@app.task(**BOUND)\ndef job(self):\n    fetch()\n", 1, (), True,
+        "@app.task(**BOUND)\ndef job(self):\n    fetch()\n", 1, (),
     ),
 }  # fmt: skip
 
@@ -439,16 +458,14 @@ def test_what_dramatiq_does_is_not_known(module: Any, text: str) -> None:
     not_known(found, DRAMATIQ + text)
 
 
-@pytest.mark.parametrize(("text", "runs", "waits", "end"), READ.values(), ids=READ)
-def test_what_is_read(module: Any, text: str, runs: Any, waits: Any, end: bool) -> None:
-    """A number only where no other can be right; what is not wholly known gets no policy."""
+@pytest.mark.parametrize(("text", "runs", "waits"), READ.values(), ids=READ)
+def test_what_is_read(module: Any, text: str, runs: Any, waits: tuple[float, ...]) -> None:
+    """A number only where no other can be right."""
     (found,) = of_celery(module(CELERY + text).app, ["job"])
     assert found.native is not None
-    assert (found.native.runs, found.native.at_the_end != NOT_KNOWN) == (runs, end)
-    assert found.native.waits == (waits if waits == NOT_KNOWN else tuple(map(Wait.of, waits)))
-    is_known = waits != NOT_KNOWN and end
-    assert (found.verdict, found.policy is not None) == ("read" if is_known else NOT_KNOWN, is_known)
-    assert found.retry_on == ("asked" if is_known and runs != 1 else None)
+    assert (found.native.runs, found.native.waits) == (runs, tuple(map(Wait.of, waits)))
+    assert (found.verdict, found.policy is None, found.exact) == ("read", False, True)
+    assert found.retry_on == (None if runs == 1 else "asked")
 
 
 def test_source_that_is_not_there() -> None:

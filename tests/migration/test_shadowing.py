@@ -13,13 +13,18 @@ import pytest
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.migration import shadow
-from ojs_bridge.migration.shadowing.budget import Budget
-from ojs_bridge.migration.shadowing.comparing import MEANINGS, Ended, Native, Retried, compare
-from ojs_bridge.migration.shadowing.guarding import harmless
-from ojs_bridge.migration.shadowing.recording import FailedRun, Pending, Recorder, Writer
-from ojs_bridge.migration.shadowing.reporting import reports
-from ojs_bridge.migration.shadowing.switch import Switch
-from ojs_bridge.migration.shadowing.tallying import BRIDGED, UNCOMPARED
+from ojs_bridge.migration.shadowing import Switch
+from ojs_bridge.migration.shadowing.comparing import (
+    BRIDGED,
+    MEANINGS,
+    UNCOMPARED,
+    Ended,
+    Native,
+    Retried,
+    compare,
+    reports,
+)
+from ojs_bridge.migration.shadowing.recording import Budget, FailedRun, Pending, Recorder, Writer, harmless
 from ojs_bridge.spec.failures import Failure, Interrupted, Outcome, Snoozed
 from ojs_bridge.spec.job import Job
 from ojs_bridge.spec.policy import RetryPolicy

@@ -18,9 +18,8 @@ from celery.exceptions import Ignore
 from ojs_bridge import Bridge, ConfigurationError, DeadLetter, Snooze, open_store
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.migration import shadow
-from ojs_bridge.migration.shadowing import bridge_of_shadow
-from ojs_bridge.migration.shadowing.reporting import TaskReport, reports
-from ojs_bridge.migration.shadowing.switch import SHADOW
+from ojs_bridge.migration.shadowing import SHADOW, bridge_of_shadow
+from ojs_bridge.migration.shadowing.comparing import TaskReport, reports
 from tests.servers import Valkey, eventually
 
 AUTO = {"autoretry_for": (OSError,), "max_retries": 2, "retry_backoff": 10, "retry_jitter": False}
@@ -195,7 +194,7 @@ def test_what_is_wrong_with_it_stops_no_worker(
     app: Celery, bridge: Bridge, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stays off, and says why."""
-    monkeypatch.setattr("ojs_bridge.migration.shadowing.guarding._said", {})
+    monkeypatch.setattr("ojs_bridge.migration.shadowing.recording._said", {})
     shadow(app, bridge, policies={"nobody": {}})
     declare(app, "dies", raises(OSError))
     assert apply(app, "dies") == ["FAILURE"]

@@ -17,7 +17,7 @@ from ojs_bridge import Bridge, ConfigurationError, DeadLetter, Snooze, open_stor
 from ojs_bridge.dramatiq import install
 from ojs_bridge.migration import shadow
 from ojs_bridge.migration.shadowing import bridge_of_shadow
-from ojs_bridge.migration.shadowing.reporting import TaskReport, reports
+from ojs_bridge.migration.shadowing.comparing import TaskReport, reports
 from tests.on_dramatiq.application import Application
 from tests.servers import Valkey, eventually
 
@@ -175,7 +175,7 @@ def test_off(stub: StubBroker, monkeypatch: pytest.MonkeyPatch, switch: str) -> 
     runs = declare(stub, "dies", raises(OSError), **QUICK)
     work(stub)
     assert len(runs) == 3
-    assert "Shadow" not in names(stub)
+    assert "BrokerShadow" not in names(stub)
 
 
 @pytest.mark.parametrize(
@@ -191,13 +191,13 @@ def test_what_is_wrong_with_it_stops_no_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """It stays off, and says why."""
-    monkeypatch.setattr("ojs_bridge.migration.shadowing.guarding._said", {})
+    monkeypatch.setattr("ojs_bridge.migration.shadowing.recording._said", {})
     shadow(stub, bridge, policies=policies)
     runs = declare(stub, "dies", raises(OSError), **QUICK)
-    assert "Shadow" in names(stub)
+    assert "BrokerShadow" in names(stub)
     work(stub)
     assert len(runs) == 3
-    assert "Shadow" not in names(stub)
+    assert "BrokerShadow" not in names(stub)
     (said,) = [record.message for record in caplog.records if record.message.startswith("shadow mode")]
     assert said.startswith("shadow mode: it stays off: ")
     assert why in said

@@ -1,4 +1,4 @@
-"""What functions mention, read off their compiled code: nothing is run, and no source is needed."""
+"""The words in functions' compiled code, and the lines of a fleet that ask for retries: nothing is run."""
 
 from __future__ import annotations
 
@@ -16,34 +16,43 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
-FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
-#: What stands for no object at all, or for one that exists only while the function runs.
-NOTHING = object()
+from . import Open
 
-#: The packages that run the tasks, and the bridge itself: what they do is known.
+FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
+
+#: The packages that run the tasks, and the bridge itself: they are not read.
 _FRAMEWORKS = {"amqp", "billiard", "celery", "dramatiq", "kombu", "ojs_bridge", "vine"}
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+_HOLDERS = (staticmethod, classmethod, type(Path().exists))
+#: The place of an object that exists only while the function runs.
+_NOTHING = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """A word in a function's code: a `name` or `attribute` that it reads, one that it `sets`, or a `text`."""
+    """A word in a function's code.
+
+    A `name` or `attribute` that it reads, an attribute that it `sets`, a `text`, or a `key` that it stores
+    something under; the word is empty for a key that is computed.
+    """
 
     kind: str
     word: str
     line: int
-    #: The local variable whose attribute it is, if it is one's.
+    #: The local variable whose attribute it is, if any.
     of: str = ""
 
 
 def mentions(code: CodeType) -> Iterator[Mention]:
-    """Yield what a function's code mentions, with that of the functions inside it."""
+    """Yield the words in a function's code, with those of the functions inside it."""
     lines = {offset: line or 0 for start, end, line in code.co_lines() for offset in range(start, end)}
-    before: Any = None
+    before: dis.Instruction | None = None
     for step in dis.get_instructions(code):
         line = lines.get(step.offset, 0)
         if isinstance(step.argval, CodeType):
             yield from mentions(step.argval)
+        if step.opname == "STORE_SUBSCR" and before:
+            yield Mention("key", before.argval if before.opname == "LOAD_CONST" else "", line)
         for kind, word in _words(step.opname, step.argval):
             yield Mention(kind, word, line, _local(before))
         before = step
@@ -69,18 +78,31 @@ def _local(step: dis.Instruction | None) -> str:
     return str(step.argval[-1] if isinstance(step.argval, tuple) else step.argval)
 
 
-def resolve(function: FunctionType, name: str) -> object:
+def _resolve(function: FunctionType, name: str) -> object:
     """Return the object outside a function that a name in it stands for."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     with suppress(ValueError):  # an empty cell
         for variable, cell in cells:
             if variable == name:
                 return cell.cell_contents
-    return function.__globals__.get(name, NOTHING)
+    return function.__globals__.get(name, _NOTHING)
+
+
+def may_be(
+    function: FunctionType, words: Collection[Mention], name: str, framework: str, known: Collection[object]
+) -> bool:
+    """Return whether a name in a function is one of the known objects of a framework, or may be.
+
+    An import within a function is not resolved: such a name may be anything of that framework's.
+    """
+    found = _resolve(function, name)
+    if found is _NOTHING:
+        return any(x.word.split(".")[0] == framework for x in words)
+    return any(found is one for one in known)
 
 
 def wrapped(function: Any) -> list[FunctionType]:
-    """Return a function, and the user's functions that it holds: what decorators wrap."""
+    """Return a function with the functions that its decorators wrap: those of the user's."""
     seen: list[FunctionType] = []
     ahead = [function]
     while ahead:
@@ -93,13 +115,10 @@ def wrapped(function: Any) -> list[FunctionType]:
         for cell in one.__closure__ or ():
             with suppress(ValueError):
                 ahead.append(cell.cell_contents)
-    return [one for one in seen if is_the_users(one)]
+    return [one for one in seen if _is_the_users(str(one.__globals__.get("__name__")))]
 
 
-_HOLDERS = (staticmethod, classmethod, type(Path().exists))
-
-
-def methods(cls: type, names: frozenset[str] | None = None) -> Iterator[tuple[str, FunctionType]]:
+def methods(cls: type, names: Collection[str] | None = None) -> Iterator[tuple[str, FunctionType]]:
     """Yield a class's own methods and the functions of its properties, or those of some names."""
     for name, value in vars(cls).items():
         if names is None or name in names:
@@ -107,13 +126,9 @@ def methods(cls: type, names: frozenset[str] | None = None) -> Iterator[tuple[st
             yield from ((name, function) for part in parts for function in wrapped(part))
 
 
-def is_the_users(function: FunctionType) -> bool:
-    """Return whether a function is neither Python's nor a framework's."""
-    return _is_the_users_module(str(function.__globals__.get("__name__")))
-
-
-def _is_the_users_module(name: str) -> bool:
-    package = name.split(".", maxsplit=1)[0]
+def _is_the_users(module: str) -> bool:
+    """Return whether a module is neither Python's nor a framework's."""
+    package = module.split(".", maxsplit=1)[0]
     return package not in _FRAMEWORKS and package not in sys.stdlib_module_names
 
 
@@ -128,14 +143,14 @@ def functions_around(
     ids = {id(thing) for thing in things}
     ahead = [str(function.__globals__.get("__name__")) for function in functions]
     ahead += [name for name, module in [*sys.modules.items()] if any(id(x) in ids for x in _values(module))]
-    seen: dict[str, ModuleType] = {}
+    seen: set[str] = set()
     found: dict[str, list[FunctionType]] = {}
     while ahead:
         name = ahead.pop()
         module = sys.modules.get(name)
         if name in seen or type(module) is not ModuleType or not _is_read(module, framework):
             continue
-        seen[name] = module
+        seen.add(name)
         ahead += {_module_of(value) for value in _values(module)}
         for called, function in _functions_in(module):
             found.setdefault(called, []).append(function)
@@ -148,7 +163,7 @@ def _values(module: object) -> list[object]:
 
 def _is_read(module: ModuleType, framework: str) -> bool:
     """Return whether a module is the project's own, or an installed one in which a framework is named."""
-    if not _is_the_users_module(module.__name__):
+    if not _is_the_users(module.__name__):
         return False
     file = vars(module).get("__file__")
     is_own = isinstance(file, str) and not file.startswith(_INSTALLED)
@@ -160,40 +175,32 @@ def _module_of(value: object) -> str:
     kind = type(value)
     if kind is ModuleType:
         return str(vars(value).get("__name__"))
-    found = inspect.getattr_static(value if kind in (FunctionType, type) else kind, "__module__", "")
+    found = inspect.getattr_static(
+        value if issubclass(kind, (FunctionType, type)) else kind, "__module__", ""
+    )
     return found if isinstance(found, str) else ""
 
 
 def _functions_in(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
     """Yield the functions that a module defines, with the names by which code may reach them."""
     for name, value in [*vars(module).items()]:
-        if issubclass(type(value), type):
-            if _module_of_class(value) == module.__name__:
-                for method, function in methods(value):
-                    yield (name if method.startswith("__") else method), function
-        else:
+        if not issubclass(type(value), type):
             yield from ((name, x) for x in wrapped(value) if x.__module__ == module.__name__)
+        elif _module_of(value) == module.__name__:
+            for method, function in methods(value):
+                yield (name if method.startswith("__") else method), function
 
 
-def _module_of_class(cls: type) -> object:
-    return type.__getattribute__(cls, "__dict__").get("__module__")
-
-
-def path_of(function: FunctionType) -> str:
-    """Return the file of a function, relative where it can be."""
+def place(function: FunctionType, line: int = 0) -> str:
+    """Return where a line of a function stands, its first one by default, as `path:line`."""
     path = Path(function.__code__.co_filename)
     with suppress(ValueError):
         path = path.relative_to(Path.cwd())
-    return str(path)
-
-
-def place(function: FunctionType, line: int) -> str:
-    """Return where a line of a function stands, as `path:line`."""
-    return f"{path_of(function)}:{line}"
+    return f"{path}:{line or function.__code__.co_firstlineno}"
 
 
 def source_of(function: FunctionType) -> FunctionNode | None:
-    """Return a function's source; None where it is not there, or is not what was loaded."""
+    """Return a function's source; None where there is none, or another one than was loaded."""
     code = function.__code__
     text = "".join(linecache.getlines(code.co_filename, function.__globals__))
     found = _functions(text).get((code.co_firstlineno, code.co_name), [])
@@ -212,47 +219,44 @@ def _functions(text: str) -> Mapping[tuple[int, str], list[FunctionNode]]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """A line of a function that asks for a retry, or calls by its name what does."""
-
-    where: str
-    why: str
-
-
-Signs: TypeAlias = Callable[[FunctionType, list[Mention]], "Sign | None"]
-
-
 class Askers:
     """The user's functions that ask for retries, themselves or by others that they call, in a whole fleet.
 
     What a name or an attribute stands for is not followed: whatever has the name of an asker may be it.
     """
 
-    def __init__(self, functions: Mapping[str, list[FunctionType]], sign: Signs) -> None:
-        """Look at functions by name; `sign` returns what asks directly."""
-        self._said: dict[str, Sign] = {}
+    def __init__(
+        self,
+        functions: Mapping[str, list[FunctionType]],
+        sign: Callable[[FunctionType, list[Mention]], Open | None],
+    ) -> None:
+        """Look at functions by name; `sign` returns a line that asks directly."""
+        self._sign = sign
+        self._said: dict[str, Open] = {}
         read = [(name, x, [*mentions(x.__code__)]) for name, found in functions.items() for x in found]
         for name, function, words in read:
             if name not in self._said and (found_sign := sign(function, words)):
                 self._said[name] = found_sign
-        while new := [(n, x) for n, f, w in read if n not in self._said and (x := self.called_by(f, w))]:
+        while new := [(n, x) for n, f, w in read if n not in self._said and (x := self._called_by(f, w))]:
             self._said.update(new)
 
-    def called_by(self, function: FunctionType, words: list[Mention]) -> Sign | None:
-        """Return the first mention of an asker in a function, if there is one."""
+    def signs(self, function: FunctionType, words: list[Mention] | None = None) -> list[Open]:
+        """Return the first line of a function that asks, and the first that mentions an asker."""
+        words = [*mentions(function.__code__)] if words is None else words
+        return [x for x in (self._sign(function, words), self._called_by(function, words)) if x]
+
+    def _called_by(self, function: FunctionType, words: list[Mention]) -> Open | None:
         for mention in words:
             said = self._said.get(mention.word) if mention.kind in ("name", "attribute") else None
-            if said and self._may_be(function, mention):
-                return Sign(
-                    place(function, mention.line), f"{mention.word} may ask for a retry ({said.where})"
-                )
+            if said and _may_be_called(function, mention):
+                why = f"{mention.word} may ask for a retry ({said.where})"
+                return Open(place(function, mention.line), why)
         return None
 
-    @staticmethod
-    def _may_be(function: FunctionType, mention: Mention) -> bool:
-        """Return whether what a name stands for may be a function or class of the user's."""
-        if mention.kind == "attribute":
-            return True
-        found = resolve(function, mention.word)
-        return found is NOTHING or issubclass(type(found), (FunctionType, type))
+
+def _may_be_called(function: FunctionType, mention: Mention) -> bool:
+    """Return whether a word may stand for a function or class of the user's."""
+    if mention.kind == "attribute":
+        return True
+    found = _resolve(function, mention.word)
+    return found is _NOTHING or issubclass(type(found), (FunctionType, type))

@@ -1,15 +1,18 @@
-"""A plan that checks itself: what a failure that was injected came to, beside what the plan has read."""
+"""A plan that checks itself: tasks run in memory with injected failures, natively and under the policies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
+from typing import TypeAlias
 
+from ...config.policies import EntryFields
 from ...spec.policy import RetryPolicy
-from .comparing import policy_wait
-from .planned import NOT_KNOWN, Native, NotKnown, Open, Planned, Wait
+from . import NOT_KNOWN, Native, NotKnown, Open, Planned
+from .waits import Wait, policy_wait
 
-#: How many runs of a task are measured at most; what runs longer is stopped there, and stays as it was read.
+#: How many runs of a task are measured at most; a longer task is stopped there, and stays as it was read.
 LIMIT = 50
 _SLACK = 0.002
 
@@ -20,20 +23,43 @@ class Injected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one job came to whose every run failed: its runs, the seconds between them, and its end."""
+    """A job whose every run failed: its runs, the seconds between them, and its end."""
 
     runs: int
     waits: tuple[float, ...]
     end: str
 
 
-def can_be_measured(one: Planned) -> bool:
-    """Return whether an injected failure tells what a task does: one whose code asks by itself never runs."""
-    return one.policy is not None and one.retry_on is None and not one.open and one.native is not None
+#: A task's name, with what was measured of it under a policy.
+Moved: TypeAlias = tuple[str, tuple[Measured, RetryPolicy]]
+#: Moves tasks, by their entries, to a bridge with a store's URL.
+Moving: TypeAlias = Callable[[str, Mapping[str, EntryFields]], Iterator[Moved]]
 
 
-def judged(one: Planned, native: Measured, moved: Measured, policy: RetryPolicy) -> Planned:
-    """Return a plan with what was measured natively, and then under its policy."""
+def measure(found: Sequence[Planned], native: Callable[[str], Measured], move: Moving) -> list[Planned]:
+    """Return a plan with what was measured of each task, natively and then under its policy."""
+    names = measurable(found)
+    today = {name: native(name) for name in names}
+    with TemporaryDirectory() as folder:
+        entries = {one.name: one.entry for one in found if one.name in names}
+        then = dict(move(f"sqlite:///{folder}/ojs.db", entries))
+    return [_judged(one, today[one.name], *then[one.name]) if one.name in names else one for one in found]
+
+
+def measurable(found: Iterable[Planned]) -> list[str]:
+    """Return the names of the tasks of which an injected failure tells something.
+
+    A task whose code asks for retries itself never reaches that code then.
+    """
+    return [one.name for one in found if one.policy is not None and not (one.retry_on or one.open)]
+
+
+def exactly(entries: Mapping[str, EntryFields]) -> dict[str, EntryFields]:
+    """Return entries as the `policies` of an `install`, each for the very task that it names."""
+    return {"".join(f"[{c}]" if c in "*?[" else c for c in name): entry for name, entry in entries.items()}
+
+
+def _judged(one: Planned, native: Measured, moved: Measured, policy: RetryPolicy) -> Planned:
     told = one.native or Native.unknown()
     if wrong := _unlike(native, told.runs, told.waits):
         found = Open("measured", f"{wrong}, not as it was read")
@@ -46,7 +72,7 @@ def judged(one: Planned, native: Measured, moved: Measured, policy: RetryPolicy)
 
 
 def _unlike(measured: Measured, runs: object, waits: tuple[Wait, ...] | NotKnown) -> str:
-    """Return what was measured that is not among what is expected, in words."""
+    """Return in words the first measure that is not as expected."""
     if measured.runs != (min(runs, LIMIT) if isinstance(runs, int) else LIMIT):
         return f"it ran {measured.runs:,} times"
     if waits == NOT_KNOWN:
@@ -59,9 +85,10 @@ def _unlike(measured: Measured, runs: object, waits: tuple[Wait, ...] | NotKnown
 
 def raised_for(classes: Iterable[type[BaseException]]) -> BaseException:
     """Return an error of the first of some classes, whatever its constructor wants."""
+    text = "injected by ojs-bridge plan --verify"
     for cls in classes:
         try:
-            return cls("injected by ojs-bridge plan --verify")
-        except Exception:  # noqa: BLE001 - somebody's constructor
+            return cls(text)
+        except Exception:  # noqa: BLE001 - the constructor is the user's code
             return cls.__new__(cls)
-    return Injected("by ojs-bridge plan --verify")
+    return Injected(text)

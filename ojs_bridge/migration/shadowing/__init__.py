@@ -1,16 +1,31 @@
-"""Shadow mode: the native behaviour stays in charge, and the bridge decides beside it."""
+"""Shadow mode: the framework stays in charge, the bridge decides beside it, and differences are counted."""
 
 from __future__ import annotations
 
+import fnmatch
+import logging
+import os
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ...bridge import Bridge
 from ...config.policy_files import PoliciesOrFile
+from ...engine.runs import TaskPolicy
 from ...errors import ConfigurationError
-from .switch import SHADOW
+from .recording import Recorder, harmless
+
+logger = logging.getLogger("ojs_bridge")
 
 __all__ = ["shadow"]
+
+#: Where a Celery app keeps its shadow, and the attribute by which a shadow is known.
+SHADOW = "_ojs_shadow"
+#: The switch, which workers read when they start: `on` or nothing, `off`, or name patterns of tasks with
+#: commas between them.
+VARIABLE = "OJS_BRIDGE_SHADOW"
+_ON = {"", "1", "on", "true"}
+_OFF = {"0", "off", "false"}
 
 
 def shadow(
@@ -41,5 +56,93 @@ def bridge_of_shadow(app_or_broker: Any) -> Bridge | None:
 
 
 def _is(found: Any, module: str, name: str) -> bool:
-    """Return whether something is of a framework's class, without importing what was not."""
+    """Return whether an object is of a framework's class, without importing that framework."""
     return module in sys.modules and isinstance(found, getattr(sys.modules[module], name))
+
+
+class Switch:
+    """The tasks or actors that are shadowed, of those that the policies name; false when there are none."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        text = environment.get(VARIABLE, "").strip()
+        self._patterns = [pattern for part in text.split(",") if (pattern := part.strip())]
+        if text.lower() in _ON | _OFF:
+            self._patterns = ["*"] if text.lower() in _ON else []
+
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
+    def say(self, names: Iterable[str]) -> None:
+        """Say in the log how many of the tasks or actors that the policies name are shadowed."""
+        count = sum(map(self.covers, names))
+        logger.info("shadow mode is on for %d tasks: their failed runs are compared, nothing else", count)
+
+    def covers(self, name: str) -> bool:
+        """Return whether a task or actor is shadowed."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
+
+
+class Watch:
+    """The failed runs of a worker's tasks, on their way to be compared."""
+
+    def __init__(self, framework: str, bridge: Bridge, switch: Switch) -> None:
+        self.recorder = Recorder(framework, bridge)
+        self._bridge = bridge
+        self._switch = switch
+        self._tasks: dict[str, TaskPolicy | None] = {}
+
+    def policy(self, name: str, *, bridged: Callable[[], bool]) -> TaskPolicy | None:
+        """Return the policy to compare a failed run under; None for a run that is not compared.
+
+        A run that is not compared, though its task is shadowed, is counted.
+        """
+        if name not in self._tasks:
+            self._tasks[name] = None
+            if self._switch.covers(name):
+                self._tasks[name] = self._resolved(name)
+        policy = self._tasks[name]
+        if policy is None:
+            return None
+        if bridged():
+            self.recorder.add_bridged(name)
+            return None
+        return policy if self.recorder.takes(name) else None
+
+    def _resolved(self, name: str) -> TaskPolicy | None:
+        """Return the policy that `install` would give a task; None for a task that stays as it is."""
+        raise NotImplementedError
+
+
+class Shadow:
+    """The shadow of an app or broker, which watches while a worker runs."""
+
+    _ojs_shadow = True
+
+    def __init__(self, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
+        self._bridge = bridge
+        self._policies = policies
+        self._watch: Any = None
+
+    @property
+    def bridge(self) -> Bridge:
+        """The bridge whose policies decide beside the framework, and whose store keeps the tallies."""
+        if self._bridge is None:
+            self._bridge = Bridge()
+        return self._bridge
+
+    def _begin(self, watch: Callable[[Bridge, PoliciesOrFile | None, Switch], Watch]) -> None:
+        """Begin to watch, unless the worker has it off or something is wrong with it."""
+        self._watch = None
+        with harmless("it stays off"):
+            if switch := Switch():
+                if self.bridge.store is None:
+                    raise ConfigurationError(
+                        "shadow mode needs a store: Bridge(store=...), or OJS_BRIDGE_STORE"
+                    )
+                self._watch = watch(self.bridge, self._policies, switch)
+
+    def _end(self, **_: Any) -> None:
+        """Have what is pending written."""
+        if self._watch is not None:
+            with harmless("the last tallies are not written"):
+                self._watch.recorder.close()

@@ -1,19 +1,21 @@
-"""Two decisions on the same failed run, side by side: the framework's own and the policy's."""
+"""Two decisions on the same failed run, the framework's own and the policy's, and the reports of many."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from itertools import groupby
+from typing import Any, TypeAlias
 
 from ...spec.backoff import Rng, Seeded
 from ...spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
 from ...spec.duration import spoken
 from ...spec.failures import Failure, Outcome, cut
-from ...spec.job import Job
+from ...spec.job import Job, format_time
 from ...spec.policy import RetryPolicy
+from ...store import Tally
 
 #: Seconds by which delays may differ: frameworks round to the millisecond.
 TOLERANCE = 0.002
@@ -34,6 +36,8 @@ MEANINGS: Mapping[str, str] = {
     "refused": "The policy of the job itself is invalid: it would be kept as a dead letter, not run.",
 }
 MATCHING = frozenset({"same", "end"})
+#: Kinds that are counted, and not compared.
+UNCOMPARED, BRIDGED = "uncompared", "bridged"
 
 _CAUSES = {
     "exhausted": "ends_earlier",
@@ -154,3 +158,70 @@ def told(native: Native, n: int) -> str:
 def _span(least: float, most: float) -> str:
     short, long = spoken(least), spoken(most)
     return short if short == long else f"{short} to {long}"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """How often a task's failed runs were decided alike, and the kinds of differences, most frequent first.
+
+    `failed` are those that the framework itself decided, `bridged` those that were under the bridge already.
+    """
+
+    framework: str
+    task: str
+    failed: int
+    compared: int
+    matched: int
+    bridged: int
+    last_seen: datetime
+    differences: tuple[Tally, ...]
+
+    @property
+    def shadow_match_rate(self) -> float | None:
+        """The part of the compared runs that were decided alike; None when nothing was compared."""
+        return self.matched / self.compared if self.compared else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the command line answers with it."""
+        rate = self.shadow_match_rate
+        return {
+            "framework": self.framework,
+            "task": self.task,
+            "failed": self.failed,
+            "compared": self.compared,
+            "matched": self.matched,
+            "shadow_match_rate": None if rate is None else round(rate, 4),
+            "bridged": self.bridged,
+            "last_seen": format_time(self.last_seen),
+            "differences": [{**t.to_json(), "meaning": meaning(t)} for t in self.differences],
+        }
+
+
+def meaning(tally: Tally) -> str:
+    """Return what a kind means; nothing for a kind that only a newer version knows."""
+    return MEANINGS.get(tally.kind, "")
+
+
+def reports(tallies: Iterable[Tally]) -> list[TaskReport]:
+    """Return the report of each task, from tallies in the order that stores return them in."""
+    return [
+        _report(framework, task, [*found])
+        for (framework, task), found in groupby(tallies, key=lambda t: (t.framework, t.task))
+    ]
+
+
+def _report(framework: str, task: str, tallies: list[Tally]) -> TaskReport:
+    counts = {tally.kind: tally.count for tally in tallies}
+    bridged, uncompared = counts.pop(BRIDGED, 0), counts.pop(UNCOMPARED, 0)
+    compared = sum(counts.values())
+    kinds = (tally for tally in tallies if tally.kind in counts and tally.kind != "same")
+    return TaskReport(
+        framework,
+        task,
+        failed=compared + uncompared,
+        compared=compared,
+        matched=sum(count for kind, count in counts.items() if kind in MATCHING),
+        bridged=bridged,
+        last_seen=max(tally.last_seen for tally in tallies),
+        differences=tuple(sorted(kinds, key=lambda tally: -tally.count)),
+    )

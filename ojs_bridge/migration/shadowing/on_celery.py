@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from celery import Celery, Task, bootsteps, signals
@@ -24,47 +25,28 @@ from ...engine.runs import TaskPolicy
 from ...errors import ConfigurationError
 from ...spec.failures import Failure, Outcome, outcome_of
 from ...spec.job import Job
-from ...spec.policy import AnyPartial
+from . import SHADOW, Shadow, Switch, Watch
 from .comparing import Ended, Native, Retried
-from .guarding import harmless, ready
-from .recording import FailedRun, Recorder
-from .switch import SHADOW, Switch
+from .recording import FailedRun, harmless
 
 
-class Shadow:
+class AppShadow(Shadow):
     """Has the failed runs of an app's workers compared."""
 
-    _ojs_shadow = True
-
     def __init__(self, app: Celery, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
+        super().__init__(bridge, policies)
         self._app = app
-        self._bridge = bridge
-        self._policies = policies
-        self._watch: Watch | None = None
-
-    @property
-    def bridge(self) -> Bridge:
-        """The bridge whose policies decide beside Celery, and whose store keeps the tallies."""
-        if self._bridge is None:
-            self._bridge = Bridge()
-        return self._bridge
 
     def start(self) -> None:
         """Begin to watch, unless the worker has it off; before the pool forks its processes."""
-        self._watch = None
-        with harmless("it stays off"):
-            if switch := Switch():
-                self._watch = Watch(self._app, ready(self.bridge), self._policies, switch)
-                self._listen()
-
-    def _listen(self) -> None:
+        self._begin(partial(AppWatch, self._app))
         receivers = {
             signals.task_retry: self._retried,
             signals.task_failure: self._failed,
             signals.worker_process_shutdown: self._end,
             signals.worker_shutdown: self._end,
         }
-        for signal, receiver in receivers.items():
+        for signal, receiver in receivers.items() if self._watch else ():
             # Before 5.5 Celery takes the methods of two objects for one receiver.
             signal.connect(receiver, weak=False, dispatch_uid=f"{SHADOW}-{id(self)}")
 
@@ -81,55 +63,39 @@ class Shadow:
                 if request.id == task_id:
                     self._watch.note(sender, request, _original(exception, sys.exc_info()[1]))
 
-    def _end(self, **_: Any) -> None:
-        if self._watch is not None:
-            with harmless("the last tallies are not written"):
-                self._watch.recorder.close()
 
-
-class Watch:
-    """What a worker needs to compare failed runs."""
+class AppWatch(Watch):
+    """The failed runs of an app's tasks, on their way to be compared."""
 
     def __init__(self, app: Celery, bridge: Bridge, policies: PoliciesOrFile | None, switch: Switch) -> None:
-        self.recorder = Recorder(FRAMEWORK, bridge)
+        super().__init__(FRAMEWORK, bridge, switch)
         self._app = app
-        self._bridge = bridge
-        self._switch = switch
         self._policies = the_policies(policies)
         self._policies.check(app.tasks, f"task of the app {app.main!r}")
-        self._tasks: dict[str, TaskPolicy | None] = {}
-        switch.say(name for name in app.tasks if self._moved(name) is not None)
+        switch.say(name for name in app.tasks if self._is_moved(name))
 
     def note(self, task: Task, request: Any, raised: BaseException) -> None:
         """Have a failed run compared to what Celery did about it, if its task is shadowed."""
-        policy = self._policy(task)
+        policy = self.policy(task.name, bridged=lambda: is_bridged(task) and not runs_natively(request))
         if policy is None:
             return
-        if is_bridged(task) and not runs_natively(request):
-            self.recorder.add_bridged(task.name)
-        elif self.recorder.takes(task.name):
-            now = self._bridge.engine.now()
-            native = self._native(raised, now)
-            found = _outcome(task, raised, native, policy)
-            job = self._job(task, request)
-            if policy.keeps_limit(None) and _is_asked(raised):
-                # The bridge would go by the max_retries of this very call, which Celery did.
-                job = job._replace(retry={"max_attempts": job.attempt + isinstance(native, Retried)})
-            self.recorder.add(FailedRun(job, policy, found, native, now))
+        now = self._bridge.engine.now()
+        native = self._native(raised, now)
+        job = self._job(task, request)
+        if policy.keeps_limit(None) and _is_asked(raised):
+            # The bridge would go by the max_retries of this very call, which Celery did.
+            job = job._replace(retry={"max_attempts": job.attempt + isinstance(native, Retried)})
+        self.recorder.add(FailedRun(job, policy, _outcome(task, raised, native, policy), native, now))
 
-    def _policy(self, task: Task) -> TaskPolicy | None:
-        """Return the policy that `install` would give a task; None for one that is not shadowed."""
-        name = task.name
-        if name not in self._tasks:
-            self._tasks[name] = None
-            moved = self._moved(name)
-            if moved is not None and self._switch.covers(name):
-                native = task.ojs_native if is_bridged(task) else native_of(task)
-                self._tasks[name] = resolved(self._bridge.engine, task, self._policies, native)
-        return self._tasks[name]
+    def _resolved(self, name: str) -> TaskPolicy | None:
+        if not self._is_moved(name):
+            return None
+        task = self._app.tasks[name]
+        native = task.ojs_native if is_bridged(task) else native_of(task)
+        return resolved(self._bridge.engine, task, self._policies, native)
 
-    def _moved(self, name: str) -> list[AnyPartial] | None:
-        return None if name.startswith("celery.") else self._policies.of(name)
+    def _is_moved(self, name: str) -> bool:
+        return not name.startswith("celery.") and self._policies.of(name) is not None
 
     def _native(self, raised: BaseException, now: datetime) -> Native:
         if not isinstance(raised, Retry):
@@ -206,7 +172,7 @@ class Start(bootsteps.Step):  # type: ignore[misc]
 
     def create(self, worker: Any) -> None:
         """Start the shadow of the worker's app."""
-        shadow: Shadow = getattr(worker.app, SHADOW)
+        shadow: AppShadow = getattr(worker.app, SHADOW)
         shadow.start()
 
 
@@ -214,5 +180,5 @@ def shadow_app(app: Celery, bridge: Bridge | None, policies: PoliciesOrFile | No
     """Have an app's workers shadowed; raises ConfigurationError for one that is already."""
     if SHADOW in vars(app):
         raise ConfigurationError(f"shadow: the Celery app {app.main!r} has it already: call it once")
-    setattr(app, SHADOW, Shadow(app, bridge, policies))
+    setattr(app, SHADOW, AppShadow(app, bridge, policies))
     app.steps["worker"].add(Start)

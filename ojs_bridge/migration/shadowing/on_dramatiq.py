@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from dramatiq.broker import Broker, MessageProxy
@@ -22,46 +23,31 @@ from ...engine.runs import TaskPolicy
 from ...errors import ConfigurationError
 from ...spec.failures import Failure, Outcome
 from ...spec.job import Job
+from . import Shadow, Switch, Watch
 from .comparing import Ended, Native, Retried
-from .guarding import harmless, ready
-from .recording import FailedRun, Recorder
-from .switch import Switch
+from .recording import FailedRun, harmless
 
 #: The id of a retry that a thread has sent, and its delay in milliseconds.
 Sent: TypeAlias = "tuple[str, int | None]"
 
 
-class Shadow(Middleware):
+class BrokerShadow(Shadow, Middleware):
     """Has the failed runs of a broker's workers compared; in a worker that has it off, it takes its leave."""
 
-    _ojs_shadow = True
-
     def __init__(self, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
-        self._bridge = bridge
-        self._policies = policies
-        self._watch: Watch | None = None
+        super().__init__(bridge, policies)
         self._sent = threading.local()
-
-    @property
-    def bridge(self) -> Bridge:
-        """The bridge whose policies decide beside Dramatiq, and whose store keeps the tallies."""
-        if self._bridge is None:
-            self._bridge = Bridge()
-        return self._bridge
 
     def before_worker_boot(self, broker: Broker, worker: Any) -> None:
         """Begin to watch, or go."""
-        self._watch = None
-        with harmless("it stays off"):
-            if switch := Switch():
-                self._watch = Watch(broker, ready(self.bridge), self._policies, switch)
-        # A new list, because the broker is in the middle of the old one. The first one is the last to hear
-        # how a run has ended, when it is all over.
+        self._begin(partial(BrokerWatch, broker))
+        # A new list, because the broker is in the middle of the old one. The first middleware is the last to
+        # hear how a run has ended, when it is all over.
         rest = [m for m in broker.middleware if m is not self]
         broker.middleware = rest if self._watch is None else [self, *rest]
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        """Note what this thread has sent last, if it was a retry."""
+        """Note the message that this thread has sent last, if it was a retry."""
         if "retries" in message.options:
             self._sent.last = (message.message_id, delay)
 
@@ -82,53 +68,40 @@ class Shadow(Middleware):
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Have what is pending written."""
-        if self._watch is not None:
-            with harmless("the last tallies are not written"):
-                self._watch.recorder.close()
+        self._end()
 
 
-class Watch:
-    """What a worker needs to compare failed runs."""
+class BrokerWatch(Watch):
+    """The failed runs of a broker's actors, on their way to be compared."""
 
     def __init__(
         self, broker: Broker, bridge: Bridge, policies: PoliciesOrFile | None, switch: Switch
     ) -> None:
-        self.recorder = Recorder(FRAMEWORK, bridge)
+        super().__init__(FRAMEWORK, bridge, switch)
         self._broker = broker
-        self._bridge = bridge
-        self._switch = switch
-        self._policies = the_policies(policies)
         self._actors = Actors(bridge.engine, policies)
         retries = next((m for m in broker.middleware if isinstance(m, Retries)), None)
         self._actors.stock = NO_RETRIES if retries is None else settings_of(retries)
         self._actors.check(broker.actors)
-        self._tasks: dict[str, TaskPolicy | None] = {}
-        self._counts_retries = any(isinstance(m, Retries) for m in broker.middleware)
-        switch.say(name for name in broker.actors if self._policies.of(name) is not None)
+        self._counts_retries = retries is not None
+        policies_of = the_policies(policies)
+        switch.say(name for name in broker.actors if policies_of.of(name) is not None)
 
     def note(self, message: MessageProxy, exception: BaseException, sent: Sent | None) -> None:
         """Have a failed run compared to what Dramatiq did about it, if its actor is shadowed."""
         name = message._message.actor_name
-        task = self._task(name)
+        task = self.policy(name, bridged=lambda: message.__dict__.get(MARK, NATIVE) is not NATIVE)
         if task is None:
             return
-        if message.__dict__.get(MARK, NATIVE) is not NATIVE:
-            self.recorder.add_bridged(name)
-        elif self.recorder.takes(name):
-            options = self._broker.get_actor(name).options
-            native = _native(message, sent)
-            job = self._job(message, task, options, exception)
-            found = _outcome(message, options, exception, native, task)
-            self.recorder.add(FailedRun(job, task, found, native, self._bridge.engine.now()))
+        options = self._broker.get_actor(name).options
+        native = _native(message, sent)
+        job = self._job(message, task, options, exception)
+        found = _outcome(message, options, exception, native, task)
+        self.recorder.add(FailedRun(job, task, found, native, self._bridge.engine.now()))
 
-    def _task(self, name: str) -> TaskPolicy | None:
-        """Return the policy that `install` would give an actor; None for one that is not shadowed."""
-        if name not in self._tasks:
-            self._tasks[name] = None
-            if self._switch.covers(name):
-                self._actors.declare(self._broker.get_actor(name))
-                self._tasks[name] = self._actors.tasks[name]
-        return self._tasks[name]
+    def _resolved(self, name: str) -> TaskPolicy | None:
+        self._actors.declare(self._broker.get_actor(name))
+        return self._actors.tasks[name]
 
     def _job(
         self, message: MessageProxy, task: TaskPolicy, options: Mapping[str, Any], exception: BaseException
@@ -167,6 +140,6 @@ def _outcome(
 
 def shadow_broker(broker: Broker, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
     """Have a broker's workers shadowed; raises ConfigurationError for one that is already."""
-    if any(isinstance(m, Shadow) for m in broker.middleware):
+    if any(isinstance(m, BrokerShadow) for m in broker.middleware):
         raise ConfigurationError("shadow: this broker has it already: call it once")
-    broker.add_middleware(Shadow(bridge, policies))
+    broker.add_middleware(BrokerShadow(bridge, policies))

@@ -1,4 +1,4 @@
-"""Comparing what has failed in this process, on a thread of its own, and writing the tallies to the store."""
+"""The failed runs of a process, compared on a thread of its own; the tallies go to the store."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from ...bridge import Bridge
 from ...engine.forks import starting
 from ...engine.runs import TaskPolicy
-from ...errors import InvalidRetryPolicy, StoreError
-from ...spec.failures import Outcome, cut
-from ...spec.job import Job
-from .budget import Budget
-from .comparing import MAX_REASON, Native, Verdict, compare, told
-from .guarding import harmless
-from .tallying import BRIDGED, UNCOMPARED, Tallies
+from ...errors import ConfigurationError, InvalidRetryPolicy, StoreError
+from ...spec.failures import Failure, Outcome, cut
+from ...spec.job import Job, format_time
+from ...store import Tally
+from .comparing import BRIDGED, MAX_REASON, UNCOMPARED, Native, Verdict, compare, told
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -30,6 +31,38 @@ PERIOD = 5.0
 LIMIT = 1_000
 #: Seconds that the end of a process waits for the last write.
 LAST_SECONDS = 2.0
+#: How many runs are compared on average for each second of CPU time that the process uses, and at once.
+COMPARED_PER_SECOND, COMPARED_AT_ONCE = 25, 100
+#: How many examples there are of each kind of difference.
+EXAMPLES = 3
+MAX_MESSAGE = 200
+MAX_ID = 255
+#: Seconds from one line in the log to the next of its kind.
+_SILENT_SECONDS = 60.0
+_said: dict[str, float] = {}
+
+
+class harmless:  # noqa: N801 - reads as the statement that it is
+    """Logs whatever is raised in its block, once a minute, and goes on; even what a `__str__` exits with."""
+
+    __slots__ = ("_what",)
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        """Log an error, without its message unless it is our own: it may hold arguments, or raise."""
+        now = time.monotonic()
+        if error is not None and now - _said.get(self._what, float("-inf")) >= _SILENT_SECONDS:
+            _said[self._what] = now
+            with suppress(BaseException):
+                known = isinstance(error, ConfigurationError | InvalidRetryPolicy)
+                text = f"{type(error).__name__}: {error}" if known else type(error).__name__
+                logger.error("shadow mode: %s: %s", self._what, text)
+        return error is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,57 +76,33 @@ class FailedRun:
     at: datetime
 
 
-class Recorder:
-    """Takes failed runs from jobs' threads, which it keeps waiting for nothing, and compares them later.
+class Budget:
+    """A token bucket, with at least one run of each task a second, so that rare tasks are always seen.
 
-    Its thread starts with the first failed run of a process, so that a forked child has its own, and nothing
-    of its parent's.
+    It fills with the CPU time that the process uses. That bounds the share of comparing, on a busy machine
+    too, and for failed runs that take hardly any time themselves.
     """
 
-    def __init__(self, framework: str, bridge: Bridge, *, period: float = PERIOD) -> None:
-        self._framework = framework
-        self._bridge = bridge
-        self._period = period
-        self._pid = 0
-        self._pending = Pending()
+    def __init__(self, per_second: int = COMPARED_PER_SECOND, at_once: int = COMPARED_AT_ONCE) -> None:
+        self._per_second, self._at_once = per_second, at_once
+        self._left = float(at_once)
+        self._used = 0.0
+        self._taken: dict[str, float] = {}
 
-    def takes(self, task: str) -> bool:
-        """Return whether a failed run of a task is to be compared; what is not, is counted."""
-        self._begin()
-        return self._pending.takes(task, time.monotonic(), time.process_time())
-
-    def add(self, failed: FailedRun) -> None:
-        """Have a failed run compared."""
-        self._pending.add(failed)
-
-    def add_bridged(self, task: str) -> None:
-        """Count a failed run that was under the bridge already."""
-        self._begin()
-        self._pending.count(task, BRIDGED)
-
-    def close(self, seconds: float = LAST_SECONDS) -> None:
-        """Have what is pending written, and wait so long for it at most; never raises."""
-        if self._pid == os.getpid():
-            self._pid = 0
-            self._pending.over.set()
-            self._thread.join(seconds)
-
-    def _begin(self) -> None:
-        if self._pid == os.getpid():
-            return
-        with starting():
-            if self._pid == os.getpid():
-                return
-            self._pending = pending = Pending()
-            writer = Writer(self._framework, self._bridge)
-            run = partial(writer.run, pending, self._period)
-            self._thread = threading.Thread(target=run, name="ojs-shadow", daemon=True)
-            self._thread.start()
-            self._pid = os.getpid()
+    def take(self, task: str, now: float, used: float) -> bool:
+        """Return whether a failed run is compared, at a monotonic time and after so many CPU seconds."""
+        self._left = min(self._left + (used - self._used) * self._per_second, self._at_once)
+        self._used = used
+        if self._left >= 1:
+            self._left -= 1
+        elif now - self._taken.get(task, float("-inf")) < 1:
+            return False
+        self._taken[task] = now
+        return True
 
 
 class Pending:
-    """What waits to be compared and written in one process; `over` says that the process ends."""
+    """The failed runs that wait to be compared in one process; `over` says that the process ends."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.over = threading.Event()
@@ -129,13 +138,63 @@ class Pending:
         return taken
 
 
+class Recorder:
+    """Takes failed runs from the jobs' threads, which never wait for it, and compares them later.
+
+    Its thread starts with the first failed run of a process. So a forked child has a thread of its own, and
+    nothing of its parent's.
+    """
+
+    def __init__(self, framework: str, bridge: Bridge, *, period: float = PERIOD) -> None:
+        self._framework = framework
+        self._bridge = bridge
+        self._period = period
+        self._pid = 0
+        self._pending = Pending()
+
+    def takes(self, task: str) -> bool:
+        """Return whether a failed run of a task is to be compared; any other one is counted."""
+        self._begin()
+        return self._pending.takes(task, time.monotonic(), time.process_time())
+
+    def add(self, failed: FailedRun) -> None:
+        """Have a failed run compared."""
+        self._pending.add(failed)
+
+    def add_bridged(self, task: str) -> None:
+        """Count a failed run that was under the bridge already."""
+        self._begin()
+        self._pending.count(task, BRIDGED)
+
+    def close(self, seconds: float = LAST_SECONDS) -> None:
+        """Have what is pending written, and wait so long for it at most; never raises."""
+        if self._pid == os.getpid():
+            self._pid = 0
+            self._pending.over.set()
+            self._thread.join(seconds)
+
+    def _begin(self) -> None:
+        if self._pid == os.getpid():
+            return
+        with starting():
+            if self._pid == os.getpid():
+                return
+            self._pending = pending = Pending()
+            run = partial(Writer(self._framework, self._bridge).run, pending, self._period)
+            self._thread = threading.Thread(target=run, name="ojs-shadow", daemon=True)
+            self._thread.start()
+            self._pid = os.getpid()
+
+
 class Writer:
     """Compares failed runs and adds them to the store's tallies; a store that is down costs tallies only."""
 
     def __init__(self, framework: str, bridge: Bridge) -> None:
+        self._framework = framework
         self._bridge = bridge
-        self._tallies = Tallies(framework, tell_messages=not bridge.engine.context.redactor)
         self._down = False
+        #: The explanation and the newest examples of each kind of difference, by task and kind.
+        self._differences: dict[tuple[str, str], tuple[str, deque[Mapping[str, Any]]]] = {}
 
     def run(self, pending: Pending, period: float) -> None:
         """Write in each period, and once more at the end; never raises."""
@@ -146,26 +205,39 @@ class Writer:
     def write(self, failed: list[FailedRun], counted: Counter[tuple[str, str]]) -> None:
         """Write what there is; never raises."""
         with harmless("tallies are dropped"):
-            for (task, kind), count in counted.items():
-                self._tallies.count(task, kind, count)
+            counts = Counter(counted)
             for run in failed:
                 with harmless("a failed run cannot be compared"):
-                    self._compare(run)
-            self._store()
+                    verdict = _verdict(run)
+                    counts[run.job.type, verdict.kind] += 1
+                    if verdict.kind != "same":
+                        self._keep(run, verdict)
+            now = self._bridge.engine.now()
+            self._store([self._tally(*key, count, now) for key, count in counts.items()])
 
-    def _compare(self, run: FailedRun) -> None:
-        try:
-            policy = run.task.for_job(run.job.retry)
-        except InvalidRetryPolicy as error:
-            native = told(run.native, run.job.attempt)
-            verdict = Verdict("refused", native, "dead letter (invalid)", cut(str(error), MAX_REASON))
-        else:
-            capped = not run.task.keeps_waits(run.job.retry)
-            verdict = compare(policy, run.job, run.outcome, run.native, now=run.at, capped=capped)
-        self._tallies.add(run.job, run.outcome, verdict, run.at)
+    def _keep(self, run: FailedRun, verdict: Verdict) -> None:
+        """Keep a difference as an example."""
+        failure = run.outcome if isinstance(run.outcome, Failure) else None
+        message = failure.message if failure and not self._bridge.engine.context.redactor else ""
+        example = {
+            "job_id": cut(run.job.id, MAX_ID),
+            "attempt": run.job.attempt,
+            "at": format_time(run.at),
+            "error_type": failure.type if failure else type(run.outcome).__name__.lower(),
+            "message": cut(message, MAX_MESSAGE),
+            "native": verdict.native,
+            "ojs": verdict.ojs,
+        }
+        key = run.job.type, verdict.kind
+        _, examples = self._differences.get(key, ("", deque(maxlen=EXAMPLES)))
+        examples.append(example)
+        self._differences[key] = verdict.explanation, examples
 
-    def _store(self) -> None:
-        tallies = self._tallies.taken(self._bridge.engine.now())
+    def _tally(self, task: str, kind: str, count: int, now: datetime) -> Tally:
+        explanation, examples = self._differences.get((task, kind), ("", ()))
+        return Tally(self._framework, task, kind, count, now, explanation, tuple(examples))
+
+    def _store(self, tallies: list[Tally]) -> None:
         if not tallies or self._bridge.store is None:
             return
         try:
@@ -176,3 +248,13 @@ class Writer:
             self._down = True
         else:
             self._down = False
+
+
+def _verdict(run: FailedRun) -> Verdict:
+    try:
+        policy = run.task.for_job(run.job.retry)
+    except InvalidRetryPolicy as error:
+        native = told(run.native, run.job.attempt)
+        return Verdict("refused", native, "dead letter (invalid)", cut(str(error), MAX_REASON))
+    capped = not run.task.keeps_waits(run.job.retry)
+    return compare(policy, run.job, run.outcome, run.native, now=run.at, capped=capped)

@@ -1,20 +1,33 @@
-"""What Celery does with each task of an app that fails, and the policies nearest to it."""
+"""The plan of a Celery app: each task under Celery alone, the policy nearest to that, and the hazards."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
+from collections.abc import Collection, Iterator
 
 from celery import Celery, Task
 
 from ....celery.attach import POLICIES, is_bridged, task_policy
+from ....celery.options import explicit
+from ....celery.sending import visibility_timeout
+from ....spec.duration import spoken
 from ....spec.policy import RetryPolicy
-from ..already import already_ojs, attempts_of
-from ..planned import Hazard, Planned, chosen, planned
-from .hazards import hazards
-from .native import read
-from .policy import differences_of, policy_of, retry_on_of
+from .. import NOT_KNOWN, Hazard, Planned, already_ojs, counting, moved_already, pickled, planned
+from ..waits import Wait
+from .native import (
+    Reading,
+    autoretries,
+    differences_of,
+    is_unseen,
+    policy_of,
+    read,
+    retry_kwargs,
+    runs_of,
+)
 from .reading import Fleet
+
+_ON_REDIS = ("redis", "sentinel", "valkey")
+#: Seconds for which RabbitMQ waits for an acknowledgement, unless it is told otherwise.
+_CONSUMER_TIMEOUT = 1800.0
 
 
 def of_celery(app: Celery, names: Collection[str] = ()) -> list[Planned]:
@@ -23,9 +36,9 @@ def of_celery(app: Celery, names: Collection[str] = ()) -> list[Planned]:
     `names` are patterns such as `billing.*`. Options and source are read; nothing is run or sent, and no
     broker is asked. Raises ConfigurationError for a name that matches none.
     """
+    fleet = Fleet(app)
     known = (name for name in app.tasks if not name.startswith("celery."))
-    chosen_names, fleet = chosen(known, names, "task"), Fleet(app)
-    return [planned(name, partial(_plan, app, fleet, app.tasks[name])) for name in chosen_names]
+    return planned(known, names, "task", lambda name: _plan(app, fleet, app.tasks[name]))
 
 
 def _plan(app: Celery, fleet: Fleet, task: Task) -> Planned:
@@ -33,23 +46,16 @@ def _plan(app: Celery, fleet: Fleet, task: Task) -> Planned:
         return already_ojs(task.name, "is an ojs_task", _resolved(app, task), task.ojs_retry)
     reading = read(fleet, task)
     policy = policy_of(reading)
+    asked = policy is not None and reading.wait and reading.native.runs != 1 and not autoretries(task)
     return Planned(
         task.name,
         reading.native,
         policy,
         () if policy is None else tuple(differences_of(reading, policy)),
-        (*_moved(app, task), *hazards(app, reading)),
-        retry_on=retry_on_of(reading),
+        tuple(dict.fromkeys(_hazards(app, reading))),
+        retry_on="asked" if asked else None,
         open=reading.open,
     )
-
-
-def _moved(app: Celery, task: Task) -> tuple[Hazard, ...]:
-    if not is_bridged(task):
-        return ()
-    attempts = attempts_of(task_policy(app, task).policy)
-    text = f"it is under the bridge already, with {attempts}: this is what Celery alone would do"
-    return (Hazard("already-moved", text),)
 
 
 def _resolved(app: Celery, task: Task) -> RetryPolicy:
@@ -57,3 +63,149 @@ def _resolved(app: Celery, task: Task) -> RetryPolicy:
     if POLICIES in vars(app):
         return task_policy(app, task).policy
     return RetryPolicy.merge(task.ojs_retry)
+
+
+def _hazards(app: Celery, reading: Reading) -> Iterator[Hazard]:
+    """Yield what to look at: in the options, whatever the code does, and in the retries that are known."""
+    task = reading.task
+    if is_bridged(task):
+        yield moved_already(task_policy(app, task).policy, "Celery")
+    else:
+        yield from _of_lost_workers(task)
+    if reading.native.runs != NOT_KNOWN:
+        yield from _of_limits(reading)
+        yield from _of_long_waits(app, reading)
+        yield from _of_time(app, reading)
+        yield from _of_calls(reading)
+    yield from _of_results(app, task)
+
+
+def _of_limits(reading: Reading) -> Iterator[Hazard]:
+    task, runs = reading.task, reading.native.runs
+    if getattr(task, "autoretry_for", ()) and not autoretries(task):
+        yield Hazard(
+            "unused-autoretry",
+            "autoretry_for was set after the task was registered: Celery does not read it, nothing retries",
+        )
+    if reading.wait:
+        counts = [limit for limit in _limits(reading) if runs_of(limit[1]) == runs]
+        yield from (counting(text, runs, value) for text, value in counts[:1])
+    elif explicit(task, "max_retries"):
+        text = f"max_retries={task.max_retries} is never read: nothing retries, it runs once"
+        yield Hazard("unused-max-retries", text)
+
+
+def _limits(reading: Reading) -> Iterator[tuple[str, float | None]]:
+    """Yield the limits of the retries, in words, with their values; the first that is said counts."""
+    task = reading.task
+    asked = retry_kwargs(task).get("max_retries") if autoretries(task) else None
+    if asked is not None:
+        yield f"retry_kwargs={{'max_retries': {asked}}}", asked
+    for ask in reading.asks:
+        if ask.max_retries is not None:
+            yield f"self.retry(max_retries={ask.max_retries}) in {ask.where}", ask.max_retries
+    if explicit(task, "max_retries"):
+        yield f"max_retries={task.max_retries}", task.max_retries
+
+
+def _of_long_waits(app: Celery, reading: Reading) -> Iterator[Hazard]:
+    broker, longest, until = _transport(app), _longest(reading), visibility_timeout(app)
+    if broker.startswith(_ON_REDIS) and longest > until:
+        yield Hazard(
+            "beyond-visibility-timeout",
+            f"a retry may wait {spoken(longest)}, longer than Redis keeps a message from other workers "
+            f"(visibility_timeout, {spoken(until)}): the job is delivered again and runs more than once",
+        )
+    if broker.endswith("amqp") and longest > _CONSUMER_TIMEOUT:
+        yield Hazard(
+            "beyond-consumer-timeout",
+            f"a retry may wait {spoken(longest)}, longer than RabbitMQ's consumer_timeout, "
+            f"{spoken(_CONSUMER_TIMEOUT)} by default: except on quorum queues it closes the channel, and the "
+            "worker ends",
+        )
+
+
+def _transport(app: Celery) -> str:
+    """Return the scheme of the app's broker; its package need not be there."""
+    urls = app.conf.broker_read_url or "amqp://"
+    return str(urls if isinstance(urls, str) else urls[0]).split(":")[0]
+
+
+def _longest(reading: Reading) -> float:
+    """Return the longest wait: of those that are listed, and of the last one."""
+    waits, runs = [*reading.native.waits], reading.native.runs
+    if reading.wait and isinstance(runs, int) and runs > 1:
+        waits.append(reading.wait(runs - 1))
+    return max((wait.most for wait in waits), default=0.0)
+
+
+def _of_time(app: Celery, reading: Reading) -> Iterator[Hazard]:
+    limit = reading.task.time_limit or app.conf.task_time_limit
+    expires, span = reading.task.expires, reading.native.span
+    if limit and reading.wait:
+        yield Hazard(
+            "time-limit",
+            f"time_limit={limit} ends a job at once, whatever is retried; under the bridge it uses an "
+            "attempt, of the error type timeout",
+        )
+    if isinstance(expires, (int, float)) and isinstance(span, Wait) and span.most > expires:
+        yield Hazard(
+            "expires",
+            f"expires={expires} counts from the first sending, and the retries take up to "
+            f"{spoken(span.most)}: one that is due later is revoked without a word; the bridge ends such a "
+            "job as on_exhaustion says",
+        )
+
+
+def _of_calls(reading: Reading) -> Iterator[Hazard]:
+    for ask in reading.asks:
+        hint = "its countdown is a hint, which max_interval caps"
+        wait = "the policy's own wait that of default_retry_delay" if ask.countdown is None else hint
+        yield Hazard(
+            "retry-in-body",
+            f"self.retry in {ask.where} is a failure to the bridge: max_attempts takes the place of "
+            f"max_retries, and {wait}",
+        )
+
+
+def _of_lost_workers(task: Task) -> Iterator[Hazard]:
+    uses = "under the bridge a lost worker uses an attempt"
+    if getattr(task, "retry_on_worker_lost", False):
+        text = f"retry_on_worker_lost=True retries a job that kills its worker; {uses}"
+        yield Hazard("retry-on-worker-lost", f"{text}, and the policy's waits count")
+    elif task.acks_late and task.reject_on_worker_lost:
+        yield Hazard(
+            "poison-job",
+            "reject_on_worker_lost=True requeues a job that kills its worker, without counting and without "
+            f"end; {uses}",
+        )
+    elif task.acks_late:
+        yield Hazard(
+            "acks-late-alone",
+            "acks_late=True without reject_on_worker_lost: a job whose pool process is killed is not run "
+            f"again; {uses}",
+        )
+    elif task.reject_on_worker_lost:
+        yield Hazard(
+            "reject-without-acks-late",
+            "reject_on_worker_lost=True has no effect without acks_late: the message is gone before the task "
+            "runs, and a killed worker loses it",
+        )
+
+
+def _of_results(app: Celery, task: Task) -> Iterator[Hazard]:
+    if is_unseen(task):
+        yield Hazard(
+            "ignored-results",
+            "ignore_result=True stores no failure either: nobody can list the jobs that gave up; "
+            "on_exhaustion=dead_letter would keep them",
+        )
+    if names := ", ".join(cls.__name__ for cls in task.throws or ()):
+        yield Hazard(
+            "throws",
+            f"throws={names} only lowers the log level: it stops no retry; non_retryable_errors would",
+        )
+    if "pickle" in str(task.serializer or app.conf.task_serializer):
+        yield pickled("the task's serializer is pickle")
+    elif any("pickle" in str(kind) for kind in app.conf.accept_content or ()):
+        yield pickled("accept_content takes pickle")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from functools import partial
 from typing import Any
 
 from celery import Celery, Task, signals
@@ -15,11 +14,12 @@ from celery.exceptions import Ignore
 from ....bridge import Bridge
 from ....celery import install
 from ....celery.attach import POLICIES, task_policy
+from ....config.policies import EntryFields
 from ....engine.events import Event
 from ....errors import ConfigurationError
-from ..measuring import LIMIT, Measured, can_be_measured, judged, raised_for
-from ..planned import Planned
-from .ways import autoretries
+from .. import Planned
+from ..measuring import LIMIT, Measured, Moved, exactly, measure, raised_for
+from .native import autoretries
 
 
 def measured(app: Celery, found: Sequence[Planned]) -> list[Planned]:
@@ -31,25 +31,7 @@ def measured(app: Celery, found: Sequence[Planned]) -> list[Planned]:
     if POLICIES in vars(app):
         raise ConfigurationError("verify: the app is under the bridge already: name the app as it was before")
     app.conf.task_eager_propagates = False
-    names = [one.name for one in found if can_be_measured(one)]
-    native = {name: _native(app.tasks[name]) for name in names}
-    with TemporaryDirectory() as folder:
-        events: list[Event] = []
-        bridge = Bridge(f"sqlite:///{Path(folder) / 'ojs.db'}", listeners=[events.append], retry={})
-        policies = {_exactly(one.name): one.entry for one in found if one.name in names}
-        install(app, bridge, policies=policies, canary=100)
-        moved = {name: _moved(app.tasks[name], bridge, events) for name in names}
-        bridge.stop()
-    return [
-        judged(one, native[one.name], moved[one.name], task_policy(app, app.tasks[one.name]).policy)
-        if one.name in names
-        else one
-        for one in found
-    ]
-
-
-def _exactly(name: str) -> str:
-    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+    return measure(found, lambda name: _native(app.tasks[name]), partial(_moved, app))
 
 
 def _native(task: Task) -> Measured:
@@ -67,31 +49,37 @@ def _native(task: Task) -> Measured:
         signals.task_retry.disconnect(heard)
 
 
-def _moved(task: Task, bridge: Bridge, events: list[Event]) -> Measured:
-    events.clear()
-    found = _applied(task, "run")
-    bridge.flush(30)
-    delays = [event.data["delay_ms"] / 1000 for event in events if event.type == "job.retrying"]
-    return replace(found, waits=tuple(delays))
+def _moved(app: Celery, url: str, entries: Mapping[str, EntryFields]) -> Iterator[Moved]:
+    events: list[Event] = []
+    bridge = Bridge(url, listeners=[events.append], retry={})
+    install(app, bridge, policies=exactly(entries), canary=100)
+    for name in entries:
+        events.clear()
+        found = _applied(app.tasks[name], "run")
+        bridge.flush(30)
+        delays = [event.data["delay_ms"] / 1000 for event in events if event.type == "job.retrying"]
+        policy = task_policy(app, app.tasks[name]).policy
+        yield name, (replace(found, waits=tuple(delays)), policy)
+    bridge.stop()
 
 
 def _applied(task: Task, body: str) -> Measured:
     """Run a task with a failure in the place of its body, which is one of its attributes."""
-    runs = [0]
+    runs = 0
     error = raised_for(task.autoretry_for if autoretries(task) else ())
 
     def fails(*_: Any, **__: Any) -> None:
-        runs[0] += 1
-        if runs[0] >= LIMIT:
+        nonlocal runs
+        runs += 1
+        if runs >= LIMIT:
             raise Ignore
         raise error
 
     with _replaced(task, body, fails), _replaced(task, "store_eager_result", False):  # noqa: FBT003
         result = task.apply()
-    # Celery shows what it cannot pickle in a wrapper.
+    # Celery shows an error that it cannot pickle in a wrapper.
     name = getattr(result.result, "exc_cls_name", type(result.result).__name__)
-    end = "" if runs[0] >= LIMIT else f"{result.state} with {name}"
-    return Measured(runs[0], (), end)
+    return Measured(runs, (), "" if runs >= LIMIT else f"{result.state} with {name}")
 
 
 @contextmanager

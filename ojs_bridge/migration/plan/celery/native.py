@@ -1,88 +1,126 @@
-"""What Celery alone does with a task that fails, in numbers and in words; or that it is not known."""
+"""A Celery task under Celery alone, in numbers and in words; and the retry policy nearest to it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from celery import Task
 
-from ..planned import NOT_KNOWN, Native, Open, Runs, Wait
-from .asking import Ask
-from .reading import Code, Fleet, read_code
-from .ways import Way, asked_way, automatic_way, autoretries
+from ....celery.options import automatic, native_partial
+from ....spec.policy import RetryPolicy, partial_to_ojs
+from .. import ENDLESS, Native, Open, Runs
+from ..waits import Wait, celery_wait, differing, policy_wait, steady
+from .reading import Ask, Fleet, read_code
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What was read of a task, and what Celery does with it."""
+    """A task, and Celery's retries of it."""
 
     task: Task
-    #: The plain calls of `self.retry` in its code.
-    asks: tuple[Ask, ...]
-    ways: tuple[Way, ...]
     native: Native
+    #: The plain calls of `self.retry` in its code.
+    asks: tuple[Ask, ...] = ()
+    #: The wait before retry n; None where nothing retries, or that is not known.
+    wait: Callable[[int], Wait] | None = None
     #: What leaves something open.
-    open: tuple[Open, ...]
-    code: Code
+    open: tuple[Open, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """`autoretry_for`, or a plain call of `self.retry`: how often a task runs by it, and its waits."""
+
+    runs: Runs
+    wait: Callable[[int], Wait]
 
 
 def read(fleet: Fleet, task: Task) -> Reading:
     """Read a task's options and its code, neither of which is run."""
     code = read_code(fleet, task)
-    ways = tuple(_ways(task, code.asks))
-    opened = [*code.open, *(code.of_retries if ways else ()), *_limits_unlike(code, ways)]
+    ways = [*_ways(task, code.asks)]
+    natives = {_native(task, code.asks, way) for way in ways or [_Way(1, _constant(0))]}
+    opened = [*code.open, *(code.of_retries if ways else ())]
+    if autoretries(task) and retry_kwargs(task).get("eta"):
+        opened.append(
+            Open(task.name, "retry_kwargs has an eta: the wait depends on when a retry is asked for")
+        )
+    if len(natives) > 1:
+        opened.append(Open(code.asks[-1].where, "its limit or wait is not that of the task's other retries"))
     if opened:
-        return Reading(task, (), (), Native.unknown(), tuple(dict.fromkeys(opened)), code)
-    native = _native(task, code, ways)
-    rest = [*code.of_waits, *code.of_end]
-    if native.waits == NOT_KNOWN and not code.of_waits:
-        rest.append(_waits_unlike(task, code))
-    return Reading(task, tuple(code.asks), ways, native, tuple(rest), code)
+        return Reading(task, Native.unknown(), open=tuple(dict.fromkeys(opened)))
+    return Reading(task, natives.pop(), tuple(code.asks), ways[0].wait if ways else None)
 
 
-def _limits_unlike(code: Code, ways: Sequence[Way]) -> Iterator[Open]:
-    if len({way.runs for way in ways}) > 1:
-        yield Open(code.where(code.asks[-1].line), "its max_retries is not that of the task's other retries")
+def autoretries(task: Task) -> bool:
+    """Return whether Celery has put its automatic retries around a task."""
+    return bool(getattr(task, "autoretry_for", ())) and "_orig_run" in vars(task)
 
 
-def _waits_unlike(task: Task, code: Code) -> Open:
-    if code.asks:
-        return Open(code.where(code.asks[-1].line), "its wait is not that of the task's other retries")
-    return Open(task.name, "retry_kwargs has an eta: how long a retry waits depends on when it is asked for")
+def retry_kwargs(task: Task) -> dict[str, Any]:
+    """Return what `autoretry_for` gives to `retry`."""
+    return dict(automatic(task, "retry_kwargs", default=None) or {})
 
 
-def _ways(task: Task, asks: Iterable[Ask]) -> Iterator[Way]:
+def runs_of(limit: float | None) -> Runs:
+    """Return how often a job runs; Celery compares, so that a limit below 0 is 0 and 2.5 is 2."""
+    return ENDLESS if limit is None or limit == math.inf else max(math.floor(limit), 0) + 1
+
+
+def _ways(task: Task, asks: Iterable[Ask]) -> Iterator[_Way]:
     if autoretries(task):
-        yield automatic_way(task)
-    yield from (asked_way(task, ask) for ask in asks)
+        given = retry_kwargs(task)
+        yield _way(
+            task, given.get("max_retries"), _backoff(task) or _constant_of(task, given.get("countdown"))
+        )
+    for ask in asks:
+        yield _way(task, ask.max_retries, _constant_of(task, ask.countdown))
 
 
-def _native(task: Task, code: Code, ways: Sequence[Way]) -> Native:
-    runs: Runs = ways[0].runs if ways else 1
-    listed = [way.listed() for way in ways]
-    alike = all(waits == listed[0] for waits in listed)
+def _way(task: Task, limit: float | None, wait: Callable[[int], Wait]) -> _Way:
+    return _Way(runs_of(task.max_retries if limit is None else limit), wait)
+
+
+def _constant_of(task: Task, countdown: float | None) -> Callable[[int], Wait]:
+    return _constant(task.default_retry_delay if countdown is None else countdown)
+
+
+def _constant(seconds: float | None) -> Callable[[int], Wait]:
+    wait = Wait.of(max(float(seconds or 0), 0.0))
+    return lambda _: wait
+
+
+def _backoff(task: Task) -> Callable[[int], Wait] | None:
+    """Return the waits of `retry_backoff`, if it is set."""
+    factor = float(automatic(task, "retry_backoff", default=False))
+    if not factor:
+        return None
+    longest = int(automatic(task, "retry_backoff_max", default=600))
+    jitter = bool(automatic(task, "retry_jitter", default=True))
+    return lambda n: celery_wait(n, int(max(1.0, factor)), longest, jitter=jitter)
+
+
+def _native(task: Task, asks: Iterable[Ask], way: _Way) -> Native:
+    once = way.runs == 1
     return Native.computed(
-        runs,
-        _never if runs == 1 else ways[0].wait if alike else None,
-        retries="nothing" if runs == 1 else "; ".join(_retried(task, code)),
-        final="every error" if runs == 1 else _final(task),
-        at_the_end=NOT_KNOWN if code.of_end else _listed(_end(task, code.asks)),
+        way.runs,
+        way.wait,
+        retries="nothing" if once else "; ".join(_retried(task, asks)),
+        final="every error" if once else _final(task),
+        at_the_end=_listed(_end(task, asks)),
     )
 
 
-def _never(_: int) -> Wait:
-    """Return the wait of what is never retried."""
-    return Wait.of(0.0)
-
-
-def _retried(task: Task, code: Code) -> Iterator[str]:
+def _retried(task: Task, asks: Iterable[Ask]) -> Iterator[str]:
     if autoretries(task):
         excluded = _names(getattr(task, "dont_autoretry_for", ()))
         but = f", but not {excluded} (dont_autoretry_for)" if excluded else ""
         yield f"{_names(task.autoretry_for)} (autoretry_for){but}"
-    if code.asks:
-        yield f"what its code calls self.retry for, in {_listed(code.where(ask.line) for ask in code.asks)}"
+    if places := [ask.where for ask in asks]:
+        yield f"what its code calls self.retry for, in {_listed(places)}"
 
 
 def _final(task: Task) -> str:
@@ -102,7 +140,9 @@ def _end(task: Task, asks: Iterable[Ask]) -> Iterator[str]:
     else:
         yield f"its result says FAILURE{error}"
     yield "an errback of its signature is called"
-    if task.acks_late and not acknowledges_failures(task):
+    # Celery 5.7 has two options in the place of one.
+    newer = getattr(task, "acks_on_failure", None)
+    if task.acks_late and not (task.acks_on_failure_or_timeout if newer is None else newer):
         yield "its message is rejected, so that only a queue's own dead letter exchange keeps it"
     else:
         yield "its message is gone"
@@ -111,12 +151,6 @@ def _end(task: Task, asks: Iterable[Ask]) -> Iterator[str]:
 def is_unseen(task: Task) -> bool:
     """Return whether nothing stores a task's failure."""
     return bool(task.ignore_result and not task.store_errors_even_if_ignored)
-
-
-def acknowledges_failures(task: Task) -> bool:
-    """Return whether the message of a run that failed is acknowledged; Celery 5.7 has two options for it."""
-    newer = getattr(task, "acks_on_failure", None)
-    return bool(task.acks_on_failure_or_timeout if newer is None else newer)
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -130,3 +164,38 @@ def _names(classes: Iterable[type]) -> str:
         cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
         for cls in classes
     )
+
+
+def policy_of(reading: Reading) -> dict[str, Any] | None:
+    """Return the partial policy that comes nearest to Celery's retries; None where they are not known.
+
+    Without `max_attempts` it is endless, as the task's own options are.
+    """
+    task, runs = reading.task, reading.native.runs
+    if reading.open:
+        return None
+    if runs == 1:
+        return {"max_attempts": 1}
+    beneath = native_partial(task)
+    backoff = beneath if autoretries(task) else steady(reading.native.waits[0].most)  # type: ignore[union-attr]
+    limit = {} if runs == ENDLESS else {"max_attempts": runs}
+    default, given = RetryPolicy().to_ojs(), partial_to_ojs(beneath)
+    fields = partial_to_ojs({**{k: x for k, x in backoff.items() if k != "max_attempts"}, **limit})
+    # The others are those of the spec's default, and `install` reads them off the task.
+    return {k: x for k, x in fields.items() if k in limit or not x == default[k] == given.get(k, x)}
+
+
+def differences_of(reading: Reading, policy: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how the bridge, under a policy, differs from Celery; nothing, if it does not."""
+    today = reading.native.waits
+    then = RetryPolicy.merge(native_partial(reading.task), policy)
+    found = [*differing(today, [policy_wait(then, n) for n in range(1, len(today) + 1)])]  # type: ignore[arg-type]
+    yield from found
+    if found and then.jitter:
+        yield (
+            "OJS's jitter is a factor from 0.5 to 1.5, Celery's draws from none to all of the delay: "
+            "initial_interval is half of Celery's, for the same mean"
+        )
+    given = retry_kwargs(reading.task) if autoretries(reading.task) else {}
+    for name in (name for name in given if name not in ("max_retries", "countdown")):
+        yield f"retry_kwargs={{{name!r}: ...}} counts for each automatic retry today; the bridge ignores it"

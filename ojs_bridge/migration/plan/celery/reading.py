@@ -1,103 +1,97 @@
-"""What a task's code says of its retries: nothing, a few plain calls, or lines that leave it open."""
+"""The code of Celery tasks: plain calls of `self.retry`, and the lines that leave retries open."""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 from weakref import ReferenceType
 
 from celery import Celery, Task, exceptions, signals
-from celery.local import Proxy
 from celery.utils.dispatch import Signal
 from kombu.utils.imports import symbol_by_name
 
+from .. import Open
 from ..code import (
-    NOTHING,
     Askers,
+    FunctionNode,
     Mention,
-    Sign,
     functions_around,
+    may_be,
     mentions,
     methods,
-    path_of,
     place,
-    resolve,
     source_of,
     wrapped,
 )
-from ..planned import Open
-from .asking import Ask, Asks, asks_in
 
-#: What `Task.retry` and the automatic retries read of a task.
+#: The options that `Task.retry` and the automatic retries read of a task.
 SETTINGS = frozenset(
     (
         *("max_retries", "default_retry_delay", "autoretry_for", "dont_autoretry_for", "retry_kwargs"),
         *("retry_backoff", "retry_backoff_max", "retry_jitter", "override_max_retries"),
     )
 )
-#: What a worker calls of a task around each run, and once it has ended.
-_AROUND = frozenset(("__call__", "before_start"))
-_AFTER = frozenset(("on_success", "on_failure", "on_retry", "after_return"))
-#: What Celery calls for each retry.
-_RETRYING = frozenset(("retry", "signature_from_request", "subtask_from_request", "apply_async"))
-_WORDS = frozenset(("MaxRetriesExceededError", "current_task", "get_current_task", "_get_current_object"))
-#: What reaches an attribute by a text.
-_REFLECTION = frozenset(("getattr", "setattr", "delattr", "vars", "__dict__", "methodcaller", "attrgetter"))
-_SIGNALS = (signals.task_prerun, signals.task_postrun, signals.task_success, signals.task_failure)
+#: The methods of a task that a worker calls beside a run.
+_BESIDE = frozenset(("before_start", "on_success", "on_failure", "on_retry", "after_return"))
+#: Code in the place of Celery's own, at each run or retry, or in the place of an option.
+_INSTEAD = SETTINGS | frozenset(
+    (
+        *("__call__", "retry", "signature_from_request", "subtask_from_request", "apply_async"),
+        *("__getattribute__", "__getattr__"),
+    )
+)
+#: The ways to reach an attribute by a text: to set it, or only to read it.
+_SETTING = frozenset(("setattr", "delattr", "vars", "__dict__"))
+_REFLECTION = _SETTING | frozenset(("getattr", "methodcaller", "attrgetter"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One `self.retry(...)` that stands in a plain place and has plain arguments."""
+
+    line: int
+    #: In seconds; None where it gives none.
+    countdown: float | None
+    #: None where it gives none.
+    max_retries: int | None
+    #: Whether it gives the error to end with.
+    has_exc: bool
+    #: The line, as `path:line`.
+    where: str = ""
 
 
 @dataclass(slots=True)
 class Code:
-    """What was read of a task's code: its plain calls of `self.retry`, and what is left open."""
+    """A task's plain calls of `self.retry`, and the lines that leave something open."""
 
-    #: The file of the function that a worker runs.
-    path: str = ""
     asks: list[Ask] = field(default_factory=list)
-    #: What leaves it open whether the task is retried.
+    #: They leave it open whether the task is retried.
     open: list[Open] = field(default_factory=list)
-    #: What leaves it open how often a task is retried that is retried at all.
+    #: They leave it open how often, or when, a task is retried that is retried at all.
     of_retries: list[Open] = field(default_factory=list)
-    #: What leaves it open how long a retry waits.
-    of_waits: list[Open] = field(default_factory=list)
-    #: What leaves it open how the task ends when no retry is left.
-    of_end: list[Open] = field(default_factory=list)
-
-    def where(self, line: int) -> str:
-        """Return where a line of the task's function stands."""
-        return f"{self.path}:{line}"
 
 
 class Fleet:
-    """What the modules around an app's tasks say: who asks for retries, and who sets how often."""
+    """The modules around an app's tasks: the functions that ask for retries, or set how often."""
 
     def __init__(self, app: Celery) -> None:
         tasks = [*app.tasks.values()]
         runs = [x for task in tasks for x in (*wrapped(_run(task)), *(f for _, f in _hooks(task)))]
         functions = functions_around("celery", runs, [app, *tasks])
+        heard = [x for signal in vars(signals).values() if type(signal) is Signal for x in _receivers(signal)]
         self.askers = Askers(functions, _asks)
         self.guards = Askers(functions, _guards)
-        heard = (x for signal in vars(signals).values() if type(signal) is Signal for x in _receivers(signal))
         every = dict.fromkeys((*(x for found in functions.values() for x in found), *runs, *heard))
-        self.setters = [found for function in every for found in _sets(function)]
-        self.signals = [
-            Open(sign.where, f"a receiver of Celery's signals: {sign.why}")
-            for function in dict.fromkeys(x for signal in _SIGNALS for x in _receivers(signal))
-            if (sign := self.asks(function))
-        ]
-
-    def asks(self, function: FunctionType) -> Sign | None:
-        """Return the first line by which a function may ask for a retry."""
-        words = [*mentions(function.__code__)]
-        return _asks(function, words) or self.askers.called_by(function, words)
+        self.setters = [found for function in every for found in _sets(function, own=False)]
+        self.signals = [found for function in heard for found in self.askers.signs(function)]
 
 
 def read_code(fleet: Fleet, task: Task) -> Code:
-    """Read what a worker runs for a task."""
+    """Read the functions that a worker runs for a task."""
     found = Code(open=[*fleet.signals], of_retries=[*fleet.setters])
     run, *inner = wrapped(_run(task)) or (None,)
     if run is None:
@@ -105,19 +99,12 @@ def read_code(fleet: Fleet, task: Task) -> Code:
     else:
         _read_run(fleet, task, run, found, is_plain=not inner)
     for function in inner:
-        _read_around(fleet, function, found)
+        _read_words(fleet, function, [*mentions(function.__code__)], found)
     for name, function in _hooks(task):
-        if name in _AROUND:
-            _read_around(fleet, function, found)
-            if reason := _may_swallow(function):
-                found.of_retries.append(reason)
-        elif name in _AFTER:
-            found.open += [Open(x.where, x.why) for x in [fleet.asks(function)] if x]
-        else:
-            where = place(function, function.__code__.co_firstlineno)
-            found.of_retries.append(Open(where, f"its own {name} stands in for Celery's at each retry"))
+        found.open += fleet.askers.signs(function)
+        if name in _INSTEAD:
+            found.of_retries.append(Open(place(function), f"its own {name} is code, which may say otherwise"))
     found.open += _in_its_request(fleet, task)
-    found.of_retries += _computed(task)
     return found
 
 
@@ -128,147 +115,139 @@ def _run(task: Task) -> Any:
 
 def _read_run(fleet: Fleet, task: Task, run: FunctionType, found: Code, *, is_plain: bool) -> None:
     words, node = [*mentions(run.__code__)], source_of(run)
-    bound = inspect.ismethod(vars(task).get("_orig_run", task.run))
-    holder = run.__code__.co_varnames[0] if bound and run.__code__.co_argcount else ""
-    found.path = path_of(run)
-    if node is not None:
-        asks = asks_in(node, lambda x: _is_the_task(task, run, x, holder), holder)
-        found.open += [Open(place(run, line), why) for line, why in asks.open]
-        found.of_waits += [Open(place(run, line), why) for line, why in asks.waits]
-        found.asks = asks.plain if is_plain else []
-        words = _unexplained(words, asks if is_plain else Asks())
-    elif bound:
-        found.open.append(Open(place(run, run.__code__.co_firstlineno), "its source cannot be read"))
-    why = "the task's code goes on after the last retry"
-    found.of_end += [Open(place(run, ask.line), why) for ask in found.asks if ask.goes_on]
+    if inspect.ismethod(vars(task).get("_orig_run", task.run)):
+        holder = "".join(run.__code__.co_varnames[:1])
+        if node is None:
+            found.open.append(Open(place(run), "its source cannot be read"))
+        else:
+            found.open += [Open(place(run, line), f"{holder} is handed on") for line in _loose(node, holder)]
+            found.asks = [*_asks_in(run, node, holder)] if is_plain else []
+    lines = [ask.line for ask in found.asks]
+    for x in [*words]:
+        if x.kind == "attribute" and x.word == "retry" and x.line in lines:
+            lines.remove(x.line)
+            words.remove(x)
     _read_words(fleet, run, words, found)
 
 
-def _unexplained(words: list[Mention], asks: Asks) -> list[Mention]:
-    """Return the mentions that plain calls of `retry`, and what was said of other calls, do not explain."""
-    lines = [ask.line for ask in asks.plain] + [line for line, _ in asks.open]
-    left = []
-    for x in words:
-        if x.kind == "attribute" and x.word == "retry" and x.line in lines:
-            lines.remove(x.line)
-        elif not (x.word == "MaxRetriesExceededError" and any(ask.goes_on for ask in asks.plain)):
-            left.append(x)
-    return left
-
-
-def _read_around(fleet: Fleet, function: FunctionType, found: Code) -> None:
-    _read_words(fleet, function, [*mentions(function.__code__)], found)
-
-
 def _read_words(fleet: Fleet, function: FunctionType, words: list[Mention], found: Code) -> None:
-    for sign in (_asks(function, words), fleet.askers.called_by(function, words)):
-        if sign:
-            found.open.append(Open(sign.where, sign.why))
-    for sign in (_guards(function, words), fleet.guards.called_by(function, words)):
-        if sign:
-            found.of_retries.append(Open(sign.where, sign.why))
-    first = function.__code__.co_varnames[:1]
-    found.of_retries += [x for x in _sets(function, first) if x not in found.of_retries]
+    found.open += fleet.askers.signs(function, words)
+    found.of_retries += [*fleet.guards.signs(function, words), *_sets(function, own=True)]
 
 
-def _is_the_task(task: Task, run: FunctionType, node: ast.expr, holder: str) -> bool:
-    """Return whether an expression is the parameter that holds the task, or its own name in its module."""
-    if not isinstance(node, ast.Name):
-        return False
-    if node.id == holder:
-        return True
-    found = resolve(run, node.id)
-    if issubclass(type(found), Proxy):  # isinstance would ask somebody's lazy object what it is
-        with suppress(LookupError, NameError, RuntimeError):
-            found = found._get_current_object()  # type: ignore[attr-defined]
-    # By name: a shared task is another object in each app.
-    return issubclass(type(found), Task) and found.name == task.name  # type: ignore[attr-defined]
+def _loose(function: FunctionNode, holder: str) -> Iterator[int]:
+    """Yield the lines in which the task itself is given to other code, or its name to another object."""
+    plain = {x.value for x in ast.walk(function) if isinstance(x, ast.Attribute)}
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name) and node.id == holder and node not in plain:
+            yield node.lineno
 
 
-def _asks(function: FunctionType, words: list[Mention]) -> Sign | None:
+def _asks_in(run: FunctionType, function: FunctionNode, holder: str) -> Iterator[Ask]:
+    for call, in_handler in _statements(function.body, in_handler=False):
+        match call.func:
+            case ast.Attribute(value=ast.Name(id=name), attr="retry", end_lineno=int(line)) if name == holder:
+                given = {keyword.arg: keyword.value for keyword in call.keywords}
+                # Without an error it may ask in order to go on.
+                if not call.args and (in_handler or "exc" in given):
+                    yield from _ask(line, given, place(run, line))
+
+
+def _statements(block: Sequence[ast.stmt], *, in_handler: bool) -> Iterator[tuple[ast.Call, bool]]:
+    """Yield the calls that nothing in the function keeps from leaving it, and whether they handle an error.
+
+    They are statements of their own, raised or returned.
+    """
+    for statement in block:
+        match statement:
+            case (
+                ast.Expr(value=ast.Call() as call)
+                | ast.Raise(exc=ast.Call() as call)
+                | ast.Return(value=ast.Call() as call)
+            ):
+                yield call, in_handler
+            case ast.If() | ast.For() | ast.While():
+                yield from _statements([*statement.body, *statement.orelse], in_handler=in_handler)
+            case ast.Try() if not any(map(_may_swallow, statement.finalbody)):
+                free = [] if statement.handlers else statement.body
+                yield from _statements([*free, *statement.orelse], in_handler=in_handler)
+                for handler in statement.handlers:
+                    yield from _statements(handler.body, in_handler=True)
+
+
+def _may_swallow(statement: ast.stmt) -> bool:
+    leaving = (ast.Return, ast.Break, ast.Continue)
+    return any(isinstance(node, leaving) for node in ast.walk(statement))
+
+
+def _ask(line: int, given: dict[str | None, ast.expr], where: str) -> Iterator[Ask]:
+    """Yield what a call asks for; nothing where that is computed when the task runs."""
+    numbers = {name: _number(node) for name, node in given.items() if name != "exc"}
+    known = {*numbers} <= {"countdown", "max_retries"} and None not in numbers.values()
+    if known and isinstance(numbers.get("max_retries", 0), int):
+        yield Ask(line, numbers.get("countdown"), numbers.get("max_retries"), "exc" in given, where)
+
+
+def _number(node: ast.expr) -> Any:
+    """Return a literal number, or a product of some such as `60 * 5`; else None."""
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            numbers = _number(left), _number(right)
+            return None if None in numbers else numbers[0] * numbers[1]
+    return None
+
+
+def _asks(function: FunctionType, words: list[Mention]) -> Open | None:
     """Return the first line of a function that may ask Celery for a retry, or requeue its message."""
     reflects = any(x.word in _REFLECTION for x in words)
+    known = (exceptions.Retry, exceptions.Reject, exceptions)
     for x in words:
         if x.word == "retry" and (x.kind == "attribute" or (x.kind == "text" and reflects)):
-            return Sign(place(function, x.line), f"{x.of or 'something'}.retry is reached there")
-        if x.word in ("Retry", "Reject") and x.kind != "text" and _is_celerys(function, words, x):
-            return Sign(place(function, x.line), f"{x.word} is raised by hand there")
+            return Open(place(function, x.line), f"{x.of or 'something'}.retry is reached in no plain way")
+        if x.word in ("Retry", "Reject") and x.kind in ("name", "attribute"):
+            name = x.word if x.kind == "name" else "exceptions"
+            if may_be(function, words, name, "celery", known):
+                return Open(place(function, x.line), f"{x.word} is raised by hand there")
     return None
 
 
-def _is_celerys(function: FunctionType, words: list[Mention], mention: Mention) -> bool:
-    """Return whether an exception is Celery's, or may be: what is imported in a function is not resolved."""
-    found = resolve(function, mention.word if mention.kind == "name" else "exceptions")
-    if found is NOTHING:
-        return any(x.word.split(".")[0] == "celery" for x in words)
-    return any(found is known for known in (exceptions.Retry, exceptions.Reject, exceptions))
-
-
-def _guards(function: FunctionType, words: list[Mention]) -> Sign | None:
+def _guards(function: FunctionType, words: list[Mention]) -> Open | None:
     """Return the first line of a function that looks at how often a job was retried."""
     for x in words:
-        if x.kind in ("attribute", "sets") and x.word == "retries":
-            return Sign(place(function, x.line), "what it does depends on request.retries")
-        if x.kind in ("attribute", "name") and x.word in _WORDS:
-            return Sign(place(function, x.line), f"{x.word} is used there")
+        if x.word == "retries" and x.kind in ("attribute", "sets"):
+            return Open(place(function, x.line), "what it does depends on request.retries")
     return None
 
 
-def _sets(function: FunctionType, only: tuple[str, ...] | None = None) -> Iterator[Open]:
-    """Yield where a function sets what a task is retried by: of any, or of `only` these variables."""
+def _sets(function: FunctionType, *, own: bool) -> Iterator[Open]:
+    """Yield where a function sets an option of retries: of its own task, or else of any other one."""
     words = [*mentions(function.__code__)]
-    reflects = any(x.word in _REFLECTION - {"getattr", "methodcaller", "attrgetter"} for x in words)
+    reflects = any(x.word in _SETTING for x in words)
     first = function.__code__.co_varnames[:1]
     for x in words:
         named = x.kind == "sets" or (x.kind == "text" and reflects)
-        if named and x.word in SETTINGS and ((x.of in first) if only else x.of not in first):
+        if named and x.word in SETTINGS and (x.of in first) is own:
             yield Open(place(function, x.line), f"{x.word} is set there")
 
 
 def _hooks(task: Task) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the methods of the user's classes that Celery calls for a task."""
-    seen: set[str] = set()
+    """Yield the methods of the user's classes that count for a task's retries."""
     for cls in type(task).__mro__:
-        if cls.__module__.split(".")[0] in ("celery", "ojs_bridge", "builtins"):
-            continue
-        for name, function in methods(cls, _AROUND | _AFTER | _RETRYING):
-            if name not in seen:
-                yield name, function
-            if not function.__code__.co_names.count("super"):
-                seen.add(name)
-
-
-def _may_swallow(function: FunctionType) -> Open | None:
-    """Return where a method that stands around each run may swallow a retry or run the task again."""
-    node = source_of(function)
-    if node is None:
-        return Open(place(function, function.__code__.co_firstlineno), "its source cannot be read")
-    kinds = (ast.Try, ast.With, ast.For, ast.While)
-    for x in ast.walk(node):
-        if isinstance(x, kinds):
-            return Open(place(function, x.lineno), f"{node.name} may swallow a retry, or run the task again")
-    return None
+        yield from methods(cls, _BESIDE | _INSTEAD)
 
 
 def _in_its_request(fleet: Fleet, task: Task) -> Iterator[Open]:
-    """Yield what a task's own `Request` class asks for in the worker's main process."""
+    """Yield the lines that ask in a task's own `Request` class, in the worker's main process."""
     try:
         found = symbol_by_name(task.Request)  # type: ignore[no-untyped-call]
-    except Exception as error:  # noqa: BLE001 - somebody's module: whatever its import raises
+    except Exception as error:  # noqa: BLE001 - the import runs the user's code
         yield Open(task.name, f"Request={task.Request!r} cannot be imported: {type(error).__name__}")
         return
     for cls in found.__mro__:
         for _, function in methods(cls):
-            if sign := fleet.asks(function):
-                yield Open(sign.where, sign.why)
-
-
-def _computed(task: Task) -> Iterator[Open]:
-    """Yield the options that are code, so that a worker may see other values."""
-    for cls in type(task).__mro__:
-        for _, function in methods(cls, SETTINGS | {"__getattribute__", "__getattr__"}):
-            where = place(function, function.__code__.co_firstlineno)
-            yield Open(where, f"{function.__name__} is code, which a worker asks when it runs")
+            yield from fleet.askers.signs(function)
 
 
 def _receivers(signal: Any) -> Iterator[FunctionType]:

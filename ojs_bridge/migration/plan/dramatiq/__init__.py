@@ -1,27 +1,44 @@
-"""What Dramatiq's own `Retries` does for each actor of a broker, and the policies nearest to it."""
+"""The plan of a broker: each actor under Dramatiq alone, the policy nearest to that, and the hazards."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Iterator
-from functools import partial
 from typing import Any
 
+import dramatiq
 from dramatiq import Actor
 from dramatiq.broker import Broker
 from dramatiq.common import xq_name
+from dramatiq.middleware import AgeLimit, Middleware, Retries, TimeLimit
+from dramatiq.results import Results
 
-from ....dramatiq.brokers import is_broker, is_redis
+from ....dramatiq.brokers import PATIENCE, is_broker, is_redis
 from ....dramatiq.native_options import native_partial
 from ....dramatiq.translate import RETRY_OPTION
 from ....spec.duration import spoken
 from ....spec.policy import RetryPolicy, partial_to_ojs
-from ..already import already_ojs
-from ..comparing import differing, policy_wait
-from ..planned import NOT_KNOWN, Native, Open, Planned, chosen, planned
-from .hazards import hazards
-from .reading import Fleet, open_by_code, open_by_settings, where_of
-from .settings import Settings, task_policy
+from .. import (
+    ENDLESS,
+    NOT_KNOWN,
+    Hazard,
+    Native,
+    Open,
+    Planned,
+    already_ojs,
+    counting,
+    moved_already,
+    pickled,
+    planned,
+)
+from ..code import Askers
+from ..waits import Wait, differing, policy_wait
+from .reading import Settings, askers_of, open_lines, place_of, task_policy
+
+#: From here on a wait outlives what a worker's memory should hold.
+_LONG = PATIENCE.total_seconds()
+_ONCE = {"max_attempts": 1, "on_exhaustion": "discard"}
 
 
 def of_dramatiq(broker: Broker, names: Collection[str] = ()) -> list[Planned]:
@@ -30,12 +47,11 @@ def of_dramatiq(broker: Broker, names: Collection[str] = ()) -> list[Planned]:
     `names` are patterns such as `billing.*`. Options and code are read; no actor is called, nothing is sent,
     and no broker is asked. Raises ConfigurationError for a name that matches none.
     """
-    actors, fleet = broker.actors, Fleet(broker)
-    chosen_names = chosen(actors, names, "actor")
-    return [planned(name, partial(_read, fleet, actors[name], broker)) for name in chosen_names]
+    actors, askers = broker.actors, askers_of(broker)
+    return planned(actors, names, "actor", lambda name: _plan(askers, broker, actors[name]))
 
 
-def _read(fleet: Fleet, actor: Actor[..., Any], broker: Broker) -> Planned:
+def _plan(askers: Askers, broker: Broker, actor: Actor[..., Any]) -> Planned:
     moved = task_policy(broker, actor)
     if moved is not None and RETRY_OPTION in actor.options:
         return already_ojs(actor.actor_name, "has an ojs_retry", moved.policy, moved.partials[-1])
@@ -45,24 +61,18 @@ def _read(fleet: Fleet, actor: Actor[..., Any], broker: Broker) -> Planned:
         why = f"{value}: Dramatiq itself raises an error over it, and a job that fails is lost"
         if option == "throws":
             why += "; the bridge refuses an actor with it"
-        return Planned(actor.actor_name, None, None, (), (), unreadable=why)
-    opened = (*open_by_settings(settings, broker), *open_by_code(fleet, broker, actor))
-    native = Native.unknown() if opened else _native(settings, broker)
-    own_retry_when = native.runs == NOT_KNOWN and settings.is_asked
-    policy = None if opened else _policy(settings)
-    return Planned(
-        actor.actor_name,
-        native,
-        policy,
-        () if policy is None else tuple(_differences(native, policy)),
-        tuple(hazards(settings, native, broker)),
-        open=opened or ((_own_retry_when(settings),) if own_retry_when else ()),
-    )
-
-
-def _own_retry_when(settings: Settings) -> Open:
-    """Return what leaves it open how often an actor runs that has a `retry_when` of its own."""
-    return Open(where_of(settings.retry_when), "retry_when says at each failure whether there is a retry")
+        return Planned(actor.actor_name, unreadable=why)
+    if opened := tuple(open_lines(askers, broker, settings)):
+        native = Native.unknown()
+        return Planned(
+            actor.actor_name, native, hazards=tuple(_hazards(settings, native, broker)), open=opened
+        )
+    native, policy = _native(settings, broker), _policy(settings)
+    if native.runs == NOT_KNOWN:
+        why = "retry_when says at each failure whether there is a retry"
+        opened = (Open(place_of(settings.retry_when), why),)
+    differences, hazards = _differences(native, policy), _hazards(settings, native, broker)
+    return Planned(actor.actor_name, native, policy, tuple(differences), tuple(hazards), open=opened)
 
 
 def _native(settings: Settings, broker: Broker) -> Native:
@@ -72,12 +82,14 @@ def _native(settings: Settings, broker: Broker) -> Native:
     retried = "every error, time limits and shutdowns too"
     once = settings.runs == 1
     final = f"throws: {', '.join(map(_name, settings.thrown))}" if settings.thrown else "nothing"
+    heir = settings.actor.options.get("on_retry_exhausted")
+    told = f"; then the actor {heir} is sent it" if heir else ""
     return Native.computed(
         settings.runs,
         settings.wait,
         retries="nothing" if once else retried if settings.retry_when is None else "what retry_when says",
         final="every error" if once else final,
-        at_the_end=_end(settings.actor, broker),
+        at_the_end=f"{_grave(settings.actor, broker)}{told}",
     )
 
 
@@ -85,18 +97,12 @@ def _name(cls: type[BaseException]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _end(actor: Actor[..., Any], broker: Broker) -> str:
-    heir = actor.options.get("on_retry_exhausted")
-    told = f"; then the actor {heir} is sent it" if heir else ""
-    return f"{_grave(actor, broker)}{told}"
-
-
 def _grave(actor: Actor[..., Any], broker: Broker) -> str:
-    """Say where a broker puts what has failed, and for how long, where it is one of Dramatiq's own."""
+    """Say where a broker puts a failed message, and for how long, where it is one of Dramatiq's own."""
     queue = f"it goes to the dead queue {xq_name(actor.queue_name)}"
     if is_redis(broker):
         return f"{queue}, which keeps it for {spoken(broker.dead_message_ttl / 1000)}"  # type: ignore[attr-defined]
-    if is_broker(broker, "rabbitmq", "RabbitmqBroker"):
+    if _is_rabbitmq(broker):
         ttl = sys.modules["dramatiq.brokers.rabbitmq"].DEAD_MESSAGE_TTL
         return f"{queue}, which keeps it for {spoken(ttl / 1000)}"
     if is_broker(broker, "stub", "StubBroker"):
@@ -104,9 +110,13 @@ def _grave(actor: Actor[..., Any], broker: Broker) -> str:
     return f"{type(broker).__name__} is told that it has failed, and does with it what it does"
 
 
+def _is_rabbitmq(broker: Broker) -> bool:
+    return is_broker(broker, "rabbitmq", "RabbitmqBroker")
+
+
 def _policy(settings: Settings) -> dict[str, Any]:
     if settings.retries is None:
-        return partial_to_ojs({"max_attempts": 1, "on_exhaustion": "discard"})
+        return partial_to_ojs(_ONCE)
     found = native_partial({"min_backoff": settings.min_backoff, "max_backoff": settings.max_backoff})
     if isinstance(settings.runs, int):
         found = {"max_attempts": settings.runs, **found}
@@ -118,5 +128,87 @@ def _policy(settings: Settings) -> dict[str, Any]:
 
 def _differences(native: Native, found: dict[str, Any]) -> Iterator[str]:
     policy = RetryPolicy.merge(found)
-    waits = [] if native.waits == NOT_KNOWN else [*native.waits]
-    yield from differing(waits, [policy_wait(policy, n) for n in range(1, len(waits) + 1)])
+    yield from differing(native.waits, [policy_wait(policy, n) for n in range(1, len(native.waits) + 1)])  # type: ignore[arg-type]
+
+
+def _hazards(settings: Settings, native: Native, broker: Broker) -> Iterator[Hazard]:
+    """Yield what to look at before an actor of a broker is moved."""
+    moved = task_policy(broker, settings.actor)
+    if moved is not None:
+        yield moved_already(moved.policy, "Dramatiq")
+    if settings.retries is None:
+        yield Hazard(
+            "no-retries",
+            "the broker has no Retries middleware: a job that fails is acknowledged as if it had succeeded, "
+            "and nothing keeps it; on_exhaustion=dead_letter would",
+        )
+    else:
+        yield from _of_retries(settings, native)
+    yield from _of_waits(settings, native, broker)
+    has_results = any(isinstance(m, Results) for m in broker.middleware)
+    if has_results and not _over(broker, settings, Results, "store_results"):
+        yield Hazard(
+            "ignored-results",
+            "the broker has Results, but store_results is not set: its result or last error is not kept",
+        )
+    if isinstance(dramatiq.get_encoder(), dramatiq.PickleEncoder):
+        yield pickled("messages are pickled")
+
+
+def _of_retries(settings: Settings, native: Native) -> Iterator[Hazard]:
+    changed = settings.max_retries != Retries().max_retries or "max_retries" in settings.actor.options
+    if native.runs == ENDLESS or (native.runs not in (NOT_KNOWN, 1) and changed):
+        yield counting(f"max_retries={settings.max_retries}", native.runs, settings.max_retries)
+    if settings.retry_when is not None:
+        asked = (
+            "the bridge goes on asking it: say a max_attempts for what it never ends"
+            if settings.is_asked
+            else "it is set on the broker's Retries: a policy that says max_attempts takes its place"
+        )
+        yield Hazard(
+            "retry-when",
+            f"retry_when takes the place of max_retries, and what it will say cannot be read; {asked}",
+        )
+    if names := ", ".join(cls.__name__ for cls in settings.thrown):
+        yield Hazard(
+            "throws",
+            f"throws={names} also rules out subclasses, which non_retryable_errors does not name; the bridge "
+            "goes on reading throws, so leave it on the actor",
+        )
+
+
+def _of_waits(settings: Settings, native: Native, broker: Broker) -> Iterator[Hazard]:
+    waits = () if native.waits == NOT_KNOWN else native.waits
+    longest = max((wait.most for wait in waits), default=0.0)
+    if longest > _LONG:
+        memory = (
+            "unacknowledged in a worker's memory, and RabbitMQ takes it back after its consumer_timeout, "
+            f"{spoken(_LONG)} by default, again and again"
+            if _is_rabbitmq(broker)
+            else "in a worker's memory, where it is delayed or stranded if the broker or the worker goes away"
+        )
+        text = f"a retry may wait {spoken(longest)}, all the time {memory}; with a store the bridge parks it"
+        yield Hazard("long-delays", text)
+    limit = _over(broker, settings, TimeLimit, "time_limit") or math.inf
+    if limit < math.inf and "time_limit" not in settings.actor.options:
+        yield Hazard(
+            "time-limit",
+            f"nobody has set a time_limit on it: a run is interrupted after {spoken(limit / 1000)}, the "
+            "broker's; that uses an attempt, of the error type timeout",
+        )
+    if _is_rabbitmq(broker) and limit / 1000 > _LONG:
+        yield Hazard(
+            "over-run",
+            f"a run may take longer than RabbitMQ's consumer_timeout, {spoken(_LONG)} by default: the job is "
+            "then delivered again and runs beside itself; with a store the bridge lets the second one wait",
+        )
+    if age := _over(broker, settings, AgeLimit, "max_age"):
+        late = not isinstance(native.span, Wait) or native.span.most > age / 1000
+        but = ", perhaps before its retries are through" if late else ""
+        yield Hazard("age-limit", f"max_age drops a job that is {spoken(age / 1000)} old{but}")
+
+
+def _over(broker: Broker, settings: Settings, cls: type[Middleware], option: str) -> Any:
+    """Return an actor's option over that of its broker's middleware; None where neither says anything."""
+    of_middleware = next((getattr(m, option) for m in broker.middleware if isinstance(m, cls)), None)
+    return settings.actor.options.get(option, of_middleware)

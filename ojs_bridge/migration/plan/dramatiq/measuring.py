@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from functools import partial
 from typing import Any
 
 from dramatiq import Actor, Message
@@ -14,11 +13,13 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Middleware, Retries
 
 from ....bridge import Bridge
+from ....config.policies import EntryFields
 from ....dramatiq import install
+from ....dramatiq.actors import settings_of
 from ....errors import ConfigurationError
-from ..measuring import LIMIT, Injected, Measured, can_be_measured, judged
-from ..planned import Planned
-from .settings import retries_of, task_policy
+from .. import Planned
+from ..measuring import LIMIT, Measured, Moved, exactly, measurable, measure, raised_for
+from .reading import retries_of, task_policy
 
 #: The options of an actor by which it is retried.
 _OPTIONS = ("max_retries", "min_backoff", "max_backoff", "retry_when", "throws")
@@ -36,7 +37,7 @@ class _Delays(Middleware):
 
 
 class _Ahead(Bridge):
-    """A bridge whose clock runs ahead of the time that nobody waits for."""
+    """A bridge whose clock runs ahead, so that nobody waits for its retries."""
 
     ahead = timedelta(0)
 
@@ -49,34 +50,25 @@ def measured(broker: Broker, found: Sequence[Planned]) -> list[Planned]:
 
     Bodies are not run. On a broker of its own, which has the broker's `Retries` and no other middleware.
     """
-    own = retries_of(broker)
     if any(task_policy(broker, actor) for actor in broker.actors.values()):
         raise ConfigurationError("verify: the broker is under the bridge already: name it as it was before")
-    names = [one.name for one in found if can_be_measured(one)]
-    actors = [broker.actors[name] for name in names]
-    native = {name: _measured(there, name) for there in [_alike(own, actors)] for name in names}
-    with TemporaryDirectory() as folder:
-        url = f"sqlite:///{Path(folder) / 'ojs.db'}"
-        bridge = _Ahead(url, retry={}, park_after=timedelta(days=3650))
-        there = _alike(own, actors)
-        entries = {one.name: one.entry for one in found if one.name in names}
-        install(there, bridge, policies=entries, canary=100)
-        there.emit_after("process_boot")
-        moved = {name: _measured(there, name, bridge) for name in names}
-        policies = {name: task_policy(there, there.actors[name]) for name in names}
-        bridge.stop()
-    return [
-        judged(one, native[one.name], moved[one.name], policies[one.name].policy)  # type: ignore[union-attr]
-        if one.name in names
-        else one
-        for one in found
-    ]
+    alike = partial(_alike, retries_of(broker), [broker.actors[name] for name in measurable(found)])
+    return measure(found, partial(_measured, alike()), partial(_moved, alike()))
+
+
+def _moved(broker: StubBroker, url: str, entries: Mapping[str, EntryFields]) -> Iterator[Moved]:
+    bridge = _Ahead(url, retry={}, park_after=timedelta(days=3650))
+    install(broker, bridge, policies=exactly(entries), canary=100)
+    broker.emit_after("process_boot")
+    for name, actor in broker.actors.items():
+        if moved := task_policy(broker, actor):
+            yield name, (_measured(broker, name, bridge), moved.policy)
+    bridge.stop()
 
 
 def _alike(own: Retries | None, actors: Sequence[Actor[..., Any]]) -> StubBroker:
     """Return a broker in memory with the same retries, and actors with the same options of retries."""
-    settings = ("max_retries", "min_backoff", "max_backoff", "retry_when")
-    middleware = [Retries(**{name: getattr(own, name) for name in settings})] if own else []
+    middleware = [Retries(**settings_of(own))] if own else []
     broker = StubBroker(middleware=[*middleware, _Delays()])
     for actor in actors:
         options = {name: actor.options[name] for name in _OPTIONS if name in actor.options}
@@ -104,7 +96,7 @@ def _measured(broker: StubBroker, name: str, bridge: _Ahead | None = None) -> Me
         if bridge and waits:
             bridge.ahead += timedelta(seconds=waits[-1] + 1)
         broker.emit_before("process_message", message)
-        broker.emit_after("process_message", message, exception=Injected("by ojs-bridge plan --verify"))
+        broker.emit_after("process_message", message, exception=raised_for(()))
         ended = "dead" if message.failed else ""
     _taken(broker)
     return Measured(runs, tuple(waits), ended)

@@ -1,9 +1,10 @@
-"""What leaves it open how often an actor is retried: its code, its fleet's, and its broker's middleware."""
+"""The retries of an actor: its options over those of its broker, and the lines that leave them open."""
 
 from __future__ import annotations
 
-import ast
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -12,117 +13,161 @@ from dramatiq.broker import Broker
 from dramatiq.middleware import Middleware, Retries
 
 from ....dramatiq import OJSRetries
-from ..code import (
-    NOTHING,
-    Askers,
-    Mention,
-    Sign,
-    functions_around,
-    mentions,
-    methods,
-    place,
-    resolve,
-    source_of,
-    wrapped,
-)
-from ..planned import Open
-from .settings import Settings
+from ....dramatiq.actors import settings_of
+from ....dramatiq.translate import names_exceptions
+from ....engine.runs import TaskPolicy
+from .. import ENDLESS, NOT_KNOWN, Open, Runs
+from ..code import Askers, Mention, functions_around, may_be, mentions, methods, place, wrapped
+from ..waits import Wait, dramatiq_wait
 
-#: The options of a message by which it is retried.
+#: The options of a message by which it is retried, and the ways to change a message's options.
 _OPTIONS = frozenset(
     ("max_retries", "min_backoff", "max_backoff", "retry_when", "throws", "retries", "on_retry_exhausted")
 )
-_CHANGES = frozenset(("setdefault", "update", "pop", "popitem", "clear", "__setitem__"))
-_SENDS = frozenset(("enqueue", "send", "send_with_options"))
-#: What a middleware does once for a process, not for a message.
+_CHANGES = _OPTIONS | frozenset(("setdefault", "update", "pop", "popitem", "clear", "__setitem__"))
+_SENDS = frozenset(("enqueue", "send", "send_with_options", "fail"))
+#: The hooks of a middleware that are called once for a process, not for a message.
 _OF_A_PROCESS = ("process_boot", "worker_boot", "worker_shutdown", "declare", "process_stopped", "fork")
 
 
-class Fleet:
-    """The functions of a fleet's modules that ask for retries by Dramatiq's `Retry`, or change a message."""
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """An actor's options over those of its broker's middleware, in milliseconds."""
 
-    def __init__(self, broker: Broker) -> None:
-        actors = [*broker.actors.values()]
-        runs = [x for actor in actors for x in wrapped(actor.fn)]
-        self.askers = Askers(functions_around("dramatiq", runs, [broker, *actors]), _asks)
+    actor: Actor[..., Any]
+    #: The middleware that retries; without one nothing does.
+    retries: Retries | None
+    max_retries: Any
+    min_backoff: Any
+    max_backoff: Any
+    retry_when: Any
+    throws: Any
+
+    @classmethod
+    def of(cls, actor: Actor[..., Any], broker: Broker) -> Settings:
+        """Return the settings of an actor of a broker."""
+        retries = retries_of(broker)
+        over = settings_of(retries or Retries())
+        own = {name: actor.options[name] for name in over if name in actor.options}
+        return cls(actor, retries, throws=actor.options.get("throws"), **(over | own))
+
+    @property
+    def broken(self) -> str | None:
+        """The first option over which Dramatiq itself raises when a job fails, so that the job is lost."""
+        if not names_exceptions(self.throws):
+            return "throws"
+        if self.max_retries is not None and not _is_number(self.max_retries):
+            return "max_retries"
+        if self.runs == 1:
+            return None
+        if not (_is_number(self.min_backoff) and math.isfinite(self.min_backoff)):
+            return "min_backoff"
+        return None if _is_number(self.max_backoff) else "max_backoff"
+
+    @property
+    def runs(self) -> Runs:
+        """How often a job runs at most; `retry_when` leaves it open."""
+        if self.retries is None:
+            return 1
+        if self.retry_when is not None:
+            return NOT_KNOWN
+        if self.max_retries is None or not self.max_retries < math.inf:
+            return ENDLESS
+        return max(math.ceil(float(self.max_retries)), 0) + 1
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the bridge asks the `retry_when` there is: it does an actor's, not its middleware's."""
+        return "retry_when" in self.actor.options
+
+    def wait(self, n: int) -> Wait:
+        """Return the wait before retry n."""
+        return dramatiq_wait(n, self.min_backoff, self.max_backoff)
+
+    @property
+    def thrown(self) -> tuple[type[BaseException], ...]:
+        """The exception classes that are not retried."""
+        classes = self.throws if isinstance(self.throws, tuple) else (self.throws,)
+        return classes if self.throws else ()
 
 
-def open_by_code(fleet: Fleet, broker: Broker, actor: Actor[..., Any]) -> Iterator[Open]:
-    """Yield the lines of an actor's code that ask for a retry, or change its message's options."""
-    functions = wrapped(actor.fn) or [x for cls in type(actor.fn).__mro__ for _, x in methods(cls)]
-    if not functions:
-        yield Open(actor.actor_name, "what it runs is no function of the project's, and is not read")
-    for function in functions:
-        words = [*mentions(function.__code__)]
-        for sign in (_asks(function, words), fleet.askers.called_by(function, words)):
-            if sign:
-                yield Open(sign.where, sign.why)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
+def retries_of(broker: Broker) -> Retries | None:
+    """Return the middleware that retries: the stock one, else the bridge's, which has taken its settings."""
+    found = [m for m in broker.middleware if isinstance(m, Retries)]
+    return next((m for m in found if not isinstance(m, OJSRetries)), next(iter(found), None))
+
+
+def task_policy(broker: Broker, actor: Actor[..., Any]) -> TaskPolicy | None:
+    """Return the policy of an actor that is under the bridge already."""
+    own = next((m for m in broker.middleware if isinstance(m, OJSRetries)), None)
+    return own._actors.tasks.get(actor.actor_name) if own else None
+
+
+def askers_of(broker: Broker) -> Askers:
+    """Return the functions around a broker's actors that raise `Retry`, or look at a message's options."""
+    actors = [*broker.actors.values()]
+    runs = [x for actor in actors for x in wrapped(actor.fn)]
+    return Askers(functions_around("dramatiq", runs, [broker, *actors]), _asks)
+
+
+def open_lines(askers: Askers, broker: Broker, settings: Settings) -> Iterator[Open]:
+    """Yield the lines and options that leave it open how often an actor is retried, or when."""
     for middleware in broker.middleware:
-        yield from _open_by_middleware(middleware)
-
-
-def open_by_settings(settings: Settings, broker: Broker) -> Iterator[Open]:
-    """Yield what the broker's own `Retries` leaves open: a class of the user's, or a `retry_when`."""
-    for middleware in broker.middleware:
-        if isinstance(middleware, Retries) and type(middleware) not in (Retries, OJSRetries):
+        if not isinstance(middleware, Retries):
+            yield from _in_middleware(middleware)
+        elif type(middleware) not in (Retries, OJSRetries):
             name = f"{type(middleware).__module__}.{type(middleware).__qualname__}"
             yield Open(name, "it is a Retries of its own, which no worker starts together with the bridge")
     if settings.retry_when is not None and not settings.is_asked:
         why = "the broker's retry_when says whether there is a retry, and the bridge asks an actor's only"
-        yield Open(where_of(settings.retry_when), why)
+        yield Open(place_of(settings.retry_when), why)
+    run = settings.actor.fn
+    functions = wrapped(run) or [x for cls in type(run).__mro__ for _, x in methods(cls)]
+    if not functions:
+        why = "what it runs is no function of the project's, and is not read"
+        yield Open(settings.actor.actor_name, why)
+    for function in functions:
+        yield from askers.signs(function)
 
 
-def where_of(function: Any) -> str:
+def place_of(function: Any) -> str:
     """Return where a function is defined, as `path:line`."""
-    for found in wrapped(function):
-        return place(found, found.__code__.co_firstlineno)
-    return repr(function)
+    return next(map(place, wrapped(function)), repr(function))
 
 
-def _asks(function: FunctionType, words: list[Mention]) -> Sign | None:
+def _asks(function: FunctionType, words: list[Mention]) -> Open | None:
     """Return the first line by which a function may say itself whether, or when, a message is retried."""
     for x in words:
-        if x.word == "Retry" and x.kind != "text" and _is_dramatiqs(function, words, x):
-            return Sign(place(function, x.line), "it raises Retry, which says its own delay")
-        if x.word == "CurrentMessage" and x.kind != "text" and any(y.word == "options" for y in words):
-            return Sign(place(function, x.line), "it looks at the options of its own message")
+        if x.kind == "text":
+            continue
+        if x.word == "Retry" and may_be(function, words, x.word, "dramatiq", (errors.Retry,)):
+            return Open(place(function, x.line), "it raises Retry, which says its own delay")
+        if x.word == "CurrentMessage" and any(y.word == "options" for y in words):
+            return Open(place(function, x.line), "it looks at the options of its own message")
     return None
 
 
-def _is_dramatiqs(function: FunctionType, words: list[Mention], mention: Mention) -> bool:
-    """Return whether an exception is Dramatiq's, or may be: an import in a function is not resolved."""
-    found = resolve(function, mention.word)
-    if found is NOTHING:
-        return any(x.word.split(".")[0] == "dramatiq" for x in words)
-    return found is errors.Retry
-
-
-def _open_by_middleware(middleware: Middleware) -> Iterator[Open]:
-    """Yield where a middleware of the user's may write the options of messages, or send them again."""
-    if isinstance(middleware, Retries):
-        return
+def _in_middleware(middleware: Middleware) -> Iterator[Open]:
+    """Yield where a middleware of the user's may change, fail or send messages."""
     for cls in type(middleware).__mro__:
         for name, function in methods(cls):
-            if not name.startswith(("before_", "after_")) or name.endswith(_OF_A_PROCESS):
-                continue
-            if line := _writes_options(function):
-                yield Open(place(function, line), f"{cls.__name__}.{name} may write the options of a message")
-            elif line := next((x.line for x in mentions(function.__code__) if x.word in _SENDS), 0):
-                yield Open(place(function, line), f"{cls.__name__}.{name} may send a message again")
+            is_hook = name.startswith(("before_", "after_")) and not name.endswith(_OF_A_PROCESS)
+            if is_hook and (line := _changes(function)):
+                why = f"{cls.__name__}.{name} may send or fail a message, or write its options"
+                yield Open(place(function, line), why)
 
 
-def _writes_options(function: FunctionType) -> int:
-    """Return the line of a hook that writes an option of retries, or one that is not read; 0 for none."""
+def _changes(function: FunctionType) -> int:
+    """Return the line of a hook that sends or fails a message, or may write an option of retries; else 0."""
     words = [*mentions(function.__code__)]
     has_options = any(x.word == "options" for x in words)
     for x in words:
-        if (x.kind == "sets" and x.word == "options") or (x.kind == "attribute" and x.word == "fail"):
+        if x.word in _SENDS or (x.kind == "sets" and x.word == "options"):
             return x.line
-        if has_options and x.kind != "name" and (x.word in _CHANGES or x.word in _OPTIONS):
+        if has_options and x.kind != "name" and (x.word in _CHANGES or (x.kind, x.word) == ("key", "")):
             return x.line
-    if not has_options:
-        return 0
-    node = source_of(function)
-    stored = [x for x in ast.walk(node) if isinstance(x, ast.Subscript)] if node else []
-    written = [x for x in stored if isinstance(x.ctx, ast.Store) and not isinstance(x.slice, ast.Constant)]
-    return written[0].lineno if written else 0 if node else function.__code__.co_firstlineno
+    return 0

@@ -1,0 +1,246 @@
+"""The way back: from a retry policy to a framework's own options, with what they lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..spec.duration import spoken
+from ..spec.policy import LARGEST, PartialPolicy, RetryPolicy
+from .plan.waits import (
+    DRAMATIQ_MAX_BACKOFF,
+    DRAMATIQ_MEAN,
+    DRAMATIQ_MEAN_AT_CAP,
+    Wait,
+    celery_wait,
+    differing,
+    dramatiq_wait,
+    policy_wait,
+)
+
+__all__ = ["NativeOptions", "to_celery_options", "to_dramatiq_options"]
+
+#: How many waits are compared.
+_MOST = 20
+#: Seconds after which Celery's Redis transport, by default, delivers an unacknowledged message again.
+_VISIBILITY_TIMEOUT = 3_600
+_DOUBLING = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOptions:
+    """The options of a task or an actor that come nearest to a retry policy."""
+
+    #: By name, as the framework's decorator takes them.
+    options: dict[str, Any]
+    #: In words: what of the policy they do not keep.
+    lost: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Backoff:
+    """The options of a backoff, and the waits that they make."""
+
+    options: dict[str, Any]
+    wait: Callable[[int], Wait]
+
+
+@dataclass(frozen=True, slots=True)
+class _Framework:
+    """One of the two frameworks, as far as it can take a policy."""
+
+    name: str
+    nearest: Callable[[RetryPolicy], _Backoff]
+    #: Options that each retried task needs.
+    needed: dict[str, Any]
+    #: The option that names the errors which are not retried.
+    excluding: str
+    #: In words: a wait that is too long for it, if the policy's longest, or its own longest, is.
+    too_long: Callable[[float, float], str]
+    #: In words: what becomes of a job that the policy keeps, and of one that it discards.
+    kept: str
+    discarded: str
+    #: In words: what becomes of a run whose worker died.
+    lost: str
+
+
+def to_celery_options(policy: PartialPolicy) -> NativeOptions:
+    """Return the options of `app.task` that come nearest to a policy, which stands over the spec's default.
+
+    They mean the same to every version since 5.4. Raises InvalidRetryPolicy, and what a custom strategy or
+    jitter raises without a failure.
+    """
+    return _options(_CELERY, policy)
+
+
+def to_dramatiq_options(policy: PartialPolicy) -> NativeOptions:
+    """Return the options of `dramatiq.actor` that come nearest to a policy, over the spec's default.
+
+    They mean the same to every version since 2.0. Raises InvalidRetryPolicy, and what a custom strategy or
+    jitter raises without a failure.
+    """
+    return _options(_DRAMATIQ, policy)
+
+
+def _options(framework: _Framework, policy: PartialPolicy) -> NativeOptions:
+    whole = RetryPolicy.merge(policy)
+    ending = framework.kept if whole.on_exhaustion == "dead_letter" else framework.discarded
+    codes = (
+        f"response codes: Discard, Fail, DeadLetter and Snooze are errors like any other to {framework.name}"
+    )
+    never_kept = (ending and f"on_exhaustion: {ending}", codes, f"lost attempts: {framework.lost}")
+    if whole.runs == 1:
+        return NativeOptions({"max_retries": 0}, tuple(filter(None, never_kept)))
+    classes, unnamed = _excluded(whole)
+    waits, backoff = _waits_of(whole), framework.nearest(whole)
+    native = [backoff.wait(n) for n in range(1, len(waits) + 1)]
+    max_retries = None if whole.max_attempts >= LARGEST else whole.runs - 1
+    options = {**framework.needed, "max_retries": max_retries, **backoff.options}
+    if classes:
+        options[framework.excluding] = classes
+    too_long = framework.too_long(*(max(wait.most for wait in found) for found in (waits, native)))
+    lost = (*differing(waits, native), too_long, *unnamed, *never_kept)
+    return NativeOptions(options, tuple(filter(None, lost)))
+
+
+def _waits_of(policy: RetryPolicy) -> list[Wait]:
+    """Return a policy's first waits."""
+    return [policy_wait(policy, n) for n in range(1, min(policy.runs - 1, _MOST) + 1)]
+
+
+def _without_jitter(policy: RetryPolicy) -> RetryPolicy:
+    return RetryPolicy.merge(policy, {"jitter": False})
+
+
+def _excluded(policy: RetryPolicy) -> tuple[tuple[type[BaseException], ...], list[str]]:
+    """Return the loaded exception classes that `non_retryable_errors` names, and in words what is lost of it.
+
+    As in a policy's matching, a name is a class's full or bare one.
+    """
+    loaded = sorted(_subclasses(BaseException), key=_full_name)
+    classes: dict[type[BaseException], None] = {}
+    lost = []
+    for pattern in policy.non_retryable_errors:
+        named = [cls for cls in loaded if pattern in (_full_name(cls), cls.__name__)]
+        classes.update(dict.fromkeys(named))
+        if not named:
+            why = "is a prefix" if pattern.endswith(".*") else "names no loaded exception class"
+            lost.append(f"non_retryable_errors: {pattern!r} {why}: such errors are retried")
+        if wider := [cls.__name__ for cls in named if cls.__subclasses__()]:
+            lost.append(f"non_retryable_errors: subclasses of {', '.join(wider)} are not retried either")
+    return tuple(classes), lost
+
+
+def _subclasses(cls: type[BaseException]) -> set[type[BaseException]]:
+    found, ahead = {cls}, [cls]
+    while ahead:
+        new = set(type.__subclasses__(ahead.pop())) - found
+        found |= new
+        ahead.extend(new)
+    return found
+
+
+def _full_name(cls: type[BaseException]) -> str:
+    module: object = cls.__module__
+    return f"{module}.{cls.__qualname__}" if isinstance(module, str) else cls.__qualname__
+
+
+def _nearest_of_celery(policy: RetryPolicy) -> _Backoff:
+    """Return how Celery waits most like a policy: to the second without jitter, on average with it."""
+    without = _without_jitter(policy)
+    planned, drawn = ([wait.mean for wait in _waits_of(one)] for one in (without, policy))
+    ways = zip(_ways_of_celery(without, planned), _ways_of_celery(policy, drawn), strict=True)
+    return min(ways, key=lambda way: _distance(way[0], planned))[1]
+
+
+def _distance(way: _Backoff, planned: Sequence[float]) -> float:
+    return round(sum(abs(way.wait(n).mean - seconds) for n, seconds in enumerate(planned, 1)), 3)
+
+
+def _ways_of_celery(policy: RetryPolicy, means: Sequence[float]) -> Iterator[_Backoff]:
+    """Yield how Celery can wait; the way that reads most like the policy comes first."""
+    cap, jitter = policy.max_interval.total_seconds(), bool(policy.jitter)
+
+    def delay(mean: float) -> float:
+        """Return the delay that has a mean: jitter draws from none to all of it."""
+        return min(2 * mean, cap) if jitter else mean
+
+    growing = [_growing(delay(means[0]), most, jitter=jitter) for most in (cap, delay(max(means)))]
+    same = [delay(mean) for mean in (means[0], sum(means) / len(means))]
+    steady = [_growing(x, x, jitter=True) if jitter else _always(x) for x in same]
+    yield from steady + growing if policy.backoff_strategy == "none" else growing + steady
+
+
+def _always(seconds: float) -> _Backoff:
+    number = int(seconds) if seconds == int(seconds) else seconds
+    return _Backoff({"default_retry_delay": number}, lambda _n: Wait.of(seconds))
+
+
+def _growing(first: float, most: float, *, jitter: bool) -> _Backoff:
+    factor, maximum = (max(round(seconds), 1) for seconds in (first, most))
+    options = {"retry_backoff": factor, "retry_backoff_max": maximum, "retry_jitter": jitter}
+    return _Backoff(options, lambda n: celery_wait(n, factor, maximum, jitter=jitter))
+
+
+def _long_on_celery(_policy: float, native: float) -> str:
+    if native <= _VISIBILITY_TIMEOUT:
+        return ""
+    return (
+        f"long waits: a retry may wait {spoken(native)} in a worker's memory; what waits longer than "
+        f"{spoken(_VISIBILITY_TIMEOUT)}, the default visibility_timeout on Redis, is delivered again and "
+        "again"
+    )
+
+
+def _nearest_of_dramatiq(policy: RetryPolicy) -> _Backoff:
+    """Return how Dramatiq waits as long as a policy on average.
+
+    Dramatiq always doubles: a backoff that never grows is at its cap from the start, and one that grows less
+    is capped at its own longest wait.
+    """
+    waits = _waits_of(policy)
+    cap = policy.max_interval.total_seconds()
+    # Jitter that the cap cuts off is no measure of the delay that it is drawn from.
+    measured = waits if waits[0].most < cap else _waits_of(_without_jitter(policy))
+    first, last = measured[0].mean, max(wait.mean for wait in waits)
+    doubles = policy.backoff_strategy == "exponential" and policy.backoff_coefficient >= _DOUBLING
+    most = cap if doubles else min(last / DRAMATIQ_MEAN_AT_CAP, cap)
+    grows = first < (cap if doubles else last)
+    least, longest = _milliseconds(first / DRAMATIQ_MEAN if grows else most), _milliseconds(most)
+    return _Backoff(
+        {"min_backoff": least, "max_backoff": longest}, lambda n: dramatiq_wait(n, least, longest)
+    )
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(max(round(seconds * 1000), 1), DRAMATIQ_MAX_BACKOFF)
+
+
+def _long_on_dramatiq(policy: float, _native: float) -> str:
+    if policy * 1000 <= DRAMATIQ_MAX_BACKOFF:
+        return ""
+    at = spoken(DRAMATIQ_MAX_BACKOFF / 1000)
+    return f"max_interval: a retry may wait {spoken(policy)}, and Dramatiq cuts every wait to {at}"
+
+
+_CELERY = _Framework(
+    "Celery",
+    _nearest_of_celery,
+    {"autoretry_for": (Exception,)},
+    "dont_autoretry_for",
+    _long_on_celery,
+    kept="Celery keeps no dead letters: what has failed is gone with its message",
+    discarded="",
+    lost="a run whose worker is killed uses no attempt, and a hard time limit ends the job",
+)
+_DRAMATIQ = _Framework(
+    "Dramatiq",
+    _nearest_of_dramatiq,
+    {},
+    "throws",
+    _long_on_dramatiq,
+    kept="the broker's dead queue keeps what has failed for 7 d, without its history",
+    discarded="Dramatiq discards nothing: the broker's dead queue keeps it for 7 d",
+    lost="a run whose worker is killed uses no attempt, and the job is delivered again",
+)

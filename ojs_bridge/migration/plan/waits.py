@@ -1,0 +1,146 @@
+"""Waits before retries: those of a policy, those of the two frameworks, and how they differ in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import chain, product, repeat
+from typing import Any
+
+from ...spec.duration import format_duration, spoken
+from ...spec.policy import RetryPolicy
+
+#: Waits are the same if they differ by no more than a millisecond, or by this part of them.
+_CLOSE = {"rel_tol": 1e-3, "abs_tol": 1e-3}
+_DRAWS = 400
+#: One over the golden ratio: its multiples fill a row evenly, whatever their number.
+_GOLDEN = 0.6180339887498949
+#: The bounds of a proposed wait, in seconds: a policy has no wait of nothing, and nobody means a longer one.
+_SHORTEST, _LONGEST = 0.001, 365 * 86_400.0
+
+#: Dramatiq cuts any longer `max_backoff` to this one, in milliseconds.
+DRAMATIQ_MAX_BACKOFF = 7 * 86_400_000
+#: The mean of the factor in [1, 2) by which its jitter stretches a wait, and of that in [0.5, 1) at the cap.
+DRAMATIQ_MEAN = 1.5
+DRAMATIQ_MEAN_AT_CAP = 0.75
+_LARGEST_EXPONENT = 32
+_LARGEST_SHIFT = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Seconds before a retry, or of several retries together."""
+
+    least: float
+    mean: float
+    most: float
+
+    @classmethod
+    def of(cls, seconds: float) -> Wait:
+        """Return a wait that is always the same."""
+        return cls(seconds, seconds, seconds)
+
+    def __add__(self, other: Wait) -> Wait:
+        return Wait(self.least + other.least, self.mean + other.mean, self.most + other.most)
+
+    def __mul__(self, times: int) -> Wait:
+        return Wait(self.least * times, self.mean * times, self.most * times)
+
+
+def celery_wait(n: int, factor: int, maximum: int, *, jitter: bool) -> Wait:
+    """Return Celery's wait before retry n under `retry_backoff`, in whole seconds.
+
+    With jitter it draws from 0 to `factor * 2**(n-1)`, both of them included.
+    """
+    longest = float(max(min(maximum, factor * 2 ** min(n - 1, _LARGEST_SHIFT)), 0))
+    return Wait(0.0, longest / 2, longest) if jitter else Wait.of(longest)
+
+
+def dramatiq_wait(n: int, min_backoff: float, max_backoff: float) -> Wait:
+    """Return Dramatiq's wait before retry n, from milliseconds to seconds.
+
+    It draws from once to twice `min_backoff * 2**(n-1)`. A draw above the cap is drawn again, from half the
+    cap to all of it.
+    """
+    cap = max(min(max_backoff, DRAMATIQ_MAX_BACKOFF), 0.0) / 1000
+    base = max(min_backoff, 0.0) / 1000 * 2.0 ** min(n - 1, _LARGEST_EXPONENT)
+    if 2 * base <= cap:
+        return Wait(base, DRAMATIQ_MEAN * base, 2 * base)
+    kept = max(cap - base, 0.0) / base
+    mean = kept * (base + cap) / 2 + (1 - kept) * DRAMATIQ_MEAN_AT_CAP * cap
+    return Wait(min(base, cap / 2), mean, cap)
+
+
+class _Drawn:
+    """A source of randomness whose draws are known."""
+
+    def __init__(self, draws: Iterable[float]) -> None:
+        self._draws = iter(draws)
+
+    def random(self) -> float:
+        return next(self._draws)
+
+
+def policy_wait(policy: RetryPolicy, n: int) -> Wait:
+    """Return a policy's wait before retry n; raises what a custom strategy or jitter raises.
+
+    The least and the most that there is to draw give the ends, even draws the mean.
+    """
+    if policy.jitter is False:
+        return Wait.of(policy.delay(n))
+    ends = (0.0, math.nextafter(1.0, 0.0))
+    corners = [_Drawn(chain([first], repeat(then))) for first, then in product(ends, ends)]
+    drawn = [policy.delay(n, rng=_Drawn(_evenly((i + 0.5) / _DRAWS))) for i in range(_DRAWS)]
+    bounds = [*(policy.delay(n, rng=corner) for corner in corners), *drawn]
+    return Wait(min(bounds), math.fsum(drawn) / _DRAWS, max(bounds))
+
+
+def _evenly(drawn: float) -> Iterator[float]:
+    """Yield draws that are even over all sources together, and so are the pairs of them."""
+    while True:
+        yield drawn
+        drawn = (drawn * _DRAWS * _GOLDEN) % 1
+
+
+def steady(seconds: float) -> dict[str, Any]:
+    """Return the backoff of a policy that always waits the same, a year at most."""
+    interval = format_duration(timedelta(seconds=min(max(seconds, _SHORTEST), _LONGEST)))
+    return {
+        "backoff_strategy": "none",
+        "initial_interval": interval,
+        "max_interval": interval,
+        "jitter": False,
+    }
+
+
+def alike(one: Wait, other: Wait) -> bool:
+    """Return whether two waits are the same, to a millisecond or a thousandth, their means to a hundredth."""
+    ends = ((one.least, other.least), (one.most, other.most))
+    same_mean = math.isclose(one.mean, other.mean, rel_tol=0.01, abs_tol=1e-3)
+    return same_mean and all(math.isclose(a, b, **_CLOSE) for a, b in ends)
+
+
+def differing(today: Sequence[Wait], then: Sequence[Wait]) -> Iterator[str]:
+    """Yield how waits will differ from today's: the first and the last that do, and their sum."""
+    unlike = [n for n, pair in enumerate(zip(today, then, strict=True), 1) if not alike(*pair)]
+    for n in dict.fromkeys(unlike[:1] + unlike[-1:]):
+        yield f"retry {n} waits {_unlike(then[n - 1], today[n - 1])}"
+    if unlike and len(today) > 1:
+        before, after = (math.fsum(wait.mean for wait in waits) for waits in (today, then))
+        same = math.isclose(before, after, **_CLOSE)
+        how = "the same" if same else f"{spoken(after)}, not {spoken(before)}"
+        yield f"the first {len(today)} waits together are on average {how}"
+
+
+def _unlike(then: Wait, today: Wait) -> str:
+    if _told(then) == _told(today):
+        return f"{_told(then)} as before, but {spoken(then.mean)} on average, not {spoken(today.mean)}"
+    return f"{_told(then)}, not {_told(today)}"
+
+
+def _told(wait: Wait) -> str:
+    if math.isclose(wait.least, wait.most, **_CLOSE):
+        return spoken(wait.mean)
+    return f"{spoken(wait.least)} to {spoken(wait.most)}"
