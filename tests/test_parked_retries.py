@@ -115,7 +115,7 @@ def test_no_error_of_a_chore_ends_the_scheduler(worker: Worker, monkeypatch: pyt
         swept.append(1)
         raise RuntimeError("no store raises this")
 
-    monkeypatch.setattr(worker.bridge.store, "forget_before", broken)
+    monkeypatch.setattr(worker.bridge.store, "expire_before", broken)
     worker.park("j-1")
     worker.bridge.start()
     eventually(lambda: swept, what="a sweep")

@@ -19,7 +19,7 @@ from celery.worker.state import task_ready
 
 from ..engine.runs import Drop, Postpone, Refuse, Run
 from ..spec.job import Job, count_of, decoded, key_of
-from ..store import Turn
+from ..store import Reservation
 from .attach import attach
 from .canary import handled_natively, is_outside
 from .canvas import count_in_chord
@@ -58,7 +58,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         if engine.store is None or not self.acknowledged or self._ojs_outside:
             return
         if not headers.get("retries") and HEADER not in headers:
-            engine.acknowledged(Turn(key_of(str(self.id), chain_of(headers)), 0))
+            engine.acknowledged(Reservation(key_of(str(self.id), chain_of(headers)), 0))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; what the child could not report, because it died, is judged here."""

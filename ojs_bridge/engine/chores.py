@@ -7,14 +7,14 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TypeVar
 
-from ..store import Grant, Settle, Store, Turn
+from ..store import Grant, Reservation, Settle, Store
 
 T = TypeVar("T")
 
 
-def reservation_at(name: str, period: timedelta, now: datetime) -> Turn:
+def reservation_at(name: str, period: timedelta, now: datetime) -> Reservation:
     """Return the reservation of the period that a time is in, kept beside those of jobs."""
-    return Turn(f"ojs-bridge:{name}", int(now.timestamp() // period.total_seconds()))
+    return Reservation(f"ojs-bridge:{name}", int(now.timestamp() // period.total_seconds()))
 
 
 def once_a_period(

@@ -34,7 +34,7 @@ from ..spec.failures import (
 from ..spec.job import Header, Job, encode
 from ..spec.patterns import check_errors
 from ..spec.policy import AnyPartial, RetryPolicy, said_by
-from ..store import Parked, Settle, Store, Turn
+from ..store import Parked, Reservation, Settle, Store
 from . import events
 from .context import Context
 from .harmless import Harmless
@@ -397,7 +397,7 @@ class Engine:
         """
         self._reservations.expire(run)
 
-    def acknowledged(self, reservation: Turn | None) -> None:
+    def acknowledged(self, reservation: Reservation | None) -> None:
         """Take note that the broker has deleted a reservation's message: it cannot come again."""
         self._reservations.acknowledged(reservation)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from ..errors import StoreError
-from ..store import Settle, Store, Turn
+from ..store import Reservation, Settle, Store
 from .forks import starting
 
 logger = logging.getLogger("ojs_bridge")
@@ -62,12 +62,12 @@ class Heartbeat:
         self._pid = 0
         #: The name under which this process holds reservations.
         self.holder = ""
-        self._live: dict[Turn, None] = {}
+        self._live: dict[Reservation, None] = {}
         #: When the last extension was asked for that succeeded, and of which reservations.
-        self._extended: tuple[float, frozenset[Turn]] = (0.0, frozenset())
-        self._unsettled: dict[Turn, Settle] = {}
+        self._extended: tuple[float, frozenset[Reservation]] = (0.0, frozenset())
+        self._unsettled: dict[Reservation, Settle] = {}
         self._unreleased: list[tuple[float, Settle]] = []
-        self._done: deque[tuple[float, Turn]] = deque()
+        self._done: deque[tuple[float, Reservation]] = deque()
         self._blind_until = 0.0
 
     def start(self) -> None:
@@ -83,19 +83,19 @@ class Heartbeat:
             threading.Thread(target=self._beat, name="ojs-heartbeat", daemon=True).start()
             self._pid = os.getpid()
 
-    def extend(self, reservation: Turn) -> None:
+    def extend(self, reservation: Reservation) -> None:
         """Extend a reservation from now on."""
         self._live[reservation] = None
 
-    def expire(self, reservation: Turn) -> None:
+    def expire(self, reservation: Reservation) -> None:
         """Extend a reservation no more."""
         self._live.pop(reservation, None)
 
-    def holds(self, reservation: Turn) -> bool:
+    def holds(self, reservation: Reservation) -> bool:
         """Return whether this process extends a reservation."""
         return self._pid == os.getpid() and reservation in self._live
 
-    def still_holds(self, reservation: Turn) -> bool:
+    def still_holds(self, reservation: Reservation) -> bool:
         """Return whether a reservation is still ours; the store is asked unless the last beat says so."""
         asked, extended = self._extended
         fresh = time.monotonic() - asked < self._length.total_seconds()
@@ -121,13 +121,13 @@ class Heartbeat:
 
     def settle_later(self, settle: Settle) -> None:
         """Settle a reservation with a later beat."""
-        self._unsettled[settle.turn] = settle
+        self._unsettled[settle.reservation] = settle
 
     def release_later(self, settle: Settle) -> None:
         """Release with a later beat what the store may have reserved without an answer."""
         self._unreleased.append((time.monotonic() + self._length.total_seconds(), settle))
 
-    def forget_later(self, reservation: Turn) -> None:
+    def forget_later(self, reservation: Reservation) -> None:
         """Have the store delete a settled reservation, after a while: its only message was acknowledged."""
         self.start()
         self._done.append((time.monotonic(), reservation))
@@ -162,7 +162,7 @@ class Heartbeat:
         for left in tuple(self._unreleased):
             ends, settle = left
             # The store may carry out what was asked of it after it was released.
-            if self._store.give_back(settle) or time.monotonic() > ends:
+            if self._store.release(settle) or time.monotonic() > ends:
                 self._unreleased.remove(left)
 
     def _extend(self) -> None:
@@ -182,4 +182,4 @@ class Heartbeat:
         old = time.monotonic() - _FORGET_AFTER
         while self._done and self._done[0][0] < old:
             count = min(len(self._done), _BATCH)
-            self._store.forget([self._done.popleft()[1] for _ in range(count)])
+            self._store.expire([self._done.popleft()[1] for _ in range(count)])

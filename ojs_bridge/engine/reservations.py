@@ -15,7 +15,7 @@ from typing import TypeAlias
 from ..errors import StoreError
 from ..spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ..spec.job import Job
-from ..store import Grant, Reservation, Settle, Store, Turn
+from ..store import Grant, Reservation, ReserveAnswer, Settle, Store
 from ..store.records import from_ms, to_ms
 from .heartbeat import Heartbeat, was_held_by
 from .runs import Drop, Lost, Postpone, Run
@@ -48,9 +48,9 @@ class TakenOver(BaseException):
         )
 
 
-def reservation_of(job: Job) -> Turn:
+def reservation_of(job: Job) -> Reservation:
     """Return the reservation of a job at this point."""
-    return Turn(job.key, job.fence)
+    return Reservation(job.key, job.fence)
 
 
 class Reservations:
@@ -142,7 +142,7 @@ class Reservations:
 
     def release(self, run: Run) -> None:
         """Release a run: its attempt is not used; raises StoreError."""
-        self._end(run, lambda store, settle: store.give_back(settle), settle_later=False)
+        self._end(run, lambda store, settle: store.release(settle), settle_later=False)
 
     def settle_with(self, run: Run, step: Callable[[Settle], bool]) -> bool:
         """Settle a run in one step with something else; False where its reservation was taken over.
@@ -161,7 +161,7 @@ class Reservations:
         if self._heart and run.reservation:
             self._heart.expire(run.reservation)
 
-    def acknowledged(self, reservation: Turn | None) -> None:
+    def acknowledged(self, reservation: Reservation | None) -> None:
         """Take note that the broker has deleted the only message of a reservation."""
         if self._heart and reservation and reservation.fence == 0:
             self._heart.forget_later(reservation)
@@ -170,10 +170,10 @@ class Reservations:
         """Reserve and release something, which only a store that can be written does; raises StoreError."""
         if self._store is None:
             return
-        proof, now = Turn(f"proof:{uuid.uuid4()}", 0), self._clock()
+        proof, now = Reservation(f"proof:{uuid.uuid4()}", 0), self._clock()
         until = now + self._length
         self._store.reserve(proof, publication="", holder="proof", mark=proof.key, now=now, until=until)
-        self._store.give_back(Settle(proof, "proof", now))
+        self._store.release(Settle(proof, "proof", now))
 
     def close(self) -> None:
         """Settle and release what is left to be; raises StoreError."""
@@ -182,7 +182,7 @@ class Reservations:
 
     def _reserved(
         self, store: Store, heart: Heartbeat, job: Job, publication: str, wait: Wait | None
-    ) -> tuple[Reservation, Job, Turn]:
+    ) -> tuple[ReserveAnswer, Job, Reservation]:
         """Return the store's answer; the job has a chain of its own when a user has sent it twice."""
         wanted = reservation_of(job)
         found = self._ask(store, heart, wanted, publication, wait)
@@ -195,11 +195,11 @@ class Reservations:
         return found, job, wanted
 
     def _ask(
-        self, store: Store, heart: Heartbeat, wanted: Turn, publication: str, wait: Wait | None
-    ) -> Reservation:
+        self, store: Store, heart: Heartbeat, wanted: Reservation, publication: str, wait: Wait | None
+    ) -> ReserveAnswer:
         mark = f"{heart.holder}:{to_ms(self._clock())}:{next(self._requests)}"
 
-        def reserve() -> Reservation:
+        def reserve() -> ReserveAnswer:
             now = self._clock()
             return store.reserve(
                 wanted,
@@ -226,7 +226,7 @@ class Reservations:
             heart.release_later(self._settling(heart, wanted)._replace(mark=mark))
             raise
 
-    def _refused(self, run: Run, found: Reservation) -> Run | Lost | Postpone | Drop:
+    def _refused(self, run: Run, found: ReserveAnswer) -> Run | Lost | Postpone | Drop:
         job = run.job
         match found.grant:
             case Grant.HELD:
@@ -258,7 +258,7 @@ class Reservations:
             # Extended for ever, it would keep a redelivery waiting for as long as this process lives.
             heart.expire(reservation)
 
-    def _settling(self, heart: Heartbeat, reservation: Turn, abandoned: bool = False) -> Settle:
+    def _settling(self, heart: Heartbeat, reservation: Reservation, abandoned: bool = False) -> Settle:
         return Settle(reservation, None if abandoned else heart.holder, self._clock() + KEEP)
 
 

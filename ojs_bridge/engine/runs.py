@@ -11,7 +11,7 @@ from ..spec.decision import DeadLetter
 from ..spec.failures import ErrorMap, Failure
 from ..spec.job import Job
 from ..spec.policy import AnyPartial, RetryPolicy, said_by
-from ..store import Turn
+from ..store import Reservation
 from .retry_on import EVERY_FAILURE, UNSAID, RetryOn
 
 #: The field that says how often, and those that say when, each of which needs the others.
@@ -100,7 +100,7 @@ class Run(NamedTuple):
     policy: RetryPolicy
     task: TaskPolicy
     since: float
-    reservation: Turn | None = None
+    reservation: Reservation | None = None
     abandoned: bool = False
 
     @property
@@ -132,7 +132,7 @@ class Postpone:
 
     job: Job
     at: datetime
-    reservation: Turn | None = None
+    reservation: Reservation | None = None
     holder: str = ""
 
 

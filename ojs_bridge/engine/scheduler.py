@@ -85,7 +85,7 @@ class Scheduler:
         finally:
             self._unpark(published, due.claim)
             if due.retries[tried:]:
-                self.store.unclaim(due.retries[tried:], due.claim)
+                self.store.unclaim_parked(due.retries[tried:], due.claim)
         return len(due.retries)
 
     def _unpark(self, published: list[Parked], claim: str) -> None:
@@ -140,7 +140,7 @@ class Scheduler:
 
     def _sweep(self) -> None:
         with suppress(StoreError):
-            while not self._stop.is_set() and self.store.forget_before(self.clock(), limit=SWEEP) == SWEEP:
+            while not self._stop.is_set() and self.store.expire_before(self.clock(), limit=SWEEP) == SWEEP:
                 pass
 
 

@@ -110,7 +110,7 @@ class Draining:
             self._published += len(published)
             self._progress(self._published)
         if rest:
-            self._store.unclaim(rest, claim)
+            self._store.unclaim_parked(rest, claim)
 
     def _is_new(self, parked: Parked) -> bool:
         return (parked.key, parked.fence) not in self._tried

@@ -138,7 +138,7 @@ class Replayer:
         try:
             job = self._sender.send(claimed.letters[0], override)
         except BaseException:
-            self._store.release([letter.id], claimed.claim)
+            self._store.unclaim([letter.id], claimed.claim)
             raise
         # The job may have died again already, and its new letter stays.
         self._store.delete([letter.id], claimed.claim)
@@ -192,7 +192,7 @@ class Replayer:
             # What failed has its claim given back along with what was not tried.
             sent = {job.id for job in done}
             self._store.delete([*sent], claimed.claim)
-            self._store.release([i for i in ids if i not in sent], claimed.claim)
+            self._store.unclaim([i for i in ids if i not in sent], claimed.claim)
             for job in done:
                 self._told(job)
         return [*left]

@@ -121,7 +121,7 @@ class Pruner:
             self._append(Path(archive), doomed)
             return self._store.delete([letter.id for letter in doomed], claimed.claim)
         finally:
-            self._store.release([*died], claimed.claim)
+            self._store.unclaim([*died], claimed.claim)
 
     def _append(self, archive: Path, letters: Sequence[Letter]) -> None:
         with archive.open("a", encoding="utf-8") as file:

@@ -3,7 +3,7 @@
 from .opening import open_store
 from .parked import Due, Parked, ParkedFilter, ParkedPage
 from .protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, Store
-from .reservations import Grant, Reservation, Settle, Turn
+from .reservations import Grant, Reservation, ReserveAnswer, Settle
 from .shadows import Tally
 
 __all__ = [
@@ -18,10 +18,10 @@ __all__ = [
     "ParkedFilter",
     "ParkedPage",
     "Reservation",
+    "ReserveAnswer",
     "Settle",
     "Stats",
     "Store",
     "Tally",
-    "Turn",
     "open_store",
 ]

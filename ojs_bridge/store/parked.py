@@ -96,10 +96,10 @@ class Parking(Protocol):
     """Parked retries, one per key. All methods raise StoreError."""
 
     def park(self, parked: Parked, settle: Settle | None = None) -> bool:
-        """Write a parked retry and settle the turn it follows, in one step.
+        """Write a parked retry and settle the reservation it follows, in one step.
 
         It replaces one of the same key, claimed or not, unless that one has a higher fence. False when the
-        turn cannot be settled (see `settle`): then nothing is written.
+        reservation cannot be settled (see `settle`): then nothing is written.
         """
 
     def claim_due(self, framework: str, *, now: datetime, until: datetime, limit: int) -> Due:
@@ -117,7 +117,7 @@ class Parking(Protocol):
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
         """Delete retries that were published under a claim that is still theirs; return how many."""
 
-    def unclaim(self, retries: Sequence[Parked], claim: str) -> None:
+    def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
         """Give back retries that could not be published: due as before."""
 
     def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:

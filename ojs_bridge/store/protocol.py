@@ -26,8 +26,8 @@ class Letter:
     """A dead letter: a job's final state and the message it came as, unmodified (DLQ-001, DLQ-002).
 
     `message` is the framework's own message in JSON, enough to publish it again exactly. `key` and `fence`
-    name the job's last turn, `policy` is what it was retried under, as far as JSON can say it; a letter of an
-    earlier version has none of them.
+    name the job's last reservation, `policy` is the policy it was retried under, as far as JSON can say it;
+    a letter of an earlier version has none of them.
     """
 
     id: str
@@ -167,7 +167,7 @@ class Store(Parking, Reserving, Shadowing, Protocol):
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Write a dead letter in place of an earlier one of its job, claimed or not, and of kept entries.
 
-        And settle the turn it ended with, in one step. False when that turn cannot be settled (see `settle`):
+        And settle the job's reservation in the same step. False when that cannot be settled (see `settle`):
         then nothing is written.
         """
 
@@ -195,9 +195,9 @@ class Store(Parking, Reserving, Shadowing, Protocol):
         """Return a dead letter, or None."""
 
     def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
-        """Reserve dead letters for so long, and return those that nobody else holds and that are not gone."""
+        """Claim dead letters for so long, and return those that are still there and have no other claim."""
 
-    def release(self, letter_ids: Sequence[str], claim: Claim) -> None:
+    def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
         """Give claims back, but for dead letters that somebody else has taken over."""
 
     def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:

@@ -1,4 +1,4 @@
-"""Who runs which job, until when: what the bridge asks of a store so that no attempt is doubled or lost."""
+"""Reservations: the bridge's questions to a store, so that no attempt is doubled or lost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import NamedTuple, Protocol
 
 
 class Grant(enum.Enum):
-    """What a store says to somebody who wants to run a job."""
+    """The answer of a store to a worker that wants to run a job."""
 
     TAKEN = enum.auto()
-    """The run is yours."""
+    """The reservation is the worker's."""
     HELD = enum.auto()
-    """Somebody else runs it, and is alive."""
+    """Another worker holds the reservation, and its time has not ended."""
     LOST = enum.auto()
-    """Who ran it is gone. The run is yours to be judged as a lost attempt, not to be run again."""
+    """The last holder is gone. The run is to be judged as a lost attempt, not to be run again."""
     SETTLED = enum.auto()
     """This run, or a later one, has been dealt with: drop the message."""
     RESENT = enum.auto()
@@ -25,11 +25,11 @@ class Grant(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
-    """What became of a request to run a job.
+class ReserveAnswer:
+    """The store's whole answer to `reserve`.
 
-    With HELD, `until` is when the time of its `holder` ends; with LOST, when it has ended. `mark` is that of
-    the holder's own request. A repeated request may not be told of what it has taken over.
+    With HELD, `until` is when the time of the `holder` ends; with LOST, when it has ended. `mark` is that of
+    the holder's own request. A repeated request may get neither holder nor time.
     """
 
     grant: Grant
@@ -38,7 +38,7 @@ class Reservation:
     mark: str = ""
 
 
-class Turn(NamedTuple):
+class Reservation(NamedTuple):
     """One run of a job: the job's key, and its fence, which grows with everything that is sent on."""
 
     key: str
@@ -46,12 +46,13 @@ class Turn(NamedTuple):
 
 
 class Settle(NamedTuple):
-    """That a turn was dealt with, remembered until `keep_until`; `holder` None settles for a dead one.
+    """An order to settle a reservation; the store remembers it until `keep_until`.
 
-    With a `mark`, only what that very request has reserved.
+    `holder` None settles a reservation whose holder is dead. With a `mark` it is for a reservation that was
+    made by that very request.
     """
 
-    turn: Turn
+    reservation: Reservation
     holder: str | None
     keep_until: datetime
     mark: str = ""
@@ -64,38 +65,47 @@ class Reserving(Protocol):
     """
 
     def reserve(
-        self, turn: Turn, *, publication: str, holder: str, mark: str, now: datetime, until: datetime
-    ) -> Reservation:
-        """Take a turn until a time, atomically; repeated with its `mark`, it gets the same answer.
+        self,
+        reservation: Reservation,
+        *,
+        publication: str,
+        holder: str,
+        mark: str,
+        now: datetime,
+        until: datetime,
+    ) -> ReserveAnswer:
+        """Reserve a run until a time, atomically; repeated with its `mark`, it gets the same answer.
 
         No record, or one of a lower fence: write ours (the publication of an earlier record stays), TAKEN.
         A fence of 0 whose publication and the record's are both known and differ: RESENT, nothing is written.
-        A record of a higher fence, or a settled one: SETTLED. One whose time is after `now`: HELD, whoever
-        holds it. Otherwise take it over for `holder` until `until`: LOST.
+        A record of a higher fence, or a settled one: SETTLED. One whose time is after `now`: HELD, even by
+        this holder. Otherwise write `holder` and `until` in place of the earlier ones: LOST.
         An unsettled record outlives its `until` by at least a week.
         """
 
-    def extend(self, turns: Sequence[Turn], *, holder: str, until: datetime) -> Sequence[Turn]:
-        """Extend the turns that `holder` holds, unsettled; return those that it does not hold any more."""
+    def extend(
+        self, reservations: Sequence[Reservation], *, holder: str, until: datetime
+    ) -> Sequence[Reservation]:
+        """Extend the unsettled reservations of `holder`; return those that are not its own any more."""
 
     def settle(self, settle: Settle) -> bool:
-        """Mark a turn as dealt with; False when the record has another fence or holder, and stays as it is.
+        """Mark a reservation as dealt with; False when the record has another fence or holder, and stays.
 
-        Where there is no record it is written, so that a late copy of the message is dropped. What its
-        holder has settled itself was not left by a dead one: False.
+        Where there is no record it is written, so that a late copy of the message is dropped. False, too,
+        for an order without a holder when the holder itself has settled the reservation: it is not dead.
         """
 
-    def give_back(self, settle: Settle) -> bool:
-        """Give a turn back unused: the fence before it becomes the settled one, or for 0 the record goes.
+    def release(self, settle: Settle) -> bool:
+        """Release a reservation unused: the fence before it becomes the settled one; for 0 the record goes.
 
         False when the record has another fence, holder or mark, or is settled.
         """
 
-    def forget(self, turns: Sequence[Turn]) -> None:
-        """Delete the records of settled turns that still have that very fence: they cannot come again.
+    def expire(self, reservations: Sequence[Reservation]) -> None:
+        """Delete the records of settled reservations that still have that very fence: they cannot come again.
 
-        But for those that were taken over: the run that lost its turn may still end.
+        A record that was ever lost to another worker stays: the run that lost it may still end.
         """
 
-    def forget_before(self, now: datetime, *, limit: int) -> int:
+    def expire_before(self, now: datetime, *, limit: int) -> int:
         """Delete settled records whose `keep_until` has passed, so many at most; return how many."""

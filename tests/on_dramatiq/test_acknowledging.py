@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry as RedisRetry
 
 from ojs_bridge import Bridge
-from ojs_bridge.store import Grant, Turn
+from ojs_bridge.store import Grant, Reservation
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, Sent
 from tests.servers import Valkey, eventually
 
@@ -45,7 +45,7 @@ def grant(fleet: Fleet, job: Sent, fence: int = 0) -> Grant:
     """What the store says to somebody who wants a job's turn."""
     store, now = fleet.bridge.store, fleet.bridge.engine.now()
     assert store is not None
-    turn, until = Turn(job.id, fence), now + timedelta(seconds=60)
+    turn, until = Reservation(job.id, fence), now + timedelta(seconds=60)
     return store.reserve(turn, publication="", holder="me", mark="me", now=now, until=until).grant
 
 

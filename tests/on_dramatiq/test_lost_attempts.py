@@ -11,7 +11,7 @@ import pytest
 from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends.stub import StubBackend
 
-from ojs_bridge.store import Turn
+from ojs_bridge.store import Reservation
 from tests.on_dramatiq.application import Application
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import QUICK, Fleet
@@ -82,7 +82,7 @@ def lose(fleet: Fleet, message_id: str, *, fence: int = 0, seconds: float = 0.2)
     now = fleet.bridge.engine.now()
     until = now + timedelta(seconds=seconds)
     fleet.bridge.store.reserve(
-        Turn(message_id, fence), publication="", holder="dead", mark="dead", now=now, until=until
+        Reservation(message_id, fence), publication="", holder="dead", mark="dead", now=now, until=until
     )
     return until.timestamp()
 

@@ -22,7 +22,7 @@ def test_retries_are_claimed_by_their_keys_due_or_not(store: Store) -> None:
     assert {retry.key for retry in due.retries} == {"b", "c"}
     assert claimed(store, at=59.999) == []
     assert claim_keys("b", "c", at=59.999).retries == ()
-    store.unclaim([retry for retry in due.retries if retry.key == "b"], due.claim)
+    store.unclaim_parked([retry for retry in due.retries if retry.key == "b"], due.claim)
     assert store.unpark(due.retries, due.claim) == 1
     assert {retry.key for retry in claim_keys(*"abcd", at=60).retries} == {"a", "b", "d"}
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import open_store
-from ojs_bridge.store import Due, Grant, Parked, ParkedFilter, Settle, Store, Turn
+from ojs_bridge.store import Due, Grant, Parked, ParkedFilter, Reservation, Settle, Store
 from tests.store.processes import in_processes
 from tests.store.test_store import AWKWARD, MATCHES, TYPES
 
@@ -172,8 +172,8 @@ def test_what_cannot_be_published_is_given_back(store: Store) -> None:
     for n, name in enumerate("abc"):
         store.park(parked(name, n - 10))
     due = claim(store)
-    store.unclaim(due.retries[1:], due.claim)
-    store.unclaim([], due.claim)
+    store.unclaim_parked(due.retries[1:], due.claim)
+    store.unclaim_parked([], due.claim)
     assert claimed(store, at=1) == ["b", "c"]
 
 
@@ -183,7 +183,7 @@ def test_who_has_lost_a_claim_touches_nothing(store: Store) -> None:
     late = claim(store)
     held = claim(store, at=60)
     assert store.unpark(late.retries, late.claim) == 0
-    store.unclaim(late.retries, late.claim)
+    store.unclaim_parked(late.retries, late.claim)
     assert claimed(store, at=61) == []
     assert store.unpark(held.retries, held.claim) == 1
 
@@ -225,15 +225,17 @@ def test_parking_again_changes_nothing(store: Store) -> None:
 
 
 def test_a_retry_and_the_turn_it_follows_are_written_together(store: Store) -> None:
-    """Or neither, when the turn is another's."""
-    turn = Turn("j-1", 0)
-    store.reserve(turn, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60))
-    assert store.park(parked(), Settle(turn, "w-1", after(3600)))
+    """Or neither, when the reservation is another's."""
+    reservation = Reservation("j-1", 0)
+    store.reserve(
+        reservation, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60)
+    )
+    assert store.park(parked(), Settle(reservation, "w-1", after(3600)))
     told = store.reserve(
-        turn, publication="p", holder="w-2", mark=secrets.token_hex(8), now=NOW, until=after(60)
+        reservation, publication="p", holder="w-2", mark=secrets.token_hex(8), now=NOW, until=after(60)
     )
     assert (told.grant, store.count_parked()) == (Grant.SETTLED, 1)
-    other = Turn("j-2", 0)
+    other = Reservation("j-2", 0)
     store.reserve(other, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60))
     assert not store.park(parked("j-2"), Settle(other, "w-2", after(3600)))
     told = store.reserve(
@@ -331,10 +333,10 @@ def test_namespaces_have_retries_of_their_own(url: str) -> None:
     assert claim(one).retries == (parked(),)
 
 
-def park_some(url: str, turn: Iterator[int]) -> None:
+def park_some(url: str, turns: Iterator[int]) -> None:
     """Park a quarter of many retries."""
     store = open_store(url)
-    quarter = next(turn)
+    quarter = next(turns)
     for n in range(quarter, MANY, 4):
         store.park(parked(f"j-{n}", -n / 1000))
 
@@ -420,19 +422,19 @@ def test_what_a_killed_scheduler_had_claimed_is_due_again(url: str, store: Store
 
 
 def park_until_killed(url: str, told: Connection) -> None:
-    """Reserve turns and park the retries that follow, until killed."""
+    """Reserve runs and park the retries that follow, until killed."""
     store = open_store(url)
     for n in itertools.count():
-        turn = Turn(f"j-{n}", 0)
+        reservation = Reservation(f"j-{n}", 0)
         store.reserve(
-            turn, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60)
+            reservation, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60)
         )
         told.send(n)
-        store.park(parked(turn.key), Settle(turn, "w-1", after(3600)))
+        store.park(parked(reservation.key), Settle(reservation, "w-1", after(3600)))
 
 
 def test_what_a_killed_worker_was_parking(url: str, store: Store) -> None:
-    """Is parked and its turn settled, or neither."""
+    """Is parked and its reservation settled, or neither."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     worker = context.Process(target=park_until_killed, args=(url, sender))
@@ -446,7 +448,7 @@ def test_what_a_killed_worker_was_parking(url: str, store: Store) -> None:
         last = receiver.recv()
     for key in (f"j-{n}" for n in range(last + 1)):
         told = store.reserve(
-            Turn(key, 0),
+            Reservation(key, 0),
             publication="p",
             holder="w-2",
             mark=secrets.token_hex(8),

@@ -18,7 +18,7 @@ import pytest
 import redis
 
 from ojs_bridge import ConfigurationError, StoreError, open_store
-from ojs_bridge.store import Due, Grant, LetterFilter, Parked, ParkedFilter, Settle, Store, Turn
+from ojs_bridge.store import Due, Grant, LetterFilter, Parked, ParkedFilter, Reservation, Settle, Store
 from tests.servers import Valkey, eventually, free_port
 from tests.store.processes import in_processes
 from tests.store.test_store import entry, letter
@@ -26,7 +26,7 @@ from tests.store.test_store import entry, letter
 NOW = datetime.now(timezone.utc).replace(microsecond=0)
 LATER = NOW + timedelta(minutes=1)
 KEEP = NOW + timedelta(days=3)
-TURN = Turn("k-1", 0)
+RESERVATION = Reservation("k-1", 0)
 
 
 @pytest.fixture
@@ -51,11 +51,13 @@ def own(server: Valkey) -> Iterator[Store]:
     store.close()
 
 
-def reserve(store: Store, turn: Turn = TURN, holder: str = "w-1", now: datetime = NOW) -> Grant:
-    """Reserve a turn for a minute."""
+def reserve(
+    store: Store, reservation: Reservation = RESERVATION, holder: str = "w-1", now: datetime = NOW
+) -> Grant:
+    """Reserve a run for a minute."""
     until = now + timedelta(minutes=1)
     return store.reserve(
-        turn, publication="p-1", holder=holder, mark=secrets.token_hex(8), now=now, until=until
+        reservation, publication="p-1", holder=holder, mark=secrets.token_hex(8), now=now, until=until
     ).grant
 
 
@@ -91,13 +93,15 @@ def use_everything(store: Store) -> None:
     store.keep_errors("j-9", [(0, entry())])
     assert len(store.kept_errors("j-1")) == 1
     assert reserve(store) is Grant.TAKEN
-    assert store.extend([TURN, Turn("k-2", 0)], holder="w-1", until=LATER) == [Turn("k-2", 0)]
-    store.bury(letter(), Settle(TURN, "w-1", KEEP))
+    assert store.extend([RESERVATION, Reservation("k-2", 0)], holder="w-1", until=LATER) == [
+        Reservation("k-2", 0)
+    ]
+    store.bury(letter(), Settle(RESERVATION, "w-1", KEEP))
     store.bury(letter("j-2", type="other"))
     assert reserve(store) is Grant.SETTLED
     held = store.claim(["j-1"], now=NOW, seconds=60).claim
     assert held
-    store.release(["j-1"], held)
+    store.unclaim(["j-1"], held)
     assert [
         found.id for found in store.list(LetterFilter(type="bill*.*"), limit=5, cursor=None).letters
     ] == []
@@ -108,9 +112,9 @@ def use_everything(store: Store) -> None:
     store.forget_errors("j-1")
     assert (store.stats().total, store.get("j-1")) == (1, None)
     for job_id in ("j-1", "j-2", "j-3"):
-        store.park(parked(job_id), Settle(Turn(f"{job_id} key", 0), None, KEEP))
+        store.park(parked(job_id), Settle(Reservation(f"{job_id} key", 0), None, KEEP))
     due = claim_due(store)
-    store.unclaim(due.retries, due.claim)
+    store.unclaim_parked(due.retries, due.claim)
     due = claim_due(store)
     assert store.unpark(due.retries, due.claim) == 1
     assert store.reschedule(parked("j-2"), LATER)
@@ -118,18 +122,18 @@ def use_everything(store: Store) -> None:
     assert store.get_parked("j-3") == parked("j-3")
     assert store.list_parked(ParkedFilter(queue="default"), limit=5, cursor=None).retries == (parked("j-3"),)
     assert store.count_parked() == 1
-    assert reserve(store, Turn("k-3", 0)) is Grant.TAKEN
-    assert store.give_back(Settle(Turn("k-3", 0), "w-1", KEEP))
-    assert reserve(store, Turn("k-4", 0)) is Grant.TAKEN
-    assert store.settle(Settle(Turn("k-4", 0), "w-1", KEEP))
-    store.forget([Turn("k-4", 0)])
-    assert store.forget_before(NOW, limit=10) == 0
-    assert reserve(store, Turn("k-5", 0)) is Grant.TAKEN
+    assert reserve(store, Reservation("k-3", 0)) is Grant.TAKEN
+    assert store.release(Settle(Reservation("k-3", 0), "w-1", KEEP))
+    assert reserve(store, Reservation("k-4", 0)) is Grant.TAKEN
+    assert store.settle(Settle(Reservation("k-4", 0), "w-1", KEEP))
+    store.expire([Reservation("k-4", 0)])
+    assert store.expire_before(NOW, limit=10) == 0
+    assert reserve(store, Reservation("k-5", 0)) is Grant.TAKEN
 
 
 def test_what_was_answered_outlives_a_kill(server: Valkey, own: Store) -> None:
     """And the next call, over a connection that is dead, knows of nothing."""
-    own.bury(letter(), Settle(TURN, None, KEEP))
+    own.bury(letter(), Settle(RESERVATION, None, KEEP))
     own.park(parked())
     server.kill()
     with pytest.raises(StoreError, match=r"^the store 'redis://127.* failed: .*refused"):
@@ -143,9 +147,9 @@ def test_what_was_answered_outlives_a_kill(server: Valkey, own: Store) -> None:
 def test_a_connection_that_died_while_idle_is_mended(client: redis.Redis, own: Store) -> None:
     """Those of other threads too."""
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda n: reserve(own, Turn(f"k-{n}", 0)), range(100)))
+        list(pool.map(lambda n: reserve(own, Reservation(f"k-{n}", 0)), range(100)))
     client.client_kill_filter(_type="normal", skipme=True)
-    assert [reserve(own, Turn(f"k-{n}", 1)) for n in range(8)] == [Grant.TAKEN] * 8
+    assert [reserve(own, Reservation(f"k-{n}", 1)) for n in range(8)] == [Grant.TAKEN] * 8
 
 
 def test_scripts_that_the_server_has_forgotten_are_sent_again(client: redis.Redis, own: Store) -> None:
@@ -153,7 +157,7 @@ def test_scripts_that_the_server_has_forgotten_are_sent_again(client: redis.Redi
     use_everything(own)
     for n in range(2):
         client.script_flush()
-        assert reserve(own, Turn(f"flushed-{n}", 0)) is Grant.TAKEN
+        assert reserve(own, Reservation(f"flushed-{n}", 0)) is Grant.TAKEN
     client.flushall()
     client.script_flush()
     use_everything(own)
@@ -221,14 +225,14 @@ def test_whatever_answer_is_lost_the_step_is_done_once(forgetful: tuple[Forgetfu
         return found
 
     reserve(store)
-    assert lossy(lambda: store.settle(Settle(TURN, "w-1", KEEP)))
-    lossy(lambda: store.bury(letter(), Settle(TURN, "w-1", KEEP)))
+    assert lossy(lambda: store.settle(Settle(RESERVATION, "w-1", KEEP)))
+    lossy(lambda: store.bury(letter(), Settle(RESERVATION, "w-1", KEEP)))
     assert store.stats().total == 1
     held = lossy(lambda: store.claim(["j-1"], now=NOW, seconds=60)).claim
     assert held
     lossy(lambda: store.delete(["j-1"], held))
     assert store.stats().total == 0
-    lossy(lambda: store.park(parked(), Settle(TURN, "w-1", KEEP)))
+    lossy(lambda: store.park(parked(), Settle(RESERVATION, "w-1", KEEP)))
     assert store.count_parked() == 1
     assert lossy(lambda: claim_due(store)).retries == ()
     due = store.claim_due("celery", now=LATER, until=LATER + timedelta(minutes=1), limit=5)
@@ -282,12 +286,12 @@ def test_a_full_memory_refuses_a_step_as_a_whole(client: redis.Redis, own: Store
     before = {key: client.dump(key) for key in client.scan_iter() if "schema" not in key}
     client.config_set("maxmemory", "1mb")
     changes: tuple[Callable[[], object], ...] = (
-        lambda: own.bury(letter("j-2", queue="moved"), Settle(Turn("k-5", 0), "w-1", KEEP)),
-        lambda: own.park(parked("j-3", fence=2), Settle(Turn("k-5", 0), "w-1", KEEP)),
-        lambda: own.unclaim(due.retries, due.claim),
+        lambda: own.bury(letter("j-2", queue="moved"), Settle(Reservation("k-5", 0), "w-1", KEEP)),
+        lambda: own.park(parked("j-3", fence=2), Settle(Reservation("k-5", 0), "w-1", KEEP)),
+        lambda: own.unclaim_parked(due.retries, due.claim),
         lambda: own.keep_errors("j-9", [(1, entry())]),
-        lambda: reserve(own, Turn("k-6", 0)),
-        lambda: own.settle(Settle(Turn("k-5", 0), "w-1", KEEP)),
+        lambda: reserve(own, Reservation("k-6", 0)),
+        lambda: own.settle(Settle(Reservation("k-5", 0), "w-1", KEEP)),
     )
     for change in changes:
         with pytest.raises(StoreError, match=r"^the store 'redis://.* failed: .*maxmemory"):
@@ -314,14 +318,14 @@ def test_a_replica_is_an_error_until_it_is_promoted(client: redis.Redis, own: St
 def test_only_reservations_have_an_end(client: redis.Redis, own: Store) -> None:
     """A settled one when it was said, another one a week after its time; by the server's own clock."""
     use_everything(own)
-    assert reserve(own, Turn("k-6", 0)) is Grant.TAKEN
-    own.settle(Settle(Turn("k-6", 0), "w-1", KEEP))
+    assert reserve(own, Reservation("k-6", 0)) is Grant.TAKEN
+    own.settle(Settle(Reservation("k-6", 0), "w-1", KEEP))
     ends = {key: client.pexpiretime(key) for key in client.scan_iter()}
     prefix = "ojs:{ojs}:turn:"
     assert {key for key, end in ends.items() if end != -1} == {key for key in ends if key.startswith(prefix)}
     assert ends[prefix + "k-6"] == KEEP.timestamp() * 1000
     assert ends[prefix + "k-5"] == (LATER + timedelta(weeks=1)).timestamp() * 1000
-    own.settle(Settle(Turn("k-6", 0), "w-1", datetime.now(timezone.utc) + timedelta(milliseconds=50)))
+    own.settle(Settle(Reservation("k-6", 0), "w-1", datetime.now(timezone.utc) + timedelta(milliseconds=50)))
     eventually(lambda: not client.exists(prefix + "k-6"), what="the end of a settled reservation")
 
 
@@ -353,7 +357,7 @@ def test_whose_claim_is_over_may_still_publish(own: Store) -> None:
 
 def test_a_deleted_letter_and_a_published_retry_leave_nothing(client: redis.Redis, own: Store) -> None:
     """In no index."""
-    own.bury(letter(), Settle(TURN, None, KEEP))
+    own.bury(letter(), Settle(RESERVATION, None, KEEP))
     own.bury(letter(queue="second", discarded_at=NOW + timedelta(days=1)))
     held = own.claim(["j-1"], now=NOW, seconds=60).claim
     assert held
@@ -362,7 +366,7 @@ def test_a_deleted_letter_and_a_published_retry_leave_nothing(client: redis.Redi
     own.park(parked(id="another", queue="second", next_retry_at=NOW - timedelta(days=1)))
     due = claim_due(own)
     assert own.unpark(due.retries, due.claim) == 1
-    own.forget([TURN])
+    own.expire([RESERVATION])
     assert list(client.scan_iter()) == ["ojs:{ojs}:schema"]
 
 
@@ -500,7 +504,7 @@ def test_a_url_that_is_none(url: str) -> None:
 def test_connections_are_as_many_as_callers(client: redis.Redis, own: Store) -> None:
     """Not more, however much is called."""
     with ThreadPoolExecutor(16) as pool:
-        grants = list(pool.map(lambda n: reserve(own, Turn(f"k-{n}", 0)), range(2_000)))
+        grants = list(pool.map(lambda n: reserve(own, Reservation(f"k-{n}", 0)), range(2_000)))
     assert grants == [Grant.TAKEN] * 2_000
     assert len(client.client_list()) <= 17
     own.close()
@@ -520,7 +524,7 @@ def test_a_forked_child_uses_no_connection_of_its_parent(client: redis.Redis, ow
 @pytest.mark.parametrize("fence", [-1, 2**53 + 1, 2**70])
 def test_a_fence_that_lua_cannot_count(own: Store, fence: int) -> None:
     """It is an error like any other."""
-    turn = Turn("k", fence)
-    for use in (lambda: reserve(own, turn), lambda: own.settle(Settle(turn, None, KEEP))):
+    reservation = Reservation("k", fence)
+    for use in (lambda: reserve(own, reservation), lambda: own.settle(Settle(reservation, None, KEEP))):
         with pytest.raises(StoreError, match=r"^fence: "):
             use()

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from ojs_bridge import open_store
-from ojs_bridge.store import Grant, Reservation, Settle, Store, Turn
+from ojs_bridge.store import Grant, Reservation, ReserveAnswer, Settle, Store
 from tests.store.processes import in_processes
 from tests.store.test_parked import parked
 from tests.store.test_store import AWKWARD, letter
@@ -45,10 +45,10 @@ def reserve(
     holder: str = FIRST,
     at: float = 0.0,
     mark: str = "",
-) -> Reservation:
-    """Ask for a minute of a turn."""
+) -> ReserveAnswer:
+    """Ask to reserve a run for a minute."""
     return store.reserve(
-        Turn(key, fence),
+        Reservation(key, fence),
         publication=publication,
         holder=holder,
         mark=mark or secrets.token_hex(8),
@@ -58,23 +58,23 @@ def reserve(
 
 
 def over(fence: int = 0, holder: str | None = FIRST, *, key: str = "j-1") -> Settle:
-    """That a turn is over, remembered for an hour."""
-    return Settle(Turn(key, fence), holder, after(3600))
+    """That a reservation is over, remembered for an hour."""
+    return Settle(Reservation(key, fence), holder, after(3600))
 
 
 def ask(fence: int, **known: Any) -> Step:
-    """Return a step that asks for a turn."""
+    """Return a step that asks to reserve a run."""
     return lambda store: reserve(store, fence, **known).grant
 
 
 def settle(fence: int, holder: str | None = FIRST) -> Step:
-    """Return a step that settles a turn."""
+    """Return a step that settles a reservation."""
     return lambda store: store.settle(over(fence, holder))
 
 
-def give_back(fence: int, holder: str | None = FIRST) -> Step:
-    """Return a step that gives a turn back."""
-    return lambda store: store.give_back(over(fence, holder))
+def release(fence: int, holder: str | None = FIRST) -> Step:
+    """Return a step that releases a reservation."""
+    return lambda store: store.release(over(fence, holder))
 
 
 #: What has happened, what is asked then, and the answer.
@@ -99,10 +99,10 @@ GRANTS: dict[str, tuple[Sequence[Step], Step, Grant]] = {
     "it is settled, its time over": ([ask(1), settle(1)], ask(1, at=90), SETTLED),
     "it is settled, unseen": ([settle(1)], ask(1), SETTLED),
     "it is settled for a dead one": ([ask(1), settle(1, None)], ask(1), SETTLED),
-    "it was given back": ([ask(2), give_back(2)], ask(2, holder=SECOND), TAKEN),
-    "the one after was given back": ([ask(2), give_back(2)], ask(1), SETTLED),
-    "the first was given back": ([ask(0), give_back(0)], ask(0, holder=SECOND), TAKEN),
-    "given back, whoever sent it": ([ask(0), give_back(0)], ask(0, publication="p-2"), TAKEN),
+    "it was released": ([ask(2), release(2)], ask(2, holder=SECOND), TAKEN),
+    "the one after was released": ([ask(2), release(2)], ask(1), SETTLED),
+    "the first was released": ([ask(0), release(0)], ask(0, holder=SECOND), TAKEN),
+    "released, whoever sent it": ([ask(0), release(0)], ask(0, publication="p-2"), TAKEN),
     "sent again": ([ask(0)], ask(0, publication="p-2"), RESENT),
     "sent again when it is over": ([ask(0)], ask(0, at=90, publication="p-2"), RESENT),
     "sent again when it is settled": ([ask(0), settle(0)], ask(0, publication="p-2"), RESENT),
@@ -125,7 +125,7 @@ def test_who_may_run_a_job(store: Store, before: Sequence[Step], asked: Step, gr
     assert asked(store) is grant
 
 
-#: What has happened, which turn is then settled, and whether it was the holder's to settle.
+#: What has happened, which reservation is then settled, and whether it was the holder's to settle.
 SETTLEMENTS: dict[str, tuple[Sequence[Step], Step, bool]] = {
     "ours": ([ask(1)], settle(1), True),
     "again": ([ask(1), settle(1)], settle(1), True),
@@ -151,17 +151,17 @@ def test_who_settles_a_turn(store: Store, before: Sequence[Step], settling: Step
 
 
 RETURNS: dict[str, tuple[Sequence[Step], Step, bool]] = {
-    "ours": ([ask(1)], give_back(1), True),
-    "the first": ([ask(0)], give_back(0), True),
-    "again": ([ask(1), give_back(1)], give_back(1), False),
-    "the first again": ([ask(0), give_back(0)], give_back(0), False),
-    "without a record": ([], give_back(1), False),
-    "another's": ([ask(1, holder=SECOND)], give_back(1), False),
-    "a dead one's": ([ask(1, holder=SECOND)], give_back(1, None), True),
-    "an earlier one": ([ask(2)], give_back(1), False),
-    "a later one": ([ask(1)], give_back(2), False),
-    "settled": ([ask(1), settle(1)], give_back(1), False),
-    "settled, the first": ([ask(0), settle(0)], give_back(0), False),
+    "ours": ([ask(1)], release(1), True),
+    "the first": ([ask(0)], release(0), True),
+    "again": ([ask(1), release(1)], release(1), False),
+    "the first again": ([ask(0), release(0)], release(0), False),
+    "without a record": ([], release(1), False),
+    "another's": ([ask(1, holder=SECOND)], release(1), False),
+    "a dead one's": ([ask(1, holder=SECOND)], release(1, None), True),
+    "an earlier one": ([ask(2)], release(1), False),
+    "a later one": ([ask(1)], release(2), False),
+    "settled": ([ask(1), settle(1)], release(1), False),
+    "settled, the first": ([ask(0), settle(0)], release(0), False),
 }
 
 
@@ -175,13 +175,13 @@ def test_who_gives_a_turn_back(store: Store, before: Sequence[Step], returning: 
 
 def test_how_long_another_has_it(store: Store) -> None:
     """To the millisecond; and only then is there a time."""
-    assert reserve(store, mark="a") == Reservation(TAKEN)
-    assert reserve(store, at=5) == Reservation(HELD, after(60), FIRST, "a")
-    assert reserve(store, at=60, mark="b") == Reservation(LOST, after(60), FIRST, "a")
-    assert reserve(store, at=70) == Reservation(HELD, after(120), FIRST, "b")
-    assert reserve(store, publication="p-2") == Reservation(RESENT)
+    assert reserve(store, mark="a") == ReserveAnswer(TAKEN)
+    assert reserve(store, at=5) == ReserveAnswer(HELD, after(60), FIRST, "a")
+    assert reserve(store, at=60, mark="b") == ReserveAnswer(LOST, after(60), FIRST, "a")
+    assert reserve(store, at=70) == ReserveAnswer(HELD, after(120), FIRST, "b")
+    assert reserve(store, publication="p-2") == ReserveAnswer(RESENT)
     store.settle(over())
-    assert reserve(store) == Reservation(SETTLED)
+    assert reserve(store) == ReserveAnswer(SETTLED)
 
 
 @pytest.mark.requirement("RET-13")
@@ -192,8 +192,8 @@ def test_a_heartbeat_extends_what_its_holder_holds(store: Store) -> None:
     reserve(store, 1, key="another's", holder=SECOND)
     store.settle(over(1, key="settled"))
     reserve(store, 2, key="moved on")
-    lost = [Turn(key, 1) for key in ("another's", "settled", "moved on", "unknown")]
-    assert list(store.extend([Turn("mine", 1), *lost], holder=FIRST, until=after(300))) == lost
+    lost = [Reservation(key, 1) for key in ("another's", "settled", "moved on", "unknown")]
+    assert list(store.extend([Reservation("mine", 1), *lost], holder=FIRST, until=after(300))) == lost
     found = reserve(store, 1, key="mine", at=299)
     assert (found.grant, found.until, found.holder) == (HELD, after(300), FIRST)
     assert reserve(store, 1, key="another's", at=1).until == after(60)
@@ -205,7 +205,9 @@ def test_who_was_taken_over_is_told_so(store: Store) -> None:
     """By its next heartbeat, which takes nothing back."""
     reserve(store)
     assert reserve(store, at=60, holder=SECOND).grant is LOST
-    assert list(store.extend([Turn("j-1", 0)], holder=FIRST, until=after(300))) == [Turn("j-1", 0)]
+    assert list(store.extend([Reservation("j-1", 0)], holder=FIRST, until=after(300))) == [
+        Reservation("j-1", 0)
+    ]
     found = reserve(store, at=61)
     assert (found.grant, found.until, found.holder) == (HELD, after(120), SECOND)
 
@@ -213,10 +215,13 @@ def test_who_was_taken_over_is_told_so(store: Store) -> None:
 @pytest.mark.requirement("RET-13")
 def test_a_heartbeat_of_a_thousand_turns(store: Store) -> None:
     """And of none."""
-    turns = [Turn(f"j-{n}", n % 3) for n in range(1000)]
-    for turn in turns[::2]:
-        reserve(store, turn.fence, key=turn.key)
-    assert sorted(store.extend(turns, holder=FIRST, until=after(300)), key=turns.index) == turns[1::2]
+    reservations = [Reservation(f"j-{n}", n % 3) for n in range(1000)]
+    for reservation in reservations[::2]:
+        reserve(store, reservation.fence, key=reservation.key)
+    assert (
+        sorted(store.extend(reservations, holder=FIRST, until=after(300)), key=reservations.index)
+        == reservations[1::2]
+    )
     assert list(store.extend([], holder=FIRST, until=after(300))) == []
 
 
@@ -227,8 +232,8 @@ def test_forgetting_settled_turns(store: Store) -> None:
         store.settle(over(1, key=key))
     reserve(store, 2, key="moved on")
     reserve(store, 1, key="live")
-    store.forget([Turn(key, 1) for key in ("settled", "moved on", "live", "unknown")])
-    store.forget([])
+    store.expire([Reservation(key, 1) for key in ("settled", "moved on", "live", "unknown")])
+    store.expire([])
     assert reserve(store, 1, key="settled").grant is TAKEN
     assert reserve(store, 2, key="moved on").grant is HELD
     assert reserve(store, 1, key="live").grant is HELD
@@ -242,8 +247,10 @@ def test_no_name_is_too_awkward(store: Store, text: str) -> None:
     assert reserve(store, key=f"{key}'").grant is TAKEN
     assert reserve(store, key=key, publication=f"{publication}'").grant is RESENT
     assert reserve(store, key=key, publication=publication).grant is HELD
-    assert list(store.extend([Turn(key, 0)], holder=f"{holder}'", until=after(90))) == [Turn(key, 0)]
-    assert list(store.extend([Turn(key, 0)], holder=holder, until=after(90))) == []
+    assert list(store.extend([Reservation(key, 0)], holder=f"{holder}'", until=after(90))) == [
+        Reservation(key, 0)
+    ]
+    assert list(store.extend([Reservation(key, 0)], holder=holder, until=after(90))) == []
     assert not store.settle(over(0, f"{holder}'", key=key))
     assert store.settle(over(0, holder, key=key))
 
@@ -257,7 +264,7 @@ def test_namespaces_have_reservations_of_their_own(url: str) -> None:
     """In one database."""
     one, two = open_store(url, "one"), open_store(url, "two")
     assert reserve(one).grant is TAKEN
-    assert list(two.extend([Turn("j-1", 0)], holder=FIRST, until=after(90))) == [Turn("j-1", 0)]
+    assert list(two.extend([Reservation("j-1", 0)], holder=FIRST, until=after(90))) == [Reservation("j-1", 0)]
     assert reserve(two).grant is TAKEN
     one.settle(over())
     assert reserve(two).grant is HELD
@@ -273,7 +280,7 @@ def test_a_letter_and_its_turn_are_written_together(store: Store) -> None:
     assert store.bury(letter("unknown"), over(1, key="unknown")), "rather two than none"
 
 
-#: What happened to a run's turn, and how the run that lost it would settle it.
+#: What happened to a reservation, and how the run that lost it would settle it.
 LATE: dict[str, tuple[Sequence[Step], Settle]] = {
     "another has taken it over": ([ask(1), ask(1, at=60, holder=SECOND)], over(1)),
     "another has dealt with it": (
@@ -289,7 +296,7 @@ LATE: dict[str, tuple[Sequence[Step], Settle]] = {
 @pytest.mark.requirement("RET-12")
 @pytest.mark.parametrize(("before", "late"), LATE.values(), ids=LATE)
 def test_what_a_run_says_too_late_is_not_written(store: Store, before: Sequence[Step], late: Settle) -> None:
-    """Nor does it change what is there: an earlier letter, kept errors, the turn."""
+    """Nor does it change what is there: an earlier letter, kept errors, the reservation."""
     for step in before:
         step(store)
     kept = [(0, {"attempt": 1, "type": "a.b"})]
@@ -307,7 +314,7 @@ def test_a_turn_that_was_taken_over_is_not_forgotten(store: Store) -> None:
     reserve(store, 0)
     assert reserve(store, 0, at=60, holder=SECOND).grant is LOST
     assert store.settle(over(0, SECOND))
-    store.forget([Turn("j-1", 0)])
+    store.expire([Reservation("j-1", 0)])
     assert not store.bury(letter(), over(0))
     assert reserve(store, 0).grant is SETTLED
 
@@ -316,7 +323,7 @@ KEYS = [f"j-{n}" for n in range(50)]
 
 
 def grants_of(url: str, at: float) -> list[Grant]:
-    """What a process is told of fifty turns that everybody wants."""
+    """What a process is told of fifty reservations that everybody wants."""
     store = open_store(url)
     return [reserve(store, key=key, holder=f"w-{os.getpid()}", at=at).grant for key in KEYS]
 
@@ -378,7 +385,7 @@ def test_either_its_holder_settles_a_turn_or_another_takes_it_over(store: Store,
 
 
 def busy_until_killed(url: str, told: Connection) -> None:
-    """Reserve turns, and bury each job as its turn ends, until killed."""
+    """Reserve runs, and bury each job as its reservation ends, until killed."""
     store = open_store(url)
     for n in itertools.count():
         reserve(store, key=f"j-{n}")
@@ -388,7 +395,7 @@ def busy_until_killed(url: str, told: Connection) -> None:
 
 @pytest.mark.requirement("RET-12")
 def test_what_a_killed_worker_leaves_behind(url: str, store: Store) -> None:
-    """Each turn is either settled and its letter there, or lost; and the store is free at once."""
+    """Each reservation is either settled and its letter there, or lost; and the store is free at once."""
     context = multiprocessing.get_context("fork")
     for enough in (3, 10, 17):
         receiver, sender = context.Pipe(duplex=False)
@@ -403,7 +410,7 @@ def test_what_a_killed_worker_leaves_behind(url: str, store: Store) -> None:
         for key in (f"j-{n}" for n in range(last + 1)):
             grant = reserve(store, key=key, holder=SECOND, at=60).grant
             assert grant is (LOST if store.get(key) is None else SETTLED), key
-            store.forget([Turn(key, 0)])
+            store.expire([Reservation(key, 0)])
             claimed = store.claim([key], now=NOW, seconds=9)
             assert grant is LOST or store.delete([key], claimed.claim) == 1
-            store.give_back(over(0, SECOND, key=key))
+            store.release(over(0, SECOND, key=key))

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from ojs_bridge import StoreError, open_store
-from ojs_bridge.store import Grant, Store, Turn
+from ojs_bridge.store import Grant, Reservation, Store
 from tests.servers import Postgres
 from tests.store.processes import in_processes
 from tests.store.test_parked import keys, parked
@@ -126,7 +126,7 @@ def test_many_processes_raise_a_store_at_once(url_of_version_1: str) -> None:
 
 
 def first_turn(url: str) -> Grant:
-    """Reserve a turn that nobody else wants, in a store that may be of an earlier version."""
+    """Reserve a run that nobody else wants, in a store that may be of an earlier version."""
     return reserve(open_store(url), key=str(os.getpid())).grant
 
 
@@ -160,20 +160,20 @@ def test_old_records_are_swept_a_few_at_a_time(sql_store: Store) -> None:
     for n in range(25):
         sql_store.settle(over(key=f"settled-{n}"))
     reserve(sql_store, key="live")
-    assert sql_store.forget_before(after(3599), limit=10) == 0
-    assert [sql_store.forget_before(after(3600), limit=10) for _ in range(4)] == [10, 10, 5, 0]
+    assert sql_store.expire_before(after(3599), limit=10) == 0
+    assert [sql_store.expire_before(after(3600), limit=10) for _ in range(4)] == [10, 10, 5, 0]
     assert reserve(sql_store, key="settled-0").grant is Grant.TAKEN
     week = timedelta(weeks=1)
-    assert sql_store.forget_before(after(60) + week - timedelta(milliseconds=1), limit=10) == 0
+    assert sql_store.expire_before(after(60) + week - timedelta(milliseconds=1), limit=10) == 0
     assert reserve(sql_store, key="live", at=1).grant is Grant.HELD
-    assert sql_store.forget_before(after(60) + week, limit=10) == 2
+    assert sql_store.expire_before(after(60) + week, limit=10) == 2
 
 
 def sweep(url: str) -> int:
     """Sweep until nothing is left; return how much there was."""
     store = open_store(url)
     swept = 0
-    while count := store.forget_before(after(3600), limit=50):
+    while count := store.expire_before(after(3600), limit=50):
         swept += count
     return swept
 
@@ -187,7 +187,7 @@ def test_many_workers_sweep_at_once(sql_url: str, sql_store: Store) -> None:
 
 
 def test_nothing_is_written_by_halves(sql_url: str, sql_store: Store) -> None:
-    """Neither a letter nor a parked retry without its turn."""
+    """Neither a letter nor a parked retry without its reservation."""
     sql_store.prepare()
     with sa.create_engine(sql_url).begin() as connection:
         connection.execute(sa.text("drop table ojs_reservations"))
@@ -229,7 +229,7 @@ def test_a_server_that_was_restarted_meanwhile() -> None:
         server.start()
         time.sleep(1.1)
         told = store.reserve(
-            Turn("j-1", 0), publication="p-1", holder="w-2", mark="m-2", now=NOW, until=after(60)
+            Reservation("j-1", 0), publication="p-1", holder="w-2", mark="m-2", now=NOW, until=after(60)
         )
         assert told.grant is Grant.HELD
         server.restart()

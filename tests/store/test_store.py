@@ -146,7 +146,7 @@ def test_an_unknown_id(store: Store) -> None:
     """It is nowhere, and nothing happens to it."""
     assert store.get("nobody") is None
     assert claim(store, "nobody") is None
-    store.release(["nobody"], 5)
+    store.unclaim(["nobody"], 5)
     assert not store.delete(["nobody"], 5)
     assert store.kept_errors("nobody") == []
     store.forget_errors("nobody")
@@ -287,7 +287,7 @@ def test_a_claim_has_the_letter_to_itself_for_its_time(store: Store) -> None:
     assert held is not None
     assert claim(store) is None
     assert claim(store, now=NOW + timedelta(seconds=59.999)) is None
-    store.release(["j-1"], held)
+    store.unclaim(["j-1"], held)
     again = claim(store, now=NOW + timedelta(seconds=1))
     assert again is not None
     assert claim(store, now=NOW + timedelta(seconds=61)) is not None
@@ -302,7 +302,7 @@ def test_many_letters_are_claimed_and_deleted_at_once(store: Store) -> None:
     claimed = store.claim([f"j-{n}" for n in range(650)] + ["nobody"], now=NOW, seconds=60)
     assert [found.id for found in claimed.letters] == [f"j-{n}" for n in range(650) if n != 5]
     assert claimed.letters[6] == letter("j-7", attempt=8)
-    store.release([f"j-{n}" for n in range(600, 650)], claimed.claim)
+    store.unclaim([f"j-{n}" for n in range(600, 650)], claimed.claim)
     assert claim(store, "j-599") is None
     assert claim(store, "j-600") is not None
     assert store.delete([f"j-{n}" for n in range(700)], claimed.claim) == 599
@@ -319,7 +319,7 @@ def test_who_has_lost_a_claim_does_nothing_to_its_next_holder(store: Store) -> N
     held = claim(store, now=NOW + timedelta(seconds=60))
     assert late is not None
     assert held is not None
-    store.release(["j-1"], late)
+    store.unclaim(["j-1"], late)
     assert claim(store, now=NOW + timedelta(seconds=61)) is None
     assert not store.delete(["j-1"], late)
     assert store.delete(["j-1"], held)

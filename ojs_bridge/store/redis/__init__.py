@@ -32,7 +32,7 @@ class RedisStore(RedisLetters, RedisParked, RedisReservations, RedisShadows):
         return datetime.fromtimestamp(int(seconds), timezone.utc) + timedelta(microseconds=int(microseconds))
 
     def joint(self, companion: str, *, run_id: str, database: int) -> Joint | None:
-        """Return what settles turns along with a companion; None on another server than that of `run_id`."""
+        """Return what settles reservations along with a companion; None on another server than `run_id`'s."""
         return Joint(self._redis, companion, database) if self._redis.run_id() == run_id else None
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Settling a turn in one step with what a broker on the same server does about its message."""
+"""Settling a reservation in one step with what a broker on the same server does about its message."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .namespace import RedisNamespace
 from .reservations import SETTLE, settle_words
 from .server import Script, Word
 
-#: KEYS: turn, then the companion's. ARGV: fence or '' to try the companion alone, holder, keep_until, then
-#: the companion's. Repeated, it finds the message gone.
+#: KEYS: reservation, then the companion's. ARGV: fence or '' to try the companion alone, holder, keep_until,
+#: then the companion's. Repeated, it finds the message gone.
 _JOINT = (
     SETTLE
     + """
@@ -28,9 +28,9 @@ return settle(KEYS[1], ARGV[1], ARGV[2], ARGV[3]) + 2 * gone
 
 
 class Joint:
-    """Settles turns along with a companion: Lua that takes `keys` and `words` and first writes something.
+    """Settles reservations along with a companion: Lua that takes `keys` and `words` and writes first.
 
-    It returns 1 when it has deleted the turn's message, and 0 when that was not there.
+    It returns 1 when it has deleted the reservation's message, and 0 when that was not there.
     """
 
     def __init__(self, redis: RedisNamespace, companion: str, database: int) -> None:
@@ -41,9 +41,9 @@ class Joint:
         self._script = Script(_JOINT % (companion, there, back))
 
     def settle(self, settle: Settle, keys: Sequence[bytes], words: Sequence[Word]) -> tuple[bool, bool]:
-        """Settle a turn and do what the companion does; return whether each was done; raises StoreError."""
-        turn = self._redis.turn(settle.turn)
-        done = self._redis.run(self._script, (turn, *keys), (*settle_words(settle), *words))
+        """Settle a reservation, run the companion, and return whether each was done; raises StoreError."""
+        reservation = self._redis.reservation_key(settle.reservation)
+        done = self._redis.run(self._script, (reservation, *keys), (*settle_words(settle), *words))
         return bool(done & 1), bool(done & 2)
 
     def works(self, keys: Sequence[bytes], words: Sequence[Word]) -> bool:

@@ -21,9 +21,9 @@ from .server import Script, Word
 
 LARGEST_PLACE = 2**63 - 1
 
-#: KEYS: records, by_time, by_kind, kinds, entries, claims, kept, and a turn. ARGV: id, record, entry, and how
-#: to settle; 0 and nothing written when that fails. Burying again writes the same again; a claim of the
-#: moment between would end, as it must.
+#: KEYS: records, by_time, by_kind, kinds, entries, claims, kept, and a reservation.
+#: ARGV: id, record, entry, and how to settle; 0 and nothing written when that fails. Burying again writes the
+#: same again; a claim of the moment between would end, as it must.
 _BURY = Script(
     INDEX
     + SETTLE
@@ -137,12 +137,12 @@ class RedisLetters:
         self._letter_index = RedisIndex(redis, listed, newest_first=True)
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
-        """Settle a letter's turn and write it, in place of an earlier one of its job and of kept entries."""
+        """Settle the job's reservation and write its letter, in place of an earlier one and kept entries."""
         letter_id = index_id(letter.id)
         keys = [*self._letter_keys, self._kept(letter.id)]
         words: list[Word] = [letter_id, letter_to_json(letter), _entry(letter)]
         if settle:
-            keys.append(self._redis.turn(settle.turn))
+            keys.append(self._redis.reservation_key(settle.reservation))
             words += settle_words(settle)
         return bool(self._redis.run(_BURY, keys, words))
 
@@ -207,7 +207,7 @@ class RedisLetters:
         records = self._redis.run(_CLAIM, (self._letters, self._letter_claims), words)
         return Claimed(token, tuple(letter_from_json(record.decode()) for record in records))
 
-    def release(self, letter_ids: Sequence[str], claim: Claim) -> None:
+    def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
         """Give back the claims that are still ours."""
         self._redis.run(_RELEASE, (self._letter_claims,), (claim, *map(index_id, letter_ids)))
 

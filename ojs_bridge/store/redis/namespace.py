@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import StoreError
-from ..reservations import Turn
+from ..reservations import Reservation
 from ..texts import index_id
 from .server import RedisServer, Script, Word
 
@@ -29,7 +29,8 @@ class RedisNamespace:
     def __init__(self, url: str, namespace: str, patience: float) -> None:
         self._server = RedisServer(url, patience)
         self._prefix = f"ojs:{{{_without_braces(namespace)}}}:".encode()
-        self._turns = self.key("turn:")
+        # A name of an earlier release, which running fleets share with this one.
+        self._reservations = self.key("turn:")
         self._prepared = False
 
     @property
@@ -81,9 +82,9 @@ class RedisNamespace:
         """Return keys of the namespace."""
         return [*map(self.key, names)]
 
-    def turn(self, turn: Turn) -> bytes:
-        """Return the key of a turn's reservation."""
-        return self._turns + index_id(turn.key).encode()
+    def reservation_key(self, reservation: Reservation) -> bytes:
+        """Return the key of a reservation's record."""
+        return self._reservations + index_id(reservation.key).encode()
 
     def _warn(self) -> None:
         shown, policy = self._server.shown, self._setting("maxmemory-policy")

@@ -64,8 +64,8 @@ end
 """
 )
 
-#: And a turn. ARGV: key, record, fence, when it was parked, entry, job, framework, and how to settle; 0 and
-#: nothing written when that fails. Parking again writes the same again, and ends a claim of the moment
+#: And a reservation. ARGV: key, record, fence, when it was parked, entry, job, framework, and how to settle;
+#: 0 and nothing written when that fails. Parking again writes the same again, and ends a claim of the moment
 #: between: the fence stops what was published twice.
 _PARK = Script(
     _PARKED
@@ -212,13 +212,13 @@ class RedisParked:
         self._parked_index = RedisIndex(redis, listed, newest_first=False)
 
     def park(self, parked: Parked, settle: Settle | None = None) -> bool:
-        """Settle the turn a retry follows, and write it, in one step."""
+        """Settle the job's reservation and write its retry, in one step."""
         key, fence, parked_at = _identity(parked)
         keys = [*self._parked_keys]
         entry = entry_of((parked.queue, parked.type), parked.next_retry_at, index_id(parked.key))
         words = [key, parked_to_json(parked), fence, parked_at, entry, index_id(parked.id), parked.framework]
         if settle:
-            keys.append(self._redis.turn(settle.turn))
+            keys.append(self._redis.reservation_key(settle.reservation))
             words += settle_words(settle)
         return bool(self._redis.run(_PARK, keys, words))
 
@@ -239,7 +239,7 @@ class RedisParked:
         words = (claim, *(index_id(parked.key) for parked in retries))
         return int(self._redis.run(_UNPARK, self._parked_keys, words))
 
-    def unclaim(self, retries: Sequence[Parked], claim: str) -> None:
+    def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
         """Give back retries that could not be published."""
         words = (claim, *(index_id(parked.key) for parked in retries))
         self._redis.run(_UNCLAIM, self._parked_keys, words)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...errors import StoreError
 from ..records import from_ms, to_ms
-from ..reservations import Grant, Reservation, Settle, Turn
+from ..reservations import Grant, Reservation, ReserveAnswer, Settle
 from .namespace import RedisNamespace
 from .server import Script, Word
 
@@ -22,18 +22,18 @@ LARGEST_FENCE = 2**53
 _INT64, _STR32 = 0xD3, 0xDB
 _ANY_TEXT = ("utf-8", "surrogatepass")
 
-#: How much is told of a turn that another one holds; of a lost one, one word more.
+#: How much is told of a reservation that another one holds; of a lost one, one word more.
 _OF_ONE_HELD = 3
 _TAKEN, _LOST, _SETTLED, _RESENT = -1, -2, -3, -4
 _WITHOUT_TIME = {
-    _TAKEN: Reservation(Grant.TAKEN),
-    _LOST: Reservation(Grant.LOST),
-    _SETTLED: Reservation(Grant.SETTLED),
-    _RESENT: Reservation(Grant.RESENT),
+    _TAKEN: ReserveAnswer(Grant.TAKEN),
+    _LOST: ReserveAnswer(Grant.LOST),
+    _SETTLED: ReserveAnswer(Grant.SETTLED),
+    _RESENT: ReserveAnswer(Grant.RESENT),
 }
 
 #: A record: fence, until or -1 when settled, holder, publication, the mark of the request that wrote it and
-#: what that was told; -2, that the turn was taken over, stays. Settling again writes the same again.
+#: what that was told; -2, that the reservation was taken over, stays. Settling again writes the same again.
 SETTLE = """
 local function settle(key, fence, holder, keep_until)
   local known, publication, told = redis.call('GET', key), '', 0
@@ -51,8 +51,8 @@ local function settle(key, fence, holder, keep_until)
 end
 """
 
-#: KEYS: turn. ARGV: fence, publication, holder, now, until, the record's end, mark. A repeat, whose first
-#: answer was lost with the connection, finds its own mark and is told the same.
+#: KEYS: reservation. ARGV: fence, publication, holder, now, until, the record's end, mark. A repeat, whose
+#: first answer was lost with the connection, finds its own mark and is told the same.
 _RESERVE = Script("""
 local fence, publication, told, lost = tonumber(ARGV[1]), ARGV[2], -1, nil
 local known = redis.call('GET', KEYS[1])
@@ -75,7 +75,7 @@ redis.call('SET', KEYS[1], record, 'PXAT', ARGV[6])
 return lost or told
 """)
 
-#: KEYS: turns. ARGV: holder, until, the records' end, fences. Extending again writes the same again.
+#: KEYS: reservations. ARGV: holder, until, the records' end, fences. Extending again writes the same again.
 _EXTEND = Script("""
 local lost = {}
 for n, key in ipairs(KEYS) do
@@ -92,11 +92,11 @@ end
 return lost
 """)
 
-#: KEYS: turn. ARGV: fence, holder or '', keep_until.
+#: KEYS: reservation. ARGV: fence, holder or '', keep_until.
 _SETTLE = Script(SETTLE + "return settle(KEYS[1], ARGV[1], ARGV[2], ARGV[3])")
 
-#: KEYS: turn. ARGV: fence, holder or '', keep_until, mark or ''. Repeated, it finds nothing to give back.
-_GIVE_BACK = Script("""
+#: KEYS: reservation. ARGV: fence, holder or '', keep_until, mark or ''. Repeated, it has no effect.
+_RELEASE = Script("""
 local known = redis.call('GET', KEYS[1])
 if not known then return 0 end
 local fence, until_, holder, publication, mark = cmsgpack.unpack(known)
@@ -110,8 +110,8 @@ end
 return 1
 """)
 
-#: KEYS: turns. ARGV: fences. What has been forgotten is not there to be forgotten again.
-_FORGET = Script("""
+#: KEYS: reservations. ARGV: fences. What has been forgotten is not there to be forgotten again.
+_EXPIRE = Script("""
 for n, key in ipairs(KEYS) do
   local known = redis.call('GET', key)
   if known then
@@ -130,12 +130,19 @@ class RedisReservations:
         self._redis = redis
 
     def reserve(
-        self, turn: Turn, *, publication: str, holder: str, mark: str, now: datetime, until: datetime
-    ) -> Reservation:
-        """Take a turn until a time, atomically."""
-        key, fence, end = self._redis.turn(turn), _fence(turn), to_ms(until)
+        self,
+        reservation: Reservation,
+        *,
+        publication: str,
+        holder: str,
+        mark: str,
+        now: datetime,
+        until: datetime,
+    ) -> ReserveAnswer:
+        """Reserve a run until a time, atomically."""
+        key, fence, end = self._redis.reservation_key(reservation), _fence(reservation), to_ms(until)
         if fence == 0:
-            # Mostly nothing is known of a first turn, and this takes the server a fifth of a script's time.
+            # Mostly there is no record of a first run, and this takes the server a fifth of a script's time.
             record = _record(fence, end, holder, publication, mark)
             if self._redis.ask("SET", key, record, "NX", "PXAT", end + OUTLIVE_MS):
                 return _WITHOUT_TIME[_TAKEN]
@@ -145,49 +152,58 @@ class RedisReservations:
             return _WITHOUT_TIME[told]
         grant = Grant.HELD if len(told) == _OF_ONE_HELD else Grant.LOST
         its_holder, its_mark = (text.decode("utf-8", "surrogatepass") for text in told[1:3])
-        return Reservation(grant, from_ms(told[0]), its_holder, its_mark)
+        return ReserveAnswer(grant, from_ms(told[0]), its_holder, its_mark)
 
-    def extend(self, turns: Sequence[Turn], *, holder: str, until: datetime) -> Sequence[Turn]:
-        """Extend the turns that `holder` holds, unsettled; return the others."""
-        if not turns:
+    def extend(
+        self, reservations: Sequence[Reservation], *, holder: str, until: datetime
+    ) -> Sequence[Reservation]:
+        """Extend the reservations that `holder` holds, unsettled; return the others."""
+        if not reservations:
             return []
         end = to_ms(until)
-        words: tuple[Word, ...] = (holder, end, end + OUTLIVE_MS, *map(_fence, turns))
-        return [turns[n] for n in self._redis.run(_EXTEND, [*map(self._redis.turn, turns)], words)]
+        words: tuple[Word, ...] = (holder, end, end + OUTLIVE_MS, *map(_fence, reservations))
+        return [
+            reservations[n]
+            for n in self._redis.run(_EXTEND, [*map(self._redis.reservation_key, reservations)], words)
+        ]
 
     def settle(self, settle: Settle) -> bool:
-        """Mark a turn as dealt with; False when the record has another fence or holder."""
-        return bool(self._redis.run(_SETTLE, (self._redis.turn(settle.turn),), settle_words(settle)))
+        """Mark a reservation as dealt with; False when the record has another fence or holder."""
+        return bool(
+            self._redis.run(_SETTLE, (self._redis.reservation_key(settle.reservation),), settle_words(settle))
+        )
 
-    def give_back(self, settle: Settle) -> bool:
-        """Give a turn back unused; False when the record has another fence or holder, or is settled."""
+    def release(self, settle: Settle) -> bool:
+        """Release a reservation unused; False when the record has another fence or holder, or is settled."""
         words = (*settle_words(settle), settle.mark)
-        return bool(self._redis.run(_GIVE_BACK, (self._redis.turn(settle.turn),), words))
+        return bool(self._redis.run(_RELEASE, (self._redis.reservation_key(settle.reservation),), words))
 
-    def forget(self, turns: Sequence[Turn]) -> None:
-        """Delete the records of settled turns that still have that very fence and were never taken over."""
-        if turns:
-            self._redis.run(_FORGET, [*map(self._redis.turn, turns)], [*map(_fence, turns)])
+    def expire(self, reservations: Sequence[Reservation]) -> None:
+        """Delete the records of settled reservations that still have that very fence and were never lost."""
+        if reservations:
+            self._redis.run(
+                _EXPIRE, [*map(self._redis.reservation_key, reservations)], [*map(_fence, reservations)]
+            )
 
-    def forget_before(self, now: datetime, *, limit: int) -> int:  # noqa: ARG002
+    def expire_before(self, now: datetime, *, limit: int) -> int:  # noqa: ARG002
         """Do nothing: settled records end by themselves."""
         return 0
 
 
 def settle_words(settle: Settle) -> tuple[Word, ...]:
     """Return the fence, the holder and the end of the record, as the scripts take them."""
-    return _fence(settle.turn), settle.holder or "", to_ms(settle.keep_until)
+    return _fence(settle.reservation), settle.holder or "", to_ms(settle.keep_until)
 
 
 def _record(fence: int, until: int, holder: str, publication: str, mark: str) -> bytes:
-    """Return the record of a turn that was taken, as the scripts pack it."""
+    """Return the record of a reservation that was taken, as the scripts pack it."""
     by, of, under = holder.encode(*_ANY_TEXT), publication.encode(*_ANY_TEXT), mark.encode(*_ANY_TEXT)
     form = f">BqBqBI{len(by)}sBI{len(of)}sBI{len(under)}sb"
     texts = (_STR32, len(by), by, _STR32, len(of), of, _STR32, len(under), under)
     return struct.pack(form, _INT64, fence, _INT64, until, *texts, _TAKEN)
 
 
-def _fence(turn: Turn) -> int:
-    if not 0 <= turn.fence <= LARGEST_FENCE:
-        raise StoreError(f"fence: {turn.fence} is not between 0 and {LARGEST_FENCE}")
-    return turn.fence
+def _fence(reservation: Reservation) -> int:
+    if not 0 <= reservation.fence <= LARGEST_FENCE:
+        raise StoreError(f"fence: {reservation.fence} is not between 0 and {LARGEST_FENCE}")
+    return reservation.fence

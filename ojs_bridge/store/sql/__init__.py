@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .letters import Letters
-from .parked import ParkedRetries
-from .reservations import Reservations
-from .shadows import Shadows
+from .letters import SQLLetters
+from .parked import SQLParked
+from .reservations import SQLReservations
+from .shadows import SQLShadows
 
 __all__ = ["SQLStore"]
 
 
-class SQLStore(Letters, ParkedRetries, Reservations, Shadows):
+class SQLStore(SQLLetters, SQLParked, SQLReservations, SQLShadows):
     """Dead letters, parked retries, reservations and shadows in one SQL database."""

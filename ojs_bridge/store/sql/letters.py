@@ -28,11 +28,11 @@ _KEEP = Upsert(errors)
 _BITS = 20
 
 
-class Letters(Database):
+class SQLLetters(Database):
     """The part of a store that holds dead letters."""
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
-        """Settle a letter's turn and write it, in place of an earlier one of its job and of kept entries."""
+        """Settle the job's reservation and write its letter, in place of an earlier one and kept entries."""
         row = {
             "namespace": self._namespace,
             "id": index_id(letter.id),
@@ -129,7 +129,7 @@ class Letters(Database):
         found = (records.get(index_id(letter_id)) for letter_id in letter_ids)
         return Claimed(claim, tuple(letter_from_json(record) for record in found if record is not None))
 
-    def release(self, letter_ids: Sequence[str], claim: Claim) -> None:
+    def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
         """Give back the claims that are still ours."""
         for ours in self._claimed(letter_ids, claim):
             with self._statement() as connection:

@@ -29,11 +29,11 @@ _FREE = {"claim": "", "claimed_until_ms": 0}
 _SHOWN = (_c.record, _c.due_ms, _c.key)
 
 
-class ParkedRetries(Database):
+class SQLParked(Database):
     """The part of a store that holds parked retries."""
 
     def park(self, parked: Parked, settle: Settle | None = None) -> bool:
-        """Settle the turn a retry follows, and write it, unless one of its key has a higher fence."""
+        """Settle the job's reservation and write its retry, unless one of its key has a higher fence."""
         row = {
             "namespace": self._namespace,
             "key": index_id(parked.key),
@@ -77,7 +77,7 @@ class ParkedRetries(Database):
                 deleted += connection.execute(sa.delete(table).where(claimed)).rowcount
         return deleted
 
-    def unclaim(self, retries: Sequence[Parked], claim: str) -> None:
+    def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
         """Give back retries that could not be published: due as before."""
         for claimed in self._claimed_by(retries, claim):
             with self._statement() as connection:

@@ -1,4 +1,4 @@
-"""Reservations: who runs which job, until when."""
+"""Reservations in SQL: one row per key, with the holder of a run and the end of its time."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..records import from_ms, to_ms
-from ..reservations import Grant, Reservation, Settle, Turn
+from ..reservations import Grant, Reservation, ReserveAnswer, Settle
 from ..texts import index_id
 from .database import Database
 from .statements import Upsert, batches, picked
-from .tables import reservations
+from .tables import reservations as table
 
 #: How long a reservation that nobody settles or extends is remembered after its time.
 OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
 
-_c = reservations.c
-_TAKE = Upsert(
-    reservations,
+_c = table.c
+_RESERVE = Upsert(
+    table,
     *("fence", "settled", "holder", "mark", "lost", "until_ms", "keep_until_ms"),
     where=lambda new: _c.fence < new["fence"],
 )
 _SETTLE = Upsert(
-    reservations,
+    table,
     *("settled", "keep_until_ms"),
     where=lambda new: sa.and_(_c.fence == new["fence"], _c.holder == new["holder"]),
 )
-# What its holder has settled itself was not left by a dead one.
+# A holder that has settled its reservation itself was not dead.
 _SETTLE_FOR_DEAD = Upsert(
-    reservations,
+    table,
     *("settled", "holder", "keep_until_ms"),
     where=lambda new: sa.and_(_c.fence == new["fence"], sa.or_(sa.not_(_c.settled), _c.holder == "")),
 )
@@ -42,18 +42,25 @@ _LOOK = sa.select(*(_c[name] for name in _LOOKED_AT)).where(
 )
 
 
-class Reservations(Database):
+class SQLReservations(Database):
     """The part of a store that holds reservations."""
 
     def reserve(
-        self, turn: Turn, *, publication: str, holder: str, mark: str, now: datetime, until: datetime
-    ) -> Reservation:
-        """Take a turn until a time, atomically: one round trip when it is free, two when it is not."""
+        self,
+        reservation: Reservation,
+        *,
+        publication: str,
+        holder: str,
+        mark: str,
+        now: datetime,
+        until: datetime,
+    ) -> ReserveAnswer:
+        """Reserve a run until a time, atomically: one round trip when it is free, two when it is not."""
         until_ms = to_ms(until)
         row = {
             "namespace": self._namespace,
-            "key": index_id(turn.key),
-            "fence": turn.fence,
+            "key": index_id(reservation.key),
+            "fence": reservation.fence,
             "settled": False,
             "publication": index_id(publication),
             "holder": index_id(holder),
@@ -63,80 +70,82 @@ class Reservations(Database):
             "keep_until_ms": until_ms + OUTLIVE_MS,
         }
         with self._statement() as connection:
-            # Each further round means that somebody else has changed the record since the last.
-            while not _TAKE(connection, row):
+            # Each further round means that another request has changed the record since the last.
+            while not _RESERVE(connection, row):
                 found = connection.execute(_LOOK, row).one_or_none()
                 grant = _judge(found, row, to_ms(now))
                 repeated = found is not None and found.mark == row["mark"]
-                if grant is Grant.LOST and not repeated and not _take_over(connection, row, to_ms(now)):
+                if grant is Grant.LOST and not repeated and not _reserve_lost(connection, row, to_ms(now)):
                     continue
                 if found and not repeated and grant in (Grant.HELD, Grant.LOST):
-                    return Reservation(grant, from_ms(found.until_ms), found.holder, found.mark)
+                    return ReserveAnswer(grant, from_ms(found.until_ms), found.holder, found.mark)
                 if grant is not None:
-                    return Reservation(grant)
-        return Reservation(Grant.TAKEN)
+                    return ReserveAnswer(grant)
+        return ReserveAnswer(Grant.TAKEN)
 
-    def extend(self, turns: Sequence[Turn], *, holder: str, until: datetime) -> Sequence[Turn]:
-        """Extend the turns that `holder` holds; return those that it does not hold any more."""
+    def extend(
+        self, reservations: Sequence[Reservation], *, holder: str, until: datetime
+    ) -> Sequence[Reservation]:
+        """Extend the unsettled reservations of `holder`; return those that are not its own any more."""
         until_ms = to_ms(until)
         times = {"until_ms": until_ms, "keep_until_ms": until_ms + OUTLIVE_MS}
-        lost: list[Turn] = []
-        for batch in batches(list(dict.fromkeys(turns))):
+        lost: list[Reservation] = []
+        for batch in batches(list(dict.fromkeys(reservations))):
             held = sa.and_(self._any_of(batch), _c.holder == index_id(holder), sa.not_(_c.settled))
             with self._statement() as connection:
-                extended = connection.execute(sa.update(reservations).where(held).values(times)).rowcount
+                extended = connection.execute(sa.update(table).where(held).values(times)).rowcount
                 if extended < len(batch):
                     lost += _without(batch, connection.execute(sa.select(_c.key, _c.fence).where(held)))
         return lost
 
     def settle(self, settle: Settle) -> bool:
-        """Mark a turn as dealt with; False when the record has another fence or holder."""
+        """Mark a reservation as dealt with; False when the record has another fence or holder."""
         with self._statement() as connection:
             return mark_settled(connection, self._namespace, settle)
 
-    def give_back(self, settle: Settle) -> bool:
-        """Give a turn back unused; False when the record has another fence or holder, or is settled."""
-        where = [self._any_of([settle.turn]), sa.not_(_c.settled)]
+    def release(self, settle: Settle) -> bool:
+        """Release a reservation unused; False when the record has another fence or holder, or is settled."""
+        where = [self._any_of([settle.reservation]), sa.not_(_c.settled)]
         if settle.holder is not None:
             where.append(_c.holder == index_id(settle.holder))
         if settle.mark:
             where.append(_c.mark == index_id(settle.mark))
-        statement: sa.Update | sa.Delete = sa.delete(reservations)
-        if settle.turn.fence > 0:
-            before = {"fence": settle.turn.fence - 1, "settled": True}
-            statement = sa.update(reservations).values(**before, keep_until_ms=to_ms(settle.keep_until))
+        statement: sa.Update | sa.Delete = sa.delete(table)
+        if settle.reservation.fence > 0:
+            before = {"fence": settle.reservation.fence - 1, "settled": True}
+            statement = sa.update(table).values(**before, keep_until_ms=to_ms(settle.keep_until))
         with self._statement() as connection:
             return connection.execute(statement.where(*where)).rowcount == 1
 
-    def forget(self, turns: Sequence[Turn]) -> None:
-        """Delete the records of settled turns that still have that very fence and were never taken over."""
-        for batch in batches(turns):
+    def expire(self, reservations: Sequence[Reservation]) -> None:
+        """Delete the records of settled reservations that still have that very fence and were never lost."""
+        for batch in batches(reservations):
             over = sa.and_(self._any_of(batch), _c.settled, sa.not_(_c.lost))
             with self._statement() as connection:
-                connection.execute(sa.delete(reservations).where(over))
+                connection.execute(sa.delete(table).where(over))
 
-    def forget_before(self, now: datetime, *, limit: int) -> int:
+    def expire_before(self, now: datetime, *, limit: int) -> int:
         """Delete settled records whose `keep_until` has passed, and those that were abandoned long ago."""
         mine, over = _c.namespace == self._namespace, _c.keep_until_ms <= to_ms(now)
         query = sa.select(_c.key).where(mine, over).order_by(_c.keep_until_ms).limit(limit)
         with self._statement() as connection:
             keys = sa.select(picked(connection, query).c.key)
-            return connection.execute(sa.delete(reservations).where(mine, _c.key.in_(keys))).rowcount
+            return connection.execute(sa.delete(table).where(mine, _c.key.in_(keys))).rowcount
 
-    def _any_of(self, turns: Sequence[Turn]) -> sa.ColumnElement[bool]:
-        pairs = [(index_id(turn.key), turn.fence) for turn in turns]
+    def _any_of(self, reservations: Sequence[Reservation]) -> sa.ColumnElement[bool]:
+        pairs = [(index_id(key), fence) for key, fence in reservations]
         # The keys alone, too: that is what the databases look up in the index.
         known = _c.key.in_([key for key, _fence in pairs])
         return sa.and_(_c.namespace == self._namespace, known, sa.tuple_(_c.key, _c.fence).in_(pairs))
 
 
 def mark_settled(connection: Connection, namespace: str, settle: Settle) -> bool:
-    """Settle a turn; return whether it was this holder's, or settled for it before."""
+    """Settle a reservation; return whether it was this holder's, or settled for it before."""
     write = _SETTLE_FOR_DEAD if settle.holder is None else _SETTLE
     row = {
         "namespace": namespace,
-        "key": index_id(settle.turn.key),
-        "fence": settle.turn.fence,
+        "key": index_id(settle.reservation.key),
+        "fence": settle.reservation.fence,
         "settled": True,
         "publication": "",
         "holder": index_id(settle.holder or ""),
@@ -148,13 +157,13 @@ def mark_settled(connection: Connection, namespace: str, settle: Settle) -> bool
     return write(connection, row)
 
 
-def _without(turns: Sequence[Turn], rows: Iterable[Any]) -> Iterator[Turn]:
+def _without(reservations: Sequence[Reservation], rows: Iterable[Any]) -> Iterator[Reservation]:
     found = {(row.key, row.fence) for row in rows}
-    return (turn for turn in turns if (index_id(turn.key), turn.fence) not in found)
+    return (each for each in reservations if (index_id(each.key), each.fence) not in found)
 
 
 def _judge(found: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
-    """Say what a record means for who asks for a turn; None when the turn has become free."""
+    """Return what a record means for a request; None when the run has become free."""
     if found is None:
         return None
     if found.mark == asked["mark"]:
@@ -169,9 +178,9 @@ def _judge(found: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
     return Grant.HELD if found.until_ms > now_ms else Grant.LOST
 
 
-def _take_over(connection: Connection, row: dict[str, Any], now_ms: int) -> bool:
+def _reserve_lost(connection: Connection, row: dict[str, Any], now_ms: int) -> bool:
     same = [_c[name] == row[name] for name in ("namespace", "key", "fence")]
     expired = sa.and_(sa.not_(_c.settled), _c.until_ms <= now_ms)
     changes = {name: row[name] for name in ("holder", "mark", "until_ms", "keep_until_ms")} | {"lost": True}
-    statement = sa.update(reservations).where(*same, expired).values(changes)
+    statement = sa.update(table).where(*same, expired).values(changes)
     return connection.execute(statement).rowcount == 1

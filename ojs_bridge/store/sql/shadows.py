@@ -52,7 +52,7 @@ _ADD = {
 }
 
 
-class Shadows(Database):
+class SQLShadows(Database):
     """The part of a store that holds the tallies of shadow mode."""
 
     def record_shadows(self, tallies: Sequence[Tally]) -> None:
