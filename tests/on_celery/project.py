@@ -19,23 +19,11 @@ from kombu import Exchange, Queue
 
 from ojs_bridge import Bridge, DeadLetter, Discard, Event, Fail, Retry, Snooze, StorageRetry
 from ojs_bridge.celery import OJSTask, install, ojs_task
+from tests.contract.steps import ERRORS, KEEP, AuthExpired, CardFraud, CardStolen, Opaque, perform
 
 VARIABLE = "OJS_TEST_SETTINGS"
 #: Retries so quick that a test can wait for them; deterministic.
 QUICK = {"max_attempts": 3, "initial_interval": "PT0.1S", "jitter": False}
-KEEP = {"on_exhaustion": "dead_letter"}
-
-
-class CardStolen(Exception):
-    pass
-
-
-class CardFraud(Exception):
-    pass
-
-
-class AuthExpired(Exception):
-    pass
 
 
 class Odd(BaseException):
@@ -95,10 +83,7 @@ def client(url: str) -> redis.Redis:
 
 def step(task: Task, text: str, **names: Any) -> Any:
     """Do what one step of a job says: raise the exception that it evaluates to, or return the value."""
-    value = eval(text, {**globals(), "self": task, **names})
-    if isinstance(value, BaseException):
-        raise value
-    return value
+    return perform(text, {**globals(), "self": task, **names})
 
 
 def sigkill() -> None:
@@ -264,8 +249,7 @@ def base_with_call(noting: Noting) -> type[Task]:
 
 
 def define_tasks(app: Celery, noting: Noting, *, acks_late: bool) -> None:
-    errors = {CardStolen: "payment.card_stolen", CardFraud: ("payment.fraud", "DEAD_LETTER")}
-    ojs = functools.partial(ojs_task, app, bind=True, shared=False, errors=errors, acks_late=acks_late)
+    ojs = functools.partial(ojs_task, app, bind=True, shared=False, errors=ERRORS, acks_late=acks_late)
 
     def run(self: Task, *steps: str) -> Any:
         n = noting.run(self)
@@ -399,4 +383,8 @@ def define_class_based_tasks(app: Celery, noting: Noting) -> None:
     app.register_task(Own())
 
 
-__all__ = ["CelerysRetry", "DeadLetter", "Discard", "Fail", "Ignore", "Reject", "Retry", "Snooze", "datetime"]
+#: What the steps of jobs may name beside what this module uses itself.
+__all__ = [
+    "AuthExpired", "CardFraud", "CardStolen", "CelerysRetry", "DeadLetter", "Discard", "Fail", "Ignore",
+    "Opaque", "Reject", "Retry", "Snooze", "datetime",
+]  # fmt: skip

@@ -180,3 +180,27 @@ def test_a_worker_may_start_twice(stubbed: Callable[..., Fleet]) -> None:
     for _ in range(2):
         with fleet.working():
             assert fleet.end(fleet.send(actor)).type == "job.completed"
+
+
+def always_fails(n: int) -> None:
+    raise OSError("down")
+
+
+@pytest.mark.requirement("RET-09")
+def test_without_any_policy_the_default_of_the_spec_applies(stubbed: Callable[..., Fleet]) -> None:
+    fleet = stubbed(retry={})
+    job = fleet.send(fleet.actor(always_fails, ojs_retry={}))
+    with fleet.working():
+        event = fleet.end(job)
+    assert (len(job.runs), event.data["dead_lettered"]) == (3, False)
+    assert 0.5 <= fleet.planned(job)[0] < 2
+    assert 1.0 <= fleet.planned(job)[1] < 3.5
+
+
+def test_the_header_s_history_can_be_longer_than_ten(stubbed: Callable[..., Fleet]) -> None:
+    fleet = stubbed(history=12)
+    policy = {**QUICK, "max_attempts": 13, "initial_interval": "PT0.001S", "backoff_strategy": "none"}
+    job = fleet.send(fleet.actor(always_fails, ojs_retry=policy))
+    with fleet.working():
+        fleet.end(job)
+    assert len(job.runs[12].ojs["errors"]) == 12

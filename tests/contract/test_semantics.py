@@ -1,0 +1,269 @@
+"""The specification's retry semantics: every fleet keeps them on every broker."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ojs_bridge import LetterNotFound
+from ojs_bridge.spec.job import format_time
+from tests.contract.fleet import Fleet, end, gaps, retries
+from tests.contract.steps import KEEP, AuthExpired
+from tests.servers import eventually
+
+# the task, what each run does (the last step repeats), the job's policy
+# -> runs, how it ends, the last error's type, the cause
+ENDINGS: dict[str, tuple[str, list[str], dict[str, Any], int, str, str | None, str | None]] = {
+    "succeeds at once": ("act", ["'ok'"], {}, 1, "completed", None, None),
+    "fails twice, then succeeds": (
+        "act", ["OSError('a')", "OSError('b')", "'ok'"], {}, 3, "completed", None, None,
+    ),
+    "three attempts by default": (
+        "act", ["OSError('a')"], {}, 3, "discarded", "builtins.OSError", "exhausted",
+    ),
+    "exhausted and discarded": (
+        "act", ["KeyError('k')"], {"max_attempts": 4}, 4, "discarded", "builtins.KeyError", "exhausted",
+    ),
+    "exhausted and kept": ("act_kept", ["KeyError('k')"], {}, 2, "dead", "builtins.KeyError", "exhausted"),
+    "max_attempts 1": (
+        "act", ["OSError('a')"], {"max_attempts": 1}, 1, "discarded", "builtins.OSError", "exhausted",
+    ),
+    "max_attempts 0": (
+        "act_kept", ["OSError('a')"], {"max_attempts": 0}, 1, "dead", "builtins.OSError", "exhausted",
+    ),
+    "exact match": (
+        "act", ["Retry('auth.expired')"], {"non_retryable_errors": ["auth.expired"]},
+        1, "discarded", "auth.expired", "non_retryable",
+    ),
+    "prefix match": (
+        "act_kept", ["Retry('auth.expired')"], {"non_retryable_errors": ["auth.*"]},
+        1, "dead", "auth.expired", "non_retryable",
+    ),
+    "no match": (
+        "act", ["Retry('auth.expired')"], {"non_retryable_errors": ["auth", "au.*"], "max_attempts": 2},
+        2, "discarded", "auth.expired", "exhausted",
+    ),
+    "match by class name": (
+        "act", ["AuthExpired()"], {"non_retryable_errors": ["AuthExpired"]},
+        1, "discarded", f"{AuthExpired.__module__}.AuthExpired", "non_retryable",
+    ),
+    "mapped by the task": (
+        "act", ["CardStolen()"], {"non_retryable_errors": ["payment.*"]},
+        1, "discarded", "payment.card_stolen", "non_retryable",
+    ),
+    "mapped with a code": ("act", ["CardFraud()"], {}, 1, "dead", "payment.fraud", "handler"),
+    "mapped by the app": (
+        "act", ["TimeoutError()"], {"max_attempts": 2}, 2, "discarded", "external.timeout", "exhausted",
+    ),
+    "Discard": ("act_kept", ["Discard('a.b', 'm')"], {}, 1, "discarded", "a.b", "handler"),
+    "Fail": ("act_kept", ["Fail('a.b', 'm')"], {}, 1, "discarded", "a.b", "handler"),
+    "DeadLetter": ("act", ["DeadLetter('a.b', 'm')"], {}, 1, "dead", "a.b", "handler"),
+    "Discard on the second attempt": (
+        "act_kept", ["OSError()", "Discard('a.b')"], {}, 2, "discarded", "a.b", "handler",
+    ),
+    "Retry never outlives its attempts": (
+        "act", ["Retry('a.b', after='PT0.05S')"], {"max_attempts": 3}, 3, "discarded", "a.b", "exhausted",
+    ),
+    "Snooze uses no attempt": (
+        "act", ["Snooze('PT0.05S')"] * 4 + ["'ok'"], {"max_attempts": 1}, 5, "completed", None, None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.requirement("RET-01", "RET-07", "RET-08", "RET-09", "RET-17", "RET-18")
+def test_every_job_ends_as_its_policy_says(fleet: Fleet) -> None:
+    sent = {
+        name: fleet.send(task, *steps, policy=policy) for name, (task, steps, policy, *_) in ENDINGS.items()
+    }
+    for name, (task, *_, runs, ending, error_type, cause) in ENDINGS.items():
+        job = sent[name]
+        event = end(fleet, job)
+        assert event.type == ("job.completed" if ending == "completed" else "job.discarded"), name
+        assert event.data["job_type"].endswith(task), name
+        assert len(fleet.runs(job)) == runs, name
+        if ending == "completed":
+            continue
+        assert event.data["last_error"]["type"] == error_type, name
+        assert (event.data["cause"], event.data["dead_lettered"]) == (cause, ending == "dead"), name
+        assert event.data["total_attempts"] == runs, name
+        if ending == "dead":
+            letter = fleet.bridge.dead_letters.get(job)
+            assert (letter.attempt, letter.error_type, letter.cause) == (runs, error_type, cause), name
+            assert (letter.queue, len(letter.errors)) == (fleet.queue, runs), name
+        else:
+            assert_not_kept(fleet, job)
+    assert [job for job in sent.values() if fleet.dead(job)] == []
+
+
+def assert_not_kept(fleet: Fleet, job: str) -> None:
+    with pytest.raises(LetterNotFound):
+        fleet.bridge.dead_letters.get(job)
+
+
+# policy -> the delays before each retry, in seconds
+DELAYS: dict[str, tuple[dict[str, Any], list[float]]] = {
+    "none": ({"backoff_strategy": "none", "initial_interval": "PT0.2S"}, [0.2, 0.2, 0.2]),
+    "constant": ({"backoff_strategy": "constant", "initial_interval": "PT0.2S"}, [0.2, 0.2]),
+    "linear": ({"backoff_strategy": "linear", "initial_interval": "PT0.1S"}, [0.1, 0.2, 0.3]),
+    "exponential": ({"initial_interval": "PT0.1S"}, [0.1, 0.2, 0.4]),
+    "exponential 3": ({"initial_interval": "PT0.1S", "backoff_coefficient": 3.0}, [0.1, 0.3, 0.9]),
+    "polynomial": (
+        {"backoff_strategy": "polynomial", "initial_interval": "PT0.1S", "backoff_coefficient": 2.0},
+        [0.1, 0.4, 0.9],
+    ),
+    "capped": (
+        {"initial_interval": "PT0.1S", "backoff_coefficient": 10.0, "max_interval": "PT0.3S"},
+        [0.1, 0.3, 0.3],
+    ),
+    "one millisecond": ({"initial_interval": "PT0.001S"}, [0.001, 0.002]),
+}
+
+
+@pytest.mark.requirement("RET-02", "RET-04", "RET-11", "RET-14")
+def test_a_retry_comes_after_its_delay_and_never_before(fleet: Fleet) -> None:
+    sent = {
+        name: fleet.send("act", "OSError('down')", policy={**policy, "max_attempts": len(delays) + 1})
+        for name, (policy, delays) in DELAYS.items()
+    }
+    for name, (_, delays) in DELAYS.items():
+        job = sent[name]
+        end(fleet, job)
+        assert [data["delay_ms"] for data in retries(fleet, job)] == [d * 1000 for d in delays], name
+        for gap, delay in zip(gaps(fleet, job), delays, strict=True):
+            assert delay <= gap < delay + fleet.late, name
+        assert all(run.at >= run.due for run in fleet.runs(job)[1:]), name
+
+
+@pytest.mark.requirement("RET-05", "RET-06")
+def test_jitter_stays_within_its_bounds_and_the_cap(fleet: Fleet) -> None:
+    policy = {"jitter": True, "initial_interval": "PT0.4S", "max_interval": "PT0.5S", "max_attempts": 2}
+    planned = []
+    for job in [fleet.send("act", "OSError()", "'ok'", policy=policy) for _ in range(12)]:
+        assert end(fleet, job).type == "job.completed"
+        assert 0.2 <= gaps(fleet, job)[0] < 0.5 + fleet.late
+        (data,) = retries(fleet, job)
+        assert data["next_retry_at"] == fleet.runs(job)[1].ojs["next_retry_at"]
+        planned.append(data["delay_ms"])
+    assert len(set(planned)) > 1
+    assert all(200 <= delay <= 500 for delay in planned)
+
+
+@pytest.mark.requirement("RET-04", "RET-08", "RET-11")
+def test_a_hint_replaces_the_delay_and_is_still_capped(fleet: Fleet) -> None:
+    hint = fleet.send("act", "Retry('a.b', after='PT0.5S')", "'ok'")
+    capped = fleet.send("act", "Retry('a.b', after='PT1H')", "'ok'", policy={"max_interval": "PT0.5S"})
+    zero = fleet.send("act", "Retry('a.b', after='PT0S')", "'ok'", policy={"initial_interval": "PT30S"})
+    for job, delay in ((hint, 0.5), (capped, 0.5), (zero, 0.0)):
+        assert end(fleet, job).type == "job.completed"
+        assert delay <= gaps(fleet, job)[0] < delay + fleet.late
+
+
+@pytest.mark.requirement("RET-10")
+def test_policies_of_app_task_and_job_are_merged_field_by_field(fleet: Fleet) -> None:
+    plain = fleet.send("act_kept", "OSError()")
+    more = fleet.send("act_kept", "OSError()", policy={"max_attempts": 4})
+    other = fleet.send(
+        "act_kept", "OSError()", policy={"on_exhaustion": "discard", "initial_interval": "PT0.4S"}
+    )
+    for job, delays, kept in ((plain, [100], True), (more, [100, 200, 400], True), (other, [400], False)):
+        assert end(fleet, job).data["dead_lettered"] is kept
+        assert [data["delay_ms"] for data in retries(fleet, job)] == delays
+        assert len(fleet.runs(job)) == len(delays) + 1
+    assert fleet.runs(more)[3].ojs["retry"] == {"max_attempts": 4}
+    assert fleet.bridge.dead_letters.get(more).retry == {"max_attempts": 4}
+
+
+@pytest.mark.requirement("RET-14", "RET-15", "DLQ-001", "DLQ-002")
+def test_the_message_keeps_ten_errors_and_the_dead_letter_all_of_them(fleet: Fleet) -> None:
+    policy = {"max_attempts": 14, "backoff_strategy": "none", "initial_interval": "PT0.01S", **KEEP}
+    job = fleet.send("act", "OSError(f'run {n} ' + 'x' * 3000)", policy=policy)
+    end(fleet, job)
+    runs = fleet.runs(job)
+    assert [(run.attempt, run.retries) for run in runs] == [(n + 1, n) for n in range(14)]
+    for n, run in enumerate(runs[1:], 1):
+        assert [error["attempt"] for error in run.ojs["errors"]] == list(range(max(1, n - 9), n + 1))
+        assert run.ojs.get("errors_dropped", 0) == max(0, n - 10)
+    assert max(size(run.ojs) for run in runs) <= 16 * 1024
+    letter = fleet.bridge.dead_letters.get(job)
+    assert [error["attempt"] for error in letter.errors] == list(range(1, 15))
+    assert [error["message"].split(" x")[0] for error in letter.errors] == [f"run {n}" for n in range(1, 15)]
+    eventually(lambda: fleet.bridge.store.kept_errors(job) == [])  # type: ignore[union-attr]
+
+
+def size(state: dict[str, Any]) -> int:
+    """The length of a header."""
+    return len(json.dumps(state, separators=(",", ":")))
+
+
+@pytest.mark.requirement("RET-14")
+def test_an_error_entry_has_the_fields_of_the_spec(fleet: Fleet) -> None:
+    job = fleet.send("act", "Retry('a.b', 'm', details={'order': 7})", "'ok'")
+    end(fleet, job)
+    (entry,) = fleet.runs(job)[1].ojs["errors"]
+    assert {name: entry[name] for name in ("attempt", "type", "message", "code", "details")} == {
+        "attempt": 1, "type": "a.b", "message": "m", "code": "RETRY", "details": {"order": 7},
+    }  # fmt: skip
+    assert entry["timestamp"].endswith("Z")
+    assert entry["backtrace"][-1].endswith("in perform")
+
+
+def test_huge_and_unserialisable_errors_are_cut_and_the_header_stays_in_its_budget(fleet: Fleet) -> None:
+    huge = "Retry('a' * 1000, 'm' * 100_000, details={'object': Opaque(), 'blob': 'x' * (n - 1) * 100_000})"
+    policy = {"max_attempts": 12, "initial_interval": "PT0.001S", "max_interval": "PT0.001S", **KEEP}
+    job = fleet.send("act", huge, policy=policy)
+    end(fleet, job)
+    assert max(size(run.ojs) for run in fleet.runs(job)) <= 16 * 1024
+    assert fleet.runs(job)[1].ojs["errors"][0]["details"] == {"object": "<opaque>", "blob": ""}
+    letter = fleet.bridge.dead_letters.get(job)
+    assert len(letter.errors) == 12
+    assert "[cut]" in letter.errors[-1]["message"]
+
+
+@pytest.mark.requirement("RET-11")
+def test_a_delivery_that_comes_early_waits(fleet: Fleet) -> None:
+    due = format_time(fleet.bridge.now() + timedelta(seconds=1.5))
+    job = fleet.send("act", "'ok'", state={"v": 1, "attempt": 3, "next_retry_at": due})
+    assert end(fleet, job).data["attempt"] == 3
+    (run,) = fleet.runs(job)
+    assert run.due <= run.at < run.due + fleet.late
+
+
+@pytest.mark.requirement("RET-14", "DLQ-003")
+def test_a_replay_starts_afresh_under_its_own_id_with_the_whole_history(fleet: Fleet) -> None:
+    job = fleet.send("act_kept", "OSError('one')", "OSError('two')", "OSError('three')", "'ok'")
+    end(fleet, job)
+    assert fleet.bridge.dead_letters.retry(job).replay_count == 1
+    assert end(fleet, job, nth=2).type == "job.completed"
+    runs = fleet.runs(job)
+    assert [(run.attempt, run.retries) for run in runs] == [(1, 0), (2, 1), (1, 0), (2, 1)]
+    assert [error["message"] for error in runs[2].ojs["errors"]] == ["one", "two"]
+    assert [error["message"] for error in runs[3].ojs["errors"]] == ["one", "two", "three"]
+    assert [run.ojs["replay_count"] for run in runs[2:]] == [1, 1]
+    assert_not_kept(fleet, job)
+
+
+def test_a_replay_that_fails_again_is_a_dead_letter_again(fleet: Fleet) -> None:
+    job = fleet.send("act_kept", "OSError('down')")
+    for replays in (1, 2):
+        end(fleet, job, nth=replays)
+        fleet.bridge.dead_letters.retry(job)
+    end(fleet, job, nth=3)
+    letter = fleet.bridge.dead_letters.get(job)
+    assert (letter.replay_count, letter.attempt, len(letter.errors)) == (2, 2, 6)
+    assert len(fleet.runs(job)) == 6
+
+
+def test_events_come_in_order_and_say_what_happened(fleet: Fleet) -> None:
+    # Each attempt is told of by its own process, and the first one's may be late.
+    job = fleet.send("act_kept", "OSError('down')", policy={"initial_interval": "PT4S"})
+    end(fleet, job)
+    attempt = ["job.started", "job.failed"]
+    eventually(lambda: len(fleet.events(job)) == 7, what="seven events")
+    types = [event.type for event in fleet.events(job)]
+    assert types == [*attempt, "job.retrying", *attempt, "job.discarded", "dead_letter.added"]
+    (retrying,) = retries(fleet, job)
+    assert (retrying["attempt"], retrying["delay_ms"]) == (1, 4000)
+    assert retrying["next_retry_at"] == fleet.runs(job)[1].ojs["next_retry_at"]
