@@ -46,12 +46,13 @@ class Told:
 
 
 class Fleet(Protocol):
-    """An app or a broker under a bridge, with a store and a worker.
+    """An app or a broker under a bridge, with a worker.
 
     It has two tasks, whose jobs do what their arguments say: `act`, and `act_kept`, which has two attempts
     and is kept. Its bridge waits for PT0.1S before a retry, without jitter.
     """
 
+    framework: str
     bridge: Bridge
     queue: str
     #: How late a run may be on a loaded machine, in seconds.
@@ -61,10 +62,11 @@ class Fleet(Protocol):
         self,
         task: str,
         *steps: str,
-        policy: dict[str, Any] | None = None,
-        state: dict[str, Any] | None = None,
+        policy: Fields | None = None,
+        state: Fields | None = None,
+        meta: Fields | None = None,
     ) -> str:
-        """Send a job with a policy and a retry state of its own, and return its id."""
+        """Send a job with a policy, a retry state and headers of its own, and return its id."""
 
     def runs(self, job: str) -> list[Run]:
         """Every run of a job so far."""
@@ -72,13 +74,11 @@ class Fleet(Protocol):
     def events(self, job: str) -> list[Told]:
         """The events of a job so far."""
 
-    def dead(self, job: str) -> list[Any]:
-        """What the broker's own dead queue holds of a job."""
-
 
 class OnCelery:
     """A Celery fleet: its worker is another process."""
 
+    framework = "celery"
     late = celery_fleet.LATE
 
     def __init__(self, fleet: celery_fleet.Fleet) -> None:
@@ -89,13 +89,17 @@ class OnCelery:
         self,
         task: str,
         *steps: str,
-        policy: dict[str, Any] | None = None,
-        state: dict[str, Any] | None = None,
+        policy: Fields | None = None,
+        state: Fields | None = None,
+        meta: Fields | None = None,
     ) -> str:
         """Send a job."""
-        options: dict[str, Any] = {"ojs_retry": policy} if policy else {}
+        options: Fields = {"headers": dict(meta or {})}
+        if policy:
+            options["ojs_retry"] = policy
         if state:
-            options |= {"headers": {"ojs": json.dumps(state)}, "retries": state["attempt"] - 1}
+            options["headers"]["ojs"] = json.dumps(state)
+            options["retries"] = state["attempt"] - 1
         return str(self._fleet.send(task, *steps, **options).id)
 
     def runs(self, job: str) -> list[Run]:
@@ -106,10 +110,6 @@ class OnCelery:
         """What the worker's listener has noted."""
         return [Told(event["type"], event["data"]) for event in self._fleet.events(self._result(job))]
 
-    def dead(self, job: str) -> list[Any]:
-        """Look into `<queue>.dead`."""
-        return [letter for letter in self._fleet.bridge.broker_letters.list().letters if letter.id == job]
-
     def _result(self, job: str) -> Any:
         return self._fleet.app.AsyncResult(job)
 
@@ -117,6 +117,7 @@ class OnCelery:
 class OnDramatiq:
     """A Dramatiq fleet: its worker is threads of this process."""
 
+    framework = "dramatiq"
     late = 6.0
 
     def __init__(self, fleet: dramatiq_fleet.Fleet) -> None:
@@ -133,11 +134,14 @@ class OnDramatiq:
         self,
         task: str,
         *steps: str,
-        policy: dict[str, Any] | None = None,
-        state: dict[str, Any] | None = None,
+        policy: Fields | None = None,
+        state: Fields | None = None,
+        meta: Fields | None = None,
     ) -> str:
         """Send a job."""
-        options: dict[str, Any] = {"ojs_retry": policy} if policy else {}
+        options = dict(meta or {})
+        if policy:
+            options["ojs_retry"] = policy
         if state:
             options |= {"ojs": state, "retries": state["attempt"] - 1}
         sent = self._fleet.send(self._actors[task], *steps, **options)
@@ -152,13 +156,9 @@ class OnDramatiq:
         """What the listener has heard."""
         return [Told(event.type, dict(event.data)) for event in list(self._fleet.heard.events[job])]
 
-    def dead(self, job: str) -> list[Any]:
-        """Look into the dead queue of Dramatiq's own."""
-        return self._fleet.dead(self._sent[job])
 
-
-def _act(n: int, *steps: str) -> Any:
-    return step(n, steps)
+def _act(n: int, *steps: str) -> None:
+    step(n, steps)
 
 
 def end(fleet: Fleet, job: str, *, nth: int = 1, seconds: float = 60) -> Told:

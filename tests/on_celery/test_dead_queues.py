@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -22,7 +20,6 @@ from ojs_bridge.celery.wire import Wire, carried, delivered, from_json
 from ojs_bridge.errors import Unreachable
 from ojs_bridge.spec.decision import RetryAt
 from ojs_bridge.spec.job import Job
-from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
 
 KEEP = {"max_attempts": 2, "on_exhaustion": "dead_letter", "jitter": False}
@@ -94,25 +91,6 @@ def ids(app: Celery, **kind: Any) -> list[str]:
     return [letter.id for letter in attach(app).broker_letters.list(**kind).letters]
 
 
-@pytest.mark.requirement("DLQ-006")
-def test_they_are_listed_and_found(app: Celery, unique: str) -> None:
-    jobs = [die(app, f"k{n}", "lemon" if n == 1 else "melon", headers={"tenant": "acme"}) for n in range(3)]
-    for _ in range(3):  # reading changes nothing
-        assert ids(app) == jobs[::-1]
-    assert ids(app, text="LEMON") == [jobs[1]]
-    assert (ids(app, queue=unique), ids(app, queue="other")) == (jobs[::-1], [])
-    assert (ids(app, type="charge"), ids(app, error_type="a.*")) == (jobs[::-1], [])
-    letters = attach(app).broker_letters
-    page = letters.list(limit=2)
-    assert [letter.id for letter in letters.list(limit=2, cursor=page.next_cursor).letters] == [jobs[0]]
-    letter = letters.get(jobs[0])
-    assert (letter.type, letter.queue, letter.framework) == ("charge", unique, "celery")
-    assert (letter.attempt, letter.max_attempts, letter.cause) == (2, 2, "exhausted")
-    assert [entry["message"] for entry in letter.errors] == ["down at 1", "down at 2"]
-    assert (letter.reading.args, letter.reading.meta) == (["k0", "melon"], {"tenant": "acme"})
-    assert letter.reading.names == ("key", "card")
-
-
 @pytest.mark.requirement("DLQ-003", "DLQ-R002")
 def test_they_are_replayed_and_deleted(app: Celery, unique: str) -> None:
     plain = die(app, "a", serializer="pickle", compression="zlib", priority=3, headers={"x-mine": "yes"})
@@ -147,46 +125,6 @@ def test_they_are_replayed_and_deleted(app: Celery, unique: str) -> None:
         ("dead_letter.retried", changed),
         ("dead_letter.deleted", gone),
     ]
-
-
-def test_many_operators_publish_each_letter_once(app: Celery) -> None:
-    jobs = [die(app, f"k{n}") for n in range(6)]
-    together, letters = threading.Barrier(4), attach(app).broker_letters
-
-    def replay() -> list[str]:
-        done = []
-        for job in jobs:
-            together.wait(60)
-            with suppress(LetterNotFound):
-                done.append(letters.retry(job).id)
-        return done
-
-    with ThreadPoolExecutor(4) as pool:
-        replayed = [job for each in [pool.submit(replay) for _ in range(4)] for job in each.result()]
-    assert sorted(replayed) == sorted(jobs)
-    assert sorted(wire.headers["id"] for wire in sent(app)) == sorted(jobs)
-    assert ids(app) == []
-
-
-def test_one_that_cannot_be_published_stays_once(app: Celery) -> None:
-    jobs = [die(app, f"k{n}") for n in range(2)]
-    bridge = attach(app)
-    before, publisher = bridge.broker_letters.list().letters, bridge.engine.context.publishers["celery"]
-
-    class Down:
-        def knows(self, type_: str) -> bool:
-            return True
-
-        def republish(self, *args: Any) -> None:
-            raise Unreachable("down")
-
-    bridge.engine.context.publishers["celery"] = Down()  # type: ignore[assignment]
-    with pytest.raises(Unreachable, match="down"):
-        bridge.broker_letters.retry(jobs[0])
-    bridge.engine.context.publishers["celery"] = publisher
-    assert bridge.broker_letters.list().letters == before
-    bridge.broker_letters.retry(jobs[0])
-    assert ids(app) == [jobs[1]]
 
 
 def test_the_queues_that_routes_name_are_looked_at(url: str, unique: str) -> None:
@@ -277,21 +215,6 @@ def test_a_broker_that_is_out_of_reach() -> None:
     for url in ("redis://127.0.0.1:1/0", "amqp://127.0.0.1:1"):
         with pytest.raises(Unreachable, match=r"ConnectionError|OperationalError|refused"):
             ids(make(url, "q"))
-
-
-@pytest.mark.requirement("RET-17")
-def test_a_job_that_a_worker_has_buried_runs_again(separate: Callable[..., Fleet], url: str) -> None:
-    fleet = separate(store=None, broker=url)
-    fleet.start("-P", "solo")
-    job = fleet.send("act_kept", "OSError('down')", "OSError('down')", "'done'")
-    assert fleet.end(job) == "FAILURE"
-    letters = fleet.bridge.broker_letters
-    eventually(lambda: letters.list(type="act_kept").letters)
-    letter = letters.get(job.id)
-    assert (letter.attempt, [entry["message"] for entry in letter.errors]) == (2, ["down", "down"])
-    assert letters.retry(job.id).replay_count == 1
-    assert fleet.ending(job, nth=2)["attempt"] == 1
-    assert (len(fleet.runs(job)), letters.list().letters) == (3, ())
 
 
 def test_an_id_that_never_was(app: Celery) -> None:

@@ -69,7 +69,12 @@ def test_every_pool_ends_jobs_alike(fleet: Fleet) -> None:
             assert run.at >= fleet.due(run), name
     assert [call[0] for call in fleet.calls(sent["its own __call__"])] == ["enter", "leave"] * 2
     assert fleet.bridge.dead_letters.get(sent["dead"].id).attempt == 1
-    eventually(lambda: held_by(fleet) == [], seconds=60, what="a worker that holds nothing")
+    try:
+        eventually(lambda: held_by(fleet) == [], seconds=60, what="a worker that holds nothing")
+    except TimeoutError as error:
+        raise AssertionError(
+            f"{error}: it holds {held_by(fleet)}\n{fleet.worker.say_where_it_stands()}"
+        ) from None
 
 
 def held_by(fleet: Fleet) -> list[Any]:

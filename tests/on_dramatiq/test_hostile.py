@@ -12,6 +12,7 @@ from uuid import uuid4
 import pika
 import pytest
 from dramatiq.common import dq_name, xq_name
+from pika.exceptions import UnroutableError
 
 from ojs_bridge import open_store
 from tests.on_dramatiq.application import Application
@@ -100,12 +101,25 @@ class Queue:
         redis_id = str(uuid4())
         body = encoded(self.name, hostile, word, redis_id)
         if self.url.startswith("amqp"):
-            with pika.BlockingConnection(self.broker.parameters) as connection:
-                connection.channel().basic_publish("", self.name, body, pika.BasicProperties(delivery_mode=2))
+            # A worker declares its queue some time after it says that it is ready.
+            eventually(lambda: self._takes(body), what=f"the queue {self.name}")
         else:
             self.broker.client.hset(f"{self.name}:{self.name}.msgs", redis_id, body)
             self.broker.client.rpush(f"{self.name}:{self.name}", redis_id)
         return body
+
+    def _takes(self, body: bytes) -> bool:
+        """Publish on RabbitMQ; return whether the queue is there and has taken it."""
+        with pika.BlockingConnection(self.broker.parameters) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            try:
+                channel.basic_publish(
+                    "", self.name, body, pika.BasicProperties(delivery_mode=2), mandatory=True
+                )
+            except UnroutableError:
+                return False
+        return True
 
     def dead(self) -> Iterator[bytes]:
         """The bytes that lie in the dead queue, which is left as it is."""
