@@ -1,9 +1,11 @@
-PYTHON ?= python3
+# The floor runs on the oldest Python of this machine, all else on the newest.
+PYTHON ?= $(shell scripts/python newest)
+FLOOR_PYTHON ?= $(shell scripts/python oldest)
 # Another version of a framework may change what its adapter's tests find, but for these: they ask what the
 # bridge decides, or break the store and the broker around it.
 ONE_VERSION = canary canary_sides canvas_faults faults hand_offs handoff hostile live_attempts odd_wishes outages \
 	rollout shadow successes typing zombies
-ADAPTERS_TESTS = $(filter-out $(ONE_VERSION:%=\%/test_%.py),$(wildcard tests/on_*/test_*.py))
+ADAPTERS_TESTS = $(filter-out $(ONE_VERSION:%=\%/test_%.py),$(wildcard tests/contract/test_*.py tests/on_*/test_*.py))
 # For two cores; the tests wait more than they compute, and main has more of them. By file, since a file's tests
 # share fleets; in the order of the files, since by the number of their tests the slowest would come last.
 TEST_WORKERS ?= 6
@@ -63,6 +65,7 @@ clean:  ## remove the environments and caches
 	rm -rf .venv .venv-floor .venv-next .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+.venv-floor/.pip: PYTHON = $(FLOOR_PYTHON)
 .venv/.pip .venv-floor/.pip .venv-next/.pip:
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or later is needed: make PYTHON=..." if sys.version_info < (3, 10) else 0)'
 	$(PYTHON) -m venv $(@D)

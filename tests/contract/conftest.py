@@ -72,7 +72,7 @@ def on_dramatiq(broker: dramatiq.Broker, queue: str, store: str | None) -> Itera
     """Have a worker in this process, which must leave nothing in its queue."""
     errors = {TimeoutError: "external.timeout"}
     fleet = dramatiq_fleet.Fleet(broker, queue, store=store, errors=errors, retry=QUICK)
-    asked = OnDramatiq(fleet)
+    asked = OnDramatiq(fleet, store)
     with fleet.working():
         yield asked
     assert fleet.left() == 0

@@ -54,6 +54,8 @@ class Fleet(Protocol):
 
     framework: str
     bridge: Bridge
+    #: The store's URL, if there is one.
+    store: str
     queue: str
     #: How late a run may be on a loaded machine, in seconds.
     late: float
@@ -84,6 +86,7 @@ class OnCelery:
     def __init__(self, fleet: celery_fleet.Fleet) -> None:
         self._fleet = fleet
         self.bridge, self.queue = fleet.bridge, fleet.settings.queue
+        self.store = fleet.settings.store or ""
 
     def send(
         self,
@@ -120,8 +123,9 @@ class OnDramatiq:
     framework = "dramatiq"
     late = 6.0
 
-    def __init__(self, fleet: dramatiq_fleet.Fleet) -> None:
+    def __init__(self, fleet: dramatiq_fleet.Fleet, store: str | None) -> None:
         self._fleet = fleet
+        self.store = store or ""
         self._sent: dict[str, dramatiq_fleet.Sent] = {}
         self.bridge, self.queue = fleet.bridge, fleet.queue
         kept = {"max_attempts": 2, **KEEP}

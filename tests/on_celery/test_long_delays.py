@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery.result import AsyncResult
 
-from ojs_bridge import RetryNotFound
 from tests.on_celery.fleet import LATE, Fleet
 from tests.on_celery.project import client
 from tests.servers import Valkey, eventually
@@ -28,31 +26,6 @@ def parked(fleet: Fleet, *steps: str) -> AsyncResult:
     job = fleet.send("act", *steps, ojs_retry=FAR)
     eventually(lambda: fleet.bridge.store.get_parked(job.id), seconds=40, what="a parked retry")
     return job
-
-
-@pytest.mark.requirement("RET-11")
-def test_a_retry_in_two_hours_is_parked_listed_and_run_now(fleet: Fleet) -> None:
-    fleet.start("-c", "2")
-    job = parked(fleet, "OSError('first')", "'second'")
-    (waiting,) = fleet.bridge.retries.list().retries
-    assert (waiting.id, waiting.attempt, waiting.type) == (job.id, 2, "act")
-    away = waiting.next_retry_at - datetime.now(timezone.utc)
-    assert timedelta(hours=1, minutes=59) < away <= timedelta(hours=2)
-    assert job.state == "RETRY"
-    fleet.bridge.retries.run(job.id)
-    assert fleet.end(job) == "SUCCESS"
-    eventually(lambda: fleet.bridge.retries.count() == 0, what="an empty store")
-    assert [run.attempt for run in fleet.runs(job)] == [1, 2]
-    assert fleet.runs(job)[1].ojs["errors"][0]["message"] == "first"
-
-
-def test_a_parked_retry_that_is_cancelled_never_runs(fleet: Fleet) -> None:
-    fleet.start("-c", "2")
-    job = parked(fleet, "OSError()")
-    fleet.bridge.retries.cancel(job.id)
-    with pytest.raises(RetryNotFound):
-        fleet.bridge.retries.run(job.id)
-    assert len(fleet.runs(job)) == 1
 
 
 def test_a_parked_retry_outlives_every_worker(fleet: Fleet) -> None:

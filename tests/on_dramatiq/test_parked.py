@@ -12,7 +12,7 @@ import dramatiq
 import pytest
 from dramatiq.middleware import CurrentMessage
 
-from ojs_bridge import Bridge, Retry, Snooze
+from ojs_bridge import Retry, Snooze
 from ojs_bridge.store import Parked
 from tests.on_dramatiq.application import Application
 from tests.on_dramatiq.conftest import url_of
@@ -28,42 +28,11 @@ def fails_once(n: int) -> str:
     return "done"
 
 
-@pytest.fixture
-def parking(broker: dramatiq.Broker, unique: str, tmp_path: Path) -> Fleet:
-    """A fleet on each kind of broker, with a store."""
-    return Fleet(broker, unique, store=f"sqlite:///{tmp_path}/ojs.db")
-
-
 def parked(fleet: Fleet, job: Sent) -> Parked:
     """Wait until a job's retry is parked, and its message gone from the broker."""
     eventually(lambda: fleet.bridge.retries.count() and fleet.heard.types(job.id)[-1:] == ["job.retrying"])
     (found,) = fleet.bridge.retries.list().retries
     return found
-
-
-def test_a_retry_in_two_hours_is_parked_listed_and_run_now_once(parking: Fleet) -> None:
-    job = parking.send(parking.actor(fails_once, ojs_retry=TWO_HOURS))
-    with parking.working():
-        found = parked(parking, job)
-        due = found.next_retry_at.timestamp() - time.time()
-        assert 7100 < due <= 7200
-        assert (found.id, found.attempt, found.framework) == (job.id, 2, "dramatiq")
-        assert len(job.runs) == 1
-        parking.bridge.retries.run(job.id)
-        assert parking.end(job).type == "job.completed"
-        eventually(lambda: parking.bridge.retries.count() == 0)
-    assert (len(job.runs), parking.bridge.retries.count(), parking.left()) == (2, 0, 0)
-    assert job.runs[1].ojs["attempt"] == 2
-
-
-def test_a_cancelled_retry_never_runs(parking: Fleet) -> None:
-    job = parking.send(parking.actor(fails_once, ojs_retry=TWO_HOURS))
-    with parking.working():
-        parked(parking, job)
-        parking.bridge.retries.cancel(job.id)
-        parking.end(parking.send(parking.actor(lambda n: None)))
-    assert (len(job.runs), parking.bridge.retries.count()) == (1, 0)
-    assert parking.heard.types(job.id)[-1] == "job.cancelled"
 
 
 class Held:
@@ -127,23 +96,6 @@ def test_four_processes_publish_what_is_due_once(
     published = [word for word in application.counts() if word.startswith("published-")]
     assert len(published) == count
     assert set(application.counts().values()) == {1, count}
-
-
-def test_run_and_cancel_need_a_parked_retry(parking: Fleet) -> None:
-    for act in (parking.bridge.retries.run, parking.bridge.retries.cancel):
-        with pytest.raises(KeyError, match="there is no parked retry of job 'nobody'"):
-            act("nobody")
-
-
-def test_a_parked_retry_that_is_run_now_from_another_process_is_published_by_a_worker(
-    parking: Fleet, tmp_path: Path
-) -> None:
-    job = parking.send(parking.actor(fails_once, ojs_retry=TWO_HOURS))
-    with parking.working():
-        parked(parking, job)
-        Bridge(f"sqlite:///{tmp_path}/ojs.db").retries.run(job.id)
-        assert parking.end(job).type == "job.completed"
-    assert len(job.runs) == 2
 
 
 @pytest.mark.requirement("RET-11")

@@ -1,0 +1,55 @@
+"""A retry that is far away waits in the store: it is listed, run now, or cancelled."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from ojs_bridge import Bridge, RetryNotFound
+from ojs_bridge.store import Parked
+from tests.contract.fleet import Fleet, end
+from tests.servers import eventually
+
+FAR = {"initial_interval": "PT2H", "max_interval": "PT2H"}
+
+
+def parked(fleet: Fleet) -> tuple[str, Parked]:
+    """A job that has failed once, and its retry, which is parked and was told of."""
+    job = fleet.send("act", "OSError('first')", "'second'", policy=FAR)
+    eventually(lambda: [event.type for event in fleet.events(job)][-1:] == ["job.retrying"])
+    (found,) = fleet.bridge.retries.list().retries
+    return job, found
+
+
+@pytest.mark.requirement("RET-11")
+def test_a_retry_in_two_hours_is_parked_listed_and_run_now(fleet: Fleet) -> None:
+    job, waiting = parked(fleet)
+    assert (waiting.id, waiting.attempt, waiting.framework) == (job, 2, fleet.framework)
+    away = waiting.next_retry_at - fleet.bridge.engine.now()
+    assert timedelta(hours=1, minutes=59) < away <= timedelta(hours=2)
+    assert len(fleet.runs(job)) == 1
+    fleet.bridge.retries.run(job)
+    assert end(fleet, job).type == "job.completed"
+    eventually(lambda: fleet.bridge.retries.count() == 0, what="an empty store")
+    assert [run.attempt for run in fleet.runs(job)] == [1, 2]
+    assert fleet.runs(job)[1].ojs["errors"][0]["message"] == "first"
+
+
+def test_a_parked_retry_that_is_run_from_another_process_is_published_by_a_worker(fleet: Fleet) -> None:
+    job, _ = parked(fleet)
+    operator = Bridge(fleet.store)
+    operator.retries.run(job)
+    assert end(fleet, job).type == "job.completed"
+    assert [run.attempt for run in fleet.runs(job)] == [1, 2]
+
+
+def test_a_parked_retry_that_is_cancelled_never_runs(fleet: Fleet) -> None:
+    job, _ = parked(fleet)
+    fleet.bridge.retries.cancel(job)
+    end(fleet, fleet.send("act", "'another one'"))
+    assert (len(fleet.runs(job)), fleet.bridge.retries.count()) == (1, 0)
+    eventually(lambda: fleet.events(job)[-1].type == "job.cancelled", what="the event of the end")
+    for act in (fleet.bridge.retries.run, fleet.bridge.retries.cancel):
+        with pytest.raises(RetryNotFound, match=f"there is no parked retry of job '{job}'"):
+            act(job)
