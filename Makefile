@@ -28,7 +28,7 @@ test:  ## run every test, and beside them the adapters' at the oldest supported 
 	@$(MAKE) --jobs=2 --keep-going --output-sync=target main floor
 
 quick: lint types  ## check style and types, and run every test that needs no server
-	.venv/bin/python -m pytest --no-servers $(PARALLEL) --numprocesses=2
+	.venv/bin/python -m pytest --no-servers -rfE $(PARALLEL) --numprocesses=2
 
 main: .venv/.installed servers  ## run every test
 	.venv/bin/python -m pytest $(PARALLEL) --numprocesses=$(TEST_WORKERS)

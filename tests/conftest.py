@@ -5,8 +5,9 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import execnet
@@ -16,10 +17,12 @@ from hypothesis import HealthCheck, settings
 from xdist.workermanage import NodeManager
 
 from tests.servers import Postgres, RabbitMQ, Server, Valkey
+from tests.servers.sharing import Kind, Lender, borrowed
 
 SERVERS = {"postgres", "rabbitmq", "valkey"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: list[int] = []
+_lenders: list[Lender] = []
 
 # A busy machine is no failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -61,6 +64,20 @@ def interrupt_once(sent: int, frame: object) -> None:
     for other in SIGNALS:
         signal.signal(other, lambda *_: None)
     raise KeyboardInterrupt
+
+
+def pytest_configure_node(node: Any) -> None:
+    """Lend the processes of `pytest -n` the servers that are slow to start."""
+    if not node.config.getoption("--no-servers"):
+        if not _lenders:
+            _lenders.append(Lender({"Postgres": Postgres, "RabbitMQ": RabbitMQ}))
+        node.workerinput["lender"] = _lenders[0].address
+
+
+def pytest_unconfigure() -> None:
+    """Stop the servers that were lent."""
+    while _lenders:
+        _lenders.pop().close()
 
 
 def pytest_xdist_newgateway(gateway: execnet.Gateway) -> None:
@@ -119,10 +136,16 @@ def valkey_url(valkey: Valkey) -> str:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[RabbitMQ]:
+def rabbitmq(pytestconfig: pytest.Config) -> Iterator[RabbitMQ]:
     """The session's RabbitMQ."""
-    with RabbitMQ() as server:
+    with shared(RabbitMQ, pytestconfig) as server:
         yield server
+
+
+def shared(kind: type[Kind], config: pytest.Config) -> AbstractContextManager[Kind]:
+    """A server of the session's own, or the one that the processes of `pytest -n` share."""
+    lender = getattr(config, "workerinput", {}).get("lender")
+    return borrowed(kind, lender) if lender else kind()
 
 
 @pytest.fixture
@@ -132,9 +155,9 @@ def rabbitmq_url(rabbitmq: RabbitMQ) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
+def postgres(pytestconfig: pytest.Config) -> Iterator[Postgres]:
     """The session's PostgreSQL."""
-    with Postgres() as server:
+    with shared(Postgres, pytestconfig) as server:
         yield server
 
 
