@@ -30,7 +30,8 @@ STORM = Storm(
         Outage(100, "broker", 13, frozen=True),
         Outage(116, "worker", 20, frozen=True),
     ),
-    patience=300,
+    # A fleet on a busy machine, with a store on PostgreSQL, needs more than twice the time of one at rest.
+    patience=900,
 )
 #: How long the framework alone may take: what kills its worker there never ends.
 BOUND = 150
