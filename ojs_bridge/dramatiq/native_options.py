@@ -65,6 +65,8 @@ def _intervals(first: Any, longest: Any) -> dict[str, Any]:
     if bad:
         return bad
     cap = DEFAULT_MAX_BACKOFF if longest is None else min(max(longest, 1), DEFAULT_MAX_BACKOFF)
+    if first == 0:
+        cap = 1  # Dramatiq doubles a wait of nothing, and gets nothing.
     # Capped first: JSON has integers that no float can hold.
     start = min(max(_MEAN * min(DEFAULT_MIN_BACKOFF if first is None else first, cap), 1), cap)
     return {"initial_interval": _duration(start), "max_interval": _duration(cap)}

@@ -59,6 +59,8 @@ PARTIALS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"retry_when": len, "max_retries": 5}, {"max_attempts": UNBOUNDED}),
     ({"min_backoff": 500, "max_backoff": 2500}, {"initial_interval": "PT0.75S", "max_interval": "PT2.5S"}),
     ({"min_backoff": 0, "max_backoff": 0}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
+    ({"min_backoff": 0}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
+    ({"min_backoff": 0, "max_backoff": 5000}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
     ({"min_backoff": 100}, {"initial_interval": "PT0.15S", "max_interval": "P7D"}),
     ({"min_backoff": 10**400}, {"initial_interval": "P7D", "max_interval": "P7D"}),
     ({"max_backoff": 1000}, {"initial_interval": "PT1S", "max_interval": "PT1S"}),
