@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,10 +109,6 @@ def _waits_of(policy: RetryPolicy) -> list[Wait]:
     return [policy_wait(policy, n) for n in range(1, min(policy.runs - 1, _MOST) + 1)]
 
 
-def _without_jitter(policy: RetryPolicy) -> RetryPolicy:
-    return RetryPolicy.merge(policy, {"jitter": False})
-
-
 def _excluded(policy: RetryPolicy) -> tuple[tuple[type[BaseException], ...], list[str]]:
     """Return the loaded exception classes that `non_retryable_errors` names, and in words what is lost of it.
 
@@ -146,38 +142,31 @@ def _full_name(cls: type[BaseException]) -> str:
     return f"{module}.{cls.__qualname__}" if isinstance(module, str) else cls.__qualname__
 
 
+def _spread(policy: RetryPolicy, mean: float, mean_at_cap: float) -> tuple[float, float]:
+    """Return the first and the longest delay of a backoff that waits as long as a policy on average.
+
+    A wait is on average `mean` times its delay, and `mean_at_cap` times it at the cap. Both frameworks only
+    double: a backoff that never grows is at its cap from the start, and one that grows less is capped at its
+    own longest wait.
+    """
+    waits = _waits_of(policy)
+    cap = policy.max_interval.total_seconds()
+    # Jitter that the cap cuts off is no measure of the delay that it is drawn from.
+    measured = waits if waits[0].most < cap else _waits_of(RetryPolicy.merge(policy, {"jitter": False}))
+    first, last = measured[0].mean, max(wait.mean for wait in waits)
+    doubles = policy.backoff_strategy == "exponential" and policy.backoff_coefficient >= _DOUBLING
+    most = cap if doubles else min(last / mean_at_cap, cap)
+    grows = first < (cap if doubles else last)
+    return min(first / mean, cap) if grows else most, most
+
+
 def _nearest_of_celery(policy: RetryPolicy) -> _Backoff:
-    """Return how Celery waits most like a policy: to the second without jitter, on average with it."""
-    without = _without_jitter(policy)
-    planned, drawn = ([wait.mean for wait in _waits_of(one)] for one in (without, policy))
-    ways = zip(_ways_of_celery(without, planned), _ways_of_celery(policy, drawn), strict=True)
-    return min(ways, key=lambda way: _distance(way[0], planned))[1]
-
-
-def _distance(way: _Backoff, planned: Sequence[float]) -> float:
-    return round(sum(abs(way.wait(n).mean - seconds) for n, seconds in enumerate(planned, 1)), 3)
-
-
-def _ways_of_celery(policy: RetryPolicy, means: Sequence[float]) -> Iterator[_Backoff]:
-    """Yield how Celery can wait; the way that reads most like the policy comes first."""
-    cap, jitter = policy.max_interval.total_seconds(), bool(policy.jitter)
-
-    def delay(mean: float) -> float:
-        """Return the delay that has a mean: jitter draws from none to all of it."""
-        return min(2 * mean, cap) if jitter else mean
-
-    growing = [_growing(delay(means[0]), most, jitter=jitter) for most in (cap, delay(max(means)))]
-    same = [delay(mean) for mean in (means[0], sum(means) / len(means))]
-    steady = [_growing(x, x, jitter=True) if jitter else _always(x) for x in same]
-    yield from steady + growing if policy.backoff_strategy == "none" else growing + steady
-
-
-def _always(seconds: float) -> _Backoff:
-    number = int(seconds) if seconds == int(seconds) else seconds
-    return _Backoff({"default_retry_delay": number}, lambda _n: Wait.of(seconds))
-
-
-def _growing(first: float, most: float, *, jitter: bool) -> _Backoff:
+    jitter = bool(policy.jitter)
+    mean = 0.5 if jitter else 1.0
+    first, most = _spread(policy, mean, mean)
+    if first == most and not jitter:
+        delay = int(first) if first == int(first) else first
+        return _Backoff({"default_retry_delay": delay}, lambda _n: Wait.of(first))
     factor, maximum = (max(round(seconds), 1) for seconds in (first, most))
     options = {"retry_backoff": factor, "retry_backoff_max": maximum, "retry_jitter": jitter}
     return _Backoff(options, lambda n: celery_wait(n, factor, maximum, jitter=jitter))
@@ -194,23 +183,8 @@ def _long_on_celery(_policy: float, native: float) -> str:
 
 
 def _nearest_of_dramatiq(policy: RetryPolicy) -> _Backoff:
-    """Return how Dramatiq waits as long as a policy on average.
-
-    Dramatiq always doubles: a backoff that never grows is at its cap from the start, and one that grows less
-    is capped at its own longest wait.
-    """
-    waits = _waits_of(policy)
-    cap = policy.max_interval.total_seconds()
-    # Jitter that the cap cuts off is no measure of the delay that it is drawn from.
-    measured = waits if waits[0].most < cap else _waits_of(_without_jitter(policy))
-    first, last = measured[0].mean, max(wait.mean for wait in waits)
-    doubles = policy.backoff_strategy == "exponential" and policy.backoff_coefficient >= _DOUBLING
-    most = cap if doubles else min(last / DRAMATIQ_MEAN_AT_CAP, cap)
-    grows = first < (cap if doubles else last)
-    least, longest = _milliseconds(first / DRAMATIQ_MEAN if grows else most), _milliseconds(most)
-    return _Backoff(
-        {"min_backoff": least, "max_backoff": longest}, lambda n: dramatiq_wait(n, least, longest)
-    )
+    least, most = map(_milliseconds, _spread(policy, DRAMATIQ_MEAN, DRAMATIQ_MEAN_AT_CAP))
+    return _Backoff({"min_backoff": least, "max_backoff": most}, lambda n: dramatiq_wait(n, least, most))
 
 
 def _milliseconds(seconds: float) -> int:

@@ -71,12 +71,8 @@ THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any], str]] = [
     ("reject-without-acks-late", fails, {"reject_on_worker_lost": True}, {}, "no effect without acks_late"),
     ("poison-job", fails, {"acks_late": True, "reject_on_worker_lost": True}, {}, "without counting"),
     ("retry-on-worker-lost", fails, {"retry_on_worker_lost": True}, {}, "a lost worker uses an attempt"),
-    ("ignored-results", fails, {"ignore_result": True}, {}, "ignore_result=True"),
-    ("ignored-results", fails, {}, {"task_ignore_result": True}, "stores no failure either"),
     ("pickle", fails, {"serializer": "pickle"}, {}, "the task's serializer is pickle"),
     ("pickle", fails, {}, {"accept_content": ["json", "pickle"]}, "accept_content takes pickle"),
-    ("retry-in-body", asks, BOUND, {}, "the policy's own wait that of default_retry_delay"),
-    ("retry-in-body", asks_in_time, BOUND, {}, f"{IN_TIME} is a failure to the bridge"),
     ("throws", fails, {"throws": (KeyError,)}, {}, "throws=KeyError only lowers the log level"),
 ]  # fmt: skip
 
@@ -105,9 +101,7 @@ NOT_THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("acks-late-alone", fails, {"acks_late": True, "reject_on_worker_lost": True}, {}),
     ("acks-late-alone", fails, {}, {}),
     ("reject-without-acks-late", fails, {"acks_late": True, "reject_on_worker_lost": True}, {}),
-    ("ignored-results", fails, {"ignore_result": True, "store_errors_even_if_ignored": True}, {}),
     ("pickle", fails, {}, {}),
-    ("retry-in-body", fails, BOUND | {"bind": False}, {}),
     ("throws", fails, {"throws": ()}, {}),
 ]
 

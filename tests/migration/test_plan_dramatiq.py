@@ -203,14 +203,12 @@ HAZARDS: dict[str, tuple[Callable[[], Broker], dict[str, Any], str]] = {
     "retry-when": (StubBroker, {"retry_when": never}, "goes on asking it"),
     "throws": (StubBroker, {"throws": (OSError, KeyError)}, "throws=OSError, KeyError"),
     "long-delays": (StubBroker, {"max_retries": 12}, "17 h"),
-    "time-limit": (StubBroker, {}, "a run is interrupted after 10 min, the broker's"),
     "over-run": (on_rabbitmq, {"time_limit": 2 * HOUR}, "30 min"),
     "age-limit": (
         lambda: broker_with(AgeLimit(max_age=HOUR)),
         {"max_age": 9000},
         "9 s old, perhaps before its",
     ),
-    "ignored-results": (lambda: broker_with(Results(backend=StubBackend())), {}, "store_results"),
 }
 
 

@@ -306,17 +306,6 @@ def again(sender=None, **_):
 def job(self):
     os.getpid()
 """,
-    "a Request that retries": """
-from celery.worker.request import Request
-class Own(Request):
-    def on_timeout(self, soft, timeout):
-        self.task.retry(countdown=5)  # HERE
-class Custom(Task):
-    Request = Own
-@app.task(**BOUND, base=Custom)
-def job(self):
-    os.getpid()
-""",
     "a wait computed at run time": """
 @app.task(**BOUND)
 def job(self):
@@ -466,6 +455,24 @@ def test_what_is_read(module: Any, text: str, runs: Any, waits: tuple[float, ...
     assert (found.native.runs, found.native.waits) == (runs, tuple(map(Wait.of, waits)))
     assert (found.verdict, found.policy is None, found.exact) == ("read", False, True)
     assert found.retry_on == (None if runs == 1 else "asked")
+
+
+def test_a_request_class_of_its_own(module: Any) -> None:
+    """It may ask for anything in the worker's main process."""
+    own = """
+from celery.worker.request import Request
+class Own(Request): pass
+class Custom(Task):
+    Request = Own
+@app.task(**BOUND, base=Custom)
+def job(self):
+    os.getpid()
+"""
+    (found,) = of_celery(module(CELERY + own).app, ["job"])
+    assert (found.native, str(found.open[0])) == (
+        Native.unknown(),
+        "job: its own Request, of fleet_of_a_test, is not read",
+    )
 
 
 def test_source_that_is_not_there() -> None:

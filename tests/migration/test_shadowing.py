@@ -211,10 +211,10 @@ def test_a_full_buffer_only_counts(tmp_path: Path) -> None:
     """Who hands a run over waits for nobody."""
     bridge, _ = bridge_on(tmp_path)
     pending = Pending(limit=3)
-    taken = [pending.takes("a", 0.0, 0.0) for _ in range(3)]
+    taken = [pending.takes("a") for _ in range(3)]
     for n in range(3):
         pending.add(failed(bridge, GONE, n=n))
-    assert [*taken, pending.takes("a", 0.0, 0.0), pending.takes("b", 9.0, 9.0)] == [
+    assert [*taken, pending.takes("a"), pending.takes("b")] == [
         True,
         True,
         True,
@@ -233,20 +233,20 @@ def test_a_recorder_writes_by_and_by_and_at_the_end(tmp_path: Path) -> None:
 
     def fail() -> None:
         for n in range(100):
-            if recorder.takes("billing.charge"):
-                recorder.add(failed(bridge, Retried(99), n=n))
+            if recorder.pending.takes("billing.charge"):
+                recorder.pending.add(failed(bridge, Retried(99), n=n))
 
     threads = [threading.Thread(target=fail) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    recorder.add_bridged("billing.charge")
+    recorder.pending.count("billing.charge", BRIDGED)
     recorder.close(30)
     (report,) = reports(store.shadows())
     assert (report.failed, report.bridged) == (400, 1)
     assert 100 <= report.compared < 400
-    recorder.add_bridged("billing.charge")
+    recorder.pending.count("billing.charge", BRIDGED)
     recorder.close(30)
     assert reports(store.shadows())[0].bridged == 2
 

@@ -187,7 +187,7 @@ def test_off(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     shadow(app, policies="no-such-file.toml")
     declare(app, "dies", raises(OSError))
     assert apply(app, "dies") == ["FAILURE"]
-    assert vars(app)[SHADOW]._watch is None
+    assert vars(app)[SHADOW]._recorder is None
 
 
 def test_what_is_wrong_with_it_stops_no_worker(

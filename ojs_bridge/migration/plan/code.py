@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import dis
 import inspect
-import linecache
 import sys
 import sysconfig
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
@@ -202,21 +201,13 @@ def place(function: FunctionType, line: int = 0) -> str:
 def source_of(function: FunctionType) -> FunctionNode | None:
     """Return a function's source; None where there is none, or another one than was loaded."""
     code = function.__code__
-    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
-    found = _functions(text).get((code.co_firstlineno, code.co_name), [])
-    return found[0] if len(found) == 1 else None
-
-
-@lru_cache(maxsize=32)
-def _functions(text: str) -> Mapping[tuple[int, str], list[FunctionNode]]:
-    """Return the functions in a file by their first line, decorators included, and their name."""
-    found: dict[tuple[int, str], list[FunctionNode]] = {}
-    with suppress(SyntaxError, ValueError, RecursionError):
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                first = min(x.lineno for x in (node, *node.decorator_list))
-                found.setdefault((first, node.name), []).append(node)
-    return found
+    with suppress(OSError, SyntaxError, ValueError, RecursionError):
+        lines, first = inspect.getsourcelines(code)
+        (node,) = ast.parse(textwrap.dedent("".join(lines))).body
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
+            ast.increment_lineno(node, first - 1)
+            return node
+    return None
 
 
 class Askers:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain, product, repeat
+from itertools import chain, product
 from typing import Any
 
 from ...spec.duration import format_duration, spoken
+from ...spec.failures import Failure
 from ...spec.policy import RetryPolicy
 
 #: Waits are the same if they differ by no more than a millisecond, or by this part of them.
@@ -73,35 +74,37 @@ def dramatiq_wait(n: int, min_backoff: float, max_backoff: float) -> Wait:
     return Wait(min(base, cap / 2), mean, cap)
 
 
-class _Drawn:
-    """A source of randomness whose draws are known."""
+class Drawn:
+    """A source of randomness whose first draws are known; later ones are even, for a jitter that draws on."""
 
-    def __init__(self, draws: Iterable[float]) -> None:
-        self._draws = iter(draws)
+    def __init__(self, *first: float) -> None:
+        self._draws = chain(first, _evenly(first[-1] or 0.5))
 
     def random(self) -> float:
+        """Return the next draw."""
         return next(self._draws)
-
-
-def policy_wait(policy: RetryPolicy, n: int) -> Wait:
-    """Return a policy's wait before retry n; raises what a custom strategy or jitter raises.
-
-    The least and the most that there is to draw give the ends, even draws the mean.
-    """
-    if policy.jitter is False:
-        return Wait.of(policy.delay(n))
-    ends = (0.0, math.nextafter(1.0, 0.0))
-    corners = [_Drawn(chain([first], repeat(then))) for first, then in product(ends, ends)]
-    drawn = [policy.delay(n, rng=_Drawn(_evenly((i + 0.5) / _DRAWS))) for i in range(_DRAWS)]
-    bounds = [*(policy.delay(n, rng=corner) for corner in corners), *drawn]
-    return Wait(min(bounds), math.fsum(drawn) / _DRAWS, max(bounds))
 
 
 def _evenly(drawn: float) -> Iterator[float]:
     """Yield draws that are even over all sources together, and so are the pairs of them."""
     while True:
-        yield drawn
         drawn = (drawn * _DRAWS * _GOLDEN) % 1
+        yield drawn
+
+
+def extremes(policy: RetryPolicy, n: int, failure: Failure | None = None) -> list[float]:
+    """Return the delays before retry n that the least and the most there is to draw make."""
+    ends = (0.0, math.nextafter(1.0, 0.0))
+    return [policy.delay(n, rng=Drawn(*draws), failure=failure) for draws in product(ends, ends)]
+
+
+def policy_wait(policy: RetryPolicy, n: int) -> Wait:
+    """Return a policy's wait before retry n; raises what a custom strategy or jitter raises."""
+    if policy.jitter is False:
+        return Wait.of(policy.delay(n))
+    drawn = [policy.delay(n, rng=Drawn((i + 0.5) / _DRAWS)) for i in range(_DRAWS)]
+    bounds = [*extremes(policy, n), *drawn]
+    return Wait(min(bounds), math.fsum(drawn) / _DRAWS, max(bounds))
 
 
 def steady(seconds: float) -> dict[str, Any]:

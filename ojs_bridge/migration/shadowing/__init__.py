@@ -6,14 +6,15 @@ import fnmatch
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ...bridge import Bridge
 from ...config.policy_files import PoliciesOrFile
 from ...engine.runs import TaskPolicy
 from ...errors import ConfigurationError
-from .recording import Recorder, harmless
+from .comparing import BRIDGED
+from .recording import FailedRun, Recorder, harmless
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -72,26 +73,52 @@ class Switch:
     def __bool__(self) -> bool:
         return bool(self._patterns)
 
-    def say(self, names: Iterable[str]) -> None:
-        """Say in the log how many of the tasks or actors that the policies name are shadowed."""
-        count = sum(map(self.covers, names))
-        logger.info("shadow mode is on for %d tasks: their failed runs are compared, nothing else", count)
-
     def covers(self, name: str) -> bool:
         """Return whether a task or actor is shadowed."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
 
 
-class Watch:
-    """The failed runs of a worker's tasks, on their way to be compared."""
+class Shadow:
+    """The shadow of an app or broker, which has the failed runs of its workers compared."""
 
-    def __init__(self, framework: str, bridge: Bridge, switch: Switch) -> None:
-        self.recorder = Recorder(framework, bridge)
+    _ojs_shadow = True
+
+    def __init__(self, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
         self._bridge = bridge
-        self._switch = switch
+        self._policies = policies
+        #: None while nothing is watched.
+        self._recorder: Recorder | None = None
+        self._switch = Switch({VARIABLE: "off"})
         self._tasks: dict[str, TaskPolicy | None] = {}
 
-    def policy(self, name: str, *, bridged: Callable[[], bool]) -> TaskPolicy | None:
+    @property
+    def bridge(self) -> Bridge:
+        """The bridge whose policies decide beside the framework, and whose store keeps the tallies."""
+        if self._bridge is None:
+            self._bridge = Bridge()
+        return self._bridge
+
+    def _begin(self, framework: str) -> None:
+        """Begin to watch, unless the worker has it off or something is wrong with it."""
+        self._recorder, self._tasks, self._switch = None, {}, Switch()
+        with harmless("it stays off"):
+            if not self._switch:
+                return
+            if self.bridge.store is None:
+                raise ConfigurationError("shadow mode needs a store: Bridge(store=...), or OJS_BRIDGE_STORE")
+            count = sum(map(self._switch.covers, self._named()))
+            logger.info("shadow mode is on for %d tasks: their failed runs are compared, nothing else", count)
+            self._recorder = Recorder(framework, self.bridge)
+
+    def _named(self) -> Iterable[str]:
+        """Read the policies; return the tasks or actors that they name."""
+        raise NotImplementedError
+
+    def _resolved(self, name: str) -> TaskPolicy | None:
+        """Return the policy that `install` would give a task; None for a task that stays as it is."""
+        raise NotImplementedError
+
+    def _policy(self, name: str, *, is_bridged: bool) -> TaskPolicy | None:
         """Return the policy to compare a failed run under; None for a run that is not compared.
 
         A run that is not compared, though its task is shadowed, is counted.
@@ -101,48 +128,20 @@ class Watch:
             if self._switch.covers(name):
                 self._tasks[name] = self._resolved(name)
         policy = self._tasks[name]
-        if policy is None:
+        if policy is None or self._recorder is None:
             return None
-        if bridged():
-            self.recorder.add_bridged(name)
+        pending = self._recorder.pending
+        if is_bridged:
+            pending.count(name, BRIDGED)
             return None
-        return policy if self.recorder.takes(name) else None
+        return policy if pending.takes(name) else None
 
-    def _resolved(self, name: str) -> TaskPolicy | None:
-        """Return the policy that `install` would give a task; None for a task that stays as it is."""
-        raise NotImplementedError
-
-
-class Shadow:
-    """The shadow of an app or broker, which watches while a worker runs."""
-
-    _ojs_shadow = True
-
-    def __init__(self, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
-        self._bridge = bridge
-        self._policies = policies
-        self._watch: Any = None
-
-    @property
-    def bridge(self) -> Bridge:
-        """The bridge whose policies decide beside the framework, and whose store keeps the tallies."""
-        if self._bridge is None:
-            self._bridge = Bridge()
-        return self._bridge
-
-    def _begin(self, watch: Callable[[Bridge, PoliciesOrFile | None, Switch], Watch]) -> None:
-        """Begin to watch, unless the worker has it off or something is wrong with it."""
-        self._watch = None
-        with harmless("it stays off"):
-            if switch := Switch():
-                if self.bridge.store is None:
-                    raise ConfigurationError(
-                        "shadow mode needs a store: Bridge(store=...), or OJS_BRIDGE_STORE"
-                    )
-                self._watch = watch(self.bridge, self._policies, switch)
+    def _compare(self, failed: FailedRun) -> None:
+        if self._recorder is not None:
+            self._recorder.pending.add(failed)
 
     def _end(self, **_: Any) -> None:
         """Have what is pending written."""
-        if self._watch is not None:
+        if self._recorder is not None:
             with harmless("the last tallies are not written"):
-                self._watch.recorder.close()
+                self._recorder.close()

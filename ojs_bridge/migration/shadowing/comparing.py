@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from ...spec.backoff import Rng, Seeded
 from ...spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
 from ...spec.duration import spoken
-from ...spec.failures import Failure, Outcome, cut
+from ...spec.failures import Outcome, cut
 from ...spec.job import Job, format_time
 from ...spec.policy import RetryPolicy
 from ...store import Tally
+from ..plan.waits import Drawn, extremes
 
 #: Seconds by which delays may differ: frameworks round to the millisecond.
 TOLERANCE = 0.002
@@ -84,7 +84,7 @@ def compare(
     policy: RetryPolicy, job: Job, outcome: Outcome, native: Native, *, now: datetime, capped: bool = True
 ) -> Verdict:
     """Return how what the framework did about a failed run compares to what the policy decides."""
-    decision = decide(policy, job, outcome, now=now, rng=_Edge(0.0), capped=capped)
+    decision = decide(policy, job, outcome, now=now, rng=Drawn(0.0), capped=capped)
     match decision:
         case RetryAt():
             return _retries(policy, job.attempt, decision, native)
@@ -98,38 +98,22 @@ def compare(
             return SAME
 
 
-def waits(policy: RetryPolicy, n: int, failure: Failure, least: float) -> tuple[float, float]:
-    """Return the least and the most seconds that the policy may wait before retry n; `least` if it knows."""
-    if policy.jitter is False or failure.retry_after is not None:
-        return least, least
-    try:
-        if isinstance(policy.jitter, Seeded):
-            least = policy.delay(n, rng=_Edge(0.0), failure=failure)
-        most = policy.delay(n, rng=_Edge(_ALMOST_ONE), failure=failure)
-    except Exception:  # noqa: BLE001 - a custom strategy is the user's code; the policy then waits its longest
-        return least, least
-    return min(least, most), max(least, most)
-
-
-_ALMOST_ONE = 1 - 2**-53
-
-
-@dataclass(slots=True)
-class _Edge(Rng):
-    """Draws an end of the range first, then like any other: a custom jitter may draw until it likes it."""
-
-    first: float | None
-
-    def random(self) -> float:
-        drawn, self.first = self.first, None
-        return random.random() if drawn is None else drawn
+def _span(policy: RetryPolicy, n: int, decision: RetryAt) -> tuple[float, float]:
+    """Return the least and the most seconds that the policy may wait before retry n."""
+    found = [decision.delay]
+    if policy.jitter is not False and decision.failure.retry_after is None:
+        # A custom strategy that raises makes the policy wait its longest.
+        with suppress(Exception):
+            found = extremes(policy, n, decision.failure)
+    return min(found), max(found)
 
 
 def _retries(policy: RetryPolicy, n: int, decision: RetryAt, native: Native) -> Verdict:
-    least, most = waits(policy, n, decision.failure, decision.delay)
+    least, most = _span(policy, n, decision)
     if isinstance(native, Retried) and least - TOLERANCE <= native.delay <= most + TOLERANCE:
         return SAME
-    own, ojs = told(native, n), f"retry {n} in {_span(least, most)}"
+    span = " to ".join(dict.fromkeys((spoken(least), spoken(most))))
+    own, ojs = told(native, n), f"retry {n} in {span}"
     kind = "delay" if isinstance(native, Retried) else "retries_longer"
     return Verdict(kind, own, ojs, f"{own}; the policy: {ojs}")
 
@@ -153,11 +137,6 @@ def told(native: Native, n: int) -> str:
     if isinstance(native, Retried):
         return f"retry {n} in {spoken(native.delay)}"
     return f"ended, {'kept' if native.kept else 'not kept'}"
-
-
-def _span(least: float, most: float) -> str:
-    short, long = spoken(least), spoken(most)
-    return short if short == long else f"{short} to {long}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +163,9 @@ class TaskReport:
     def to_json(self) -> dict[str, Any]:
         """Return it as the command line answers with it."""
         rate = self.shadow_match_rate
+        names = ("framework", "task", "failed", "compared", "matched")
         return {
-            "framework": self.framework,
-            "task": self.task,
-            "failed": self.failed,
-            "compared": self.compared,
-            "matched": self.matched,
+            **{name: getattr(self, name) for name in names},
             "shadow_match_rate": None if rate is None else round(rate, 4),
             "bridged": self.bridged,
             "last_seen": format_time(self.last_seen),

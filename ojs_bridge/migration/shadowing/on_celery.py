@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from celery import Celery, Task, bootsteps, signals
@@ -25,13 +25,13 @@ from ...engine.runs import TaskPolicy
 from ...errors import ConfigurationError
 from ...spec.failures import Failure, Outcome, outcome_of
 from ...spec.job import Job
-from . import SHADOW, Shadow, Switch, Watch
+from . import SHADOW, Shadow
 from .comparing import Ended, Native, Retried
 from .recording import FailedRun, harmless
 
 
 class AppShadow(Shadow):
-    """Has the failed runs of an app's workers compared."""
+    """The shadow of an app: receivers of Celery's signals."""
 
     def __init__(self, app: Celery, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
         super().__init__(bridge, policies)
@@ -39,63 +39,57 @@ class AppShadow(Shadow):
 
     def start(self) -> None:
         """Begin to watch, unless the worker has it off; before the pool forks its processes."""
-        self._begin(partial(AppWatch, self._app))
+        self._begin(FRAMEWORK)
         receivers = {
             signals.task_retry: self._retried,
             signals.task_failure: self._failed,
             signals.worker_process_shutdown: self._end,
             signals.worker_shutdown: self._end,
         }
-        for signal, receiver in receivers.items() if self._watch else ():
+        for signal, receiver in receivers.items() if self._recorder else ():
             # Before 5.5 Celery takes the methods of two objects for one receiver.
             signal.connect(receiver, weak=False, dispatch_uid=f"{SHADOW}-{id(self)}")
 
     def _retried(self, sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
-        if self._watch is not None and sender.app is self._app:
+        if self._recorder is not None and sender.app is self._app:
             with harmless("a failed run is not compared"):
-                self._watch.note(sender, request, reason)
+                self._note(sender, request, reason)
 
     def _failed(self, sender: Any = None, task_id: Any = None, exception: Any = None, **_: Any) -> None:
-        if self._watch is not None and sender.app is self._app:
+        if self._recorder is not None and sender.app is self._app:
             with harmless("a failed run is not compared"):
                 request = sender.request
                 # Otherwise the main process tells of a child that was killed.
                 if request.id == task_id:
-                    self._watch.note(sender, request, _original(exception, sys.exc_info()[1]))
+                    self._note(sender, request, _original(exception, sys.exc_info()[1]))
 
-
-class AppWatch(Watch):
-    """The failed runs of an app's tasks, on their way to be compared."""
-
-    def __init__(self, app: Celery, bridge: Bridge, policies: PoliciesOrFile | None, switch: Switch) -> None:
-        super().__init__(FRAMEWORK, bridge, switch)
-        self._app = app
-        self._policies = the_policies(policies)
-        self._policies.check(app.tasks, f"task of the app {app.main!r}")
-        switch.say(name for name in app.tasks if self._is_moved(name))
-
-    def note(self, task: Task, request: Any, raised: BaseException) -> None:
+    def _note(self, task: Task, request: Any, raised: BaseException) -> None:
         """Have a failed run compared to what Celery did about it, if its task is shadowed."""
-        policy = self.policy(task.name, bridged=lambda: is_bridged(task) and not runs_natively(request))
+        policy = self._policy(task.name, is_bridged=is_bridged(task) and not runs_natively(request))
         if policy is None:
             return
-        now = self._bridge.engine.now()
+        now = self.bridge.engine.now()
         native = self._native(raised, now)
         job = self._job(task, request)
         if policy.keeps_limit(None) and _is_asked(raised):
             # The bridge would go by the max_retries of this very call, which Celery did.
             job = job._replace(retry={"max_attempts": job.attempt + isinstance(native, Retried)})
-        self.recorder.add(FailedRun(job, policy, _outcome(task, raised, native, policy), native, now))
+        self._compare(FailedRun(job, policy, _outcome(task, raised, native, policy), native, now))
+
+    def _named(self) -> Iterable[str]:
+        self._moved = the_policies(self._policies)
+        self._moved.check(self._app.tasks, f"task of the app {self._app.main!r}")
+        return filter(self._is_moved, self._app.tasks)
 
     def _resolved(self, name: str) -> TaskPolicy | None:
         if not self._is_moved(name):
             return None
         task = self._app.tasks[name]
         native = task.ojs_native if is_bridged(task) else native_of(task)
-        return resolved(self._bridge.engine, task, self._policies, native)
+        return resolved(self.bridge.engine, task, self._moved, native)
 
     def _is_moved(self, name: str) -> bool:
-        return not name.startswith("celery.") and self._policies.of(name) is not None
+        return not name.startswith("celery.") and self._moved.of(name) is not None
 
     def _native(self, raised: BaseException, now: datetime) -> Native:
         if not isinstance(raised, Retry):

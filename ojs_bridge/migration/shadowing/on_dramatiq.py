@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 from dramatiq.broker import Broker, MessageProxy
@@ -23,7 +22,7 @@ from ...engine.runs import TaskPolicy
 from ...errors import ConfigurationError
 from ...spec.failures import Failure, Outcome
 from ...spec.job import Job
-from . import Shadow, Switch, Watch
+from . import Shadow
 from .comparing import Ended, Native, Retried
 from .recording import FailedRun, harmless
 
@@ -32,7 +31,7 @@ Sent: TypeAlias = "tuple[str, int | None]"
 
 
 class BrokerShadow(Shadow, Middleware):
-    """Has the failed runs of a broker's workers compared; in a worker that has it off, it takes its leave."""
+    """The shadow of a broker: a middleware, which leaves a worker that has it off."""
 
     def __init__(self, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
         super().__init__(bridge, policies)
@@ -40,11 +39,12 @@ class BrokerShadow(Shadow, Middleware):
 
     def before_worker_boot(self, broker: Broker, worker: Any) -> None:
         """Begin to watch, or go."""
-        self._begin(partial(BrokerWatch, broker))
+        self._broker = broker
+        self._begin(FRAMEWORK)
         # A new list, because the broker is in the middle of the old one. The first middleware is the last to
         # hear how a run has ended, when it is all over.
         rest = [m for m in broker.middleware if m is not self]
-        broker.middleware = rest if self._watch is None else [self, *rest]
+        broker.middleware = rest if self._recorder is None else [self, *rest]
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Note the message that this thread has sent last, if it was a retry."""
@@ -60,44 +60,36 @@ class BrokerShadow(Shadow, Middleware):
         exception: BaseException | None = None,
     ) -> None:
         """Have a failed run compared."""
-        if exception is None or self._watch is None:
+        if exception is None or self._recorder is None:
             return
         with harmless("a failed run is not compared"):
             sent, self._sent.last = getattr(self._sent, "last", None), None
-            self._watch.note(message, exception, sent)
+            self._note(message, exception, sent)
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """Have what is pending written."""
         self._end()
 
-
-class BrokerWatch(Watch):
-    """The failed runs of a broker's actors, on their way to be compared."""
-
-    def __init__(
-        self, broker: Broker, bridge: Bridge, policies: PoliciesOrFile | None, switch: Switch
-    ) -> None:
-        super().__init__(FRAMEWORK, bridge, switch)
-        self._broker = broker
-        self._actors = Actors(bridge.engine, policies)
-        retries = next((m for m in broker.middleware if isinstance(m, Retries)), None)
-        self._actors.stock = NO_RETRIES if retries is None else settings_of(retries)
-        self._actors.check(broker.actors)
-        self._counts_retries = retries is not None
-        policies_of = the_policies(policies)
-        switch.say(name for name in broker.actors if policies_of.of(name) is not None)
-
-    def note(self, message: MessageProxy, exception: BaseException, sent: Sent | None) -> None:
+    def _note(self, message: MessageProxy, exception: BaseException, sent: Sent | None) -> None:
         """Have a failed run compared to what Dramatiq did about it, if its actor is shadowed."""
         name = message._message.actor_name
-        task = self.policy(name, bridged=lambda: message.__dict__.get(MARK, NATIVE) is not NATIVE)
+        task = self._policy(name, is_bridged=message.__dict__.get(MARK, NATIVE) is not NATIVE)
         if task is None:
             return
         options = self._broker.get_actor(name).options
         native = _native(message, sent)
         job = self._job(message, task, options, exception)
         found = _outcome(message, options, exception, native, task)
-        self.recorder.add(FailedRun(job, task, found, native, self._bridge.engine.now()))
+        self._compare(FailedRun(job, task, found, native, self.bridge.engine.now()))
+
+    def _named(self) -> Iterable[str]:
+        self._actors = Actors(self.bridge.engine, self._policies)
+        retries = next((m for m in self._broker.middleware if isinstance(m, Retries)), None)
+        self._actors.stock = NO_RETRIES if retries is None else settings_of(retries)
+        self._actors.check(self._broker.actors)
+        self._counts_retries = retries is not None
+        policies = the_policies(self._policies)
+        return (name for name in self._broker.actors if policies.of(name) is not None)
 
     def _resolved(self, name: str) -> TaskPolicy | None:
         self._actors.declare(self._broker.get_actor(name))

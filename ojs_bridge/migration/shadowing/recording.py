@@ -21,7 +21,7 @@ from ...errors import ConfigurationError, InvalidRetryPolicy, StoreError
 from ...spec.failures import Failure, Outcome, cut
 from ...spec.job import Job, format_time
 from ...store import Tally
-from .comparing import BRIDGED, MAX_REASON, UNCOMPARED, Native, Verdict, compare, told
+from .comparing import MAX_REASON, UNCOMPARED, Native, Verdict, compare, told
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -112,10 +112,11 @@ class Pending:
         self._failed: list[FailedRun] = []
         self._counted: Counter[tuple[str, str]] = Counter()
 
-    def takes(self, task: str, now: float, used: float) -> bool:
+    def takes(self, task: str) -> bool:
         """Return whether there is room in the buffer and in the budget; otherwise count the run."""
         with self._lock:
-            if len(self._failed) < self._limit and self._budget.take(task, now, used):
+            used = time.monotonic(), time.process_time()
+            if len(self._failed) < self._limit and self._budget.take(task, *used):
                 return True
             self._counted[task, UNCOMPARED] += 1
             return False
@@ -139,9 +140,9 @@ class Pending:
 
 
 class Recorder:
-    """Takes failed runs from the jobs' threads, which never wait for it, and compares them later.
+    """Has failed runs compared on a thread of its own, so that no job's thread waits for that.
 
-    Its thread starts with the first failed run of a process. So a forked child has a thread of its own, and
+    The thread starts with the first failed run of a process. So a forked child has a thread of its own, and
     nothing of its parent's.
     """
 
@@ -152,19 +153,14 @@ class Recorder:
         self._pid = 0
         self._pending = Pending()
 
-    def takes(self, task: str) -> bool:
-        """Return whether a failed run of a task is to be compared; any other one is counted."""
-        self._begin()
-        return self._pending.takes(task, time.monotonic(), time.process_time())
-
-    def add(self, failed: FailedRun) -> None:
-        """Have a failed run compared."""
-        self._pending.add(failed)
-
-    def add_bridged(self, task: str) -> None:
-        """Count a failed run that was under the bridge already."""
-        self._begin()
-        self._pending.count(task, BRIDGED)
+    @property
+    def pending(self) -> Pending:
+        """The failed runs of this process, whose thread has begun."""
+        if self._pid != os.getpid():
+            with starting():
+                if self._pid != os.getpid():
+                    self._begin()
+        return self._pending
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
         """Have what is pending written, and wait so long for it at most; never raises."""
@@ -174,16 +170,11 @@ class Recorder:
             self._thread.join(seconds)
 
     def _begin(self) -> None:
-        if self._pid == os.getpid():
-            return
-        with starting():
-            if self._pid == os.getpid():
-                return
-            self._pending = pending = Pending()
-            run = partial(Writer(self._framework, self._bridge).run, pending, self._period)
-            self._thread = threading.Thread(target=run, name="ojs-shadow", daemon=True)
-            self._thread.start()
-            self._pid = os.getpid()
+        self._pending = pending = Pending()
+        run = partial(Writer(self._framework, self._bridge).run, pending, self._period)
+        self._thread = threading.Thread(target=run, name="ojs-shadow", daemon=True)
+        self._thread.start()
+        self._pid = os.getpid()
 
 
 class Writer:

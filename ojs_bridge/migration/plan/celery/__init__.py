@@ -17,7 +17,6 @@ from .native import (
     Reading,
     autoretries,
     differences_of,
-    is_unseen,
     policy_of,
     read,
     retry_kwargs,
@@ -76,8 +75,7 @@ def _hazards(app: Celery, reading: Reading) -> Iterator[Hazard]:
         yield from _of_limits(reading)
         yield from _of_long_waits(app, reading)
         yield from _of_time(app, reading)
-        yield from _of_calls(reading)
-    yield from _of_results(app, task)
+    yield from _of_options(app, task)
 
 
 def _of_limits(reading: Reading) -> Iterator[Hazard]:
@@ -157,17 +155,6 @@ def _of_time(app: Celery, reading: Reading) -> Iterator[Hazard]:
         )
 
 
-def _of_calls(reading: Reading) -> Iterator[Hazard]:
-    for ask in reading.asks:
-        hint = "its countdown is a hint, which max_interval caps"
-        wait = "the policy's own wait that of default_retry_delay" if ask.countdown is None else hint
-        yield Hazard(
-            "retry-in-body",
-            f"self.retry in {ask.where} is a failure to the bridge: max_attempts takes the place of "
-            f"max_retries, and {wait}",
-        )
-
-
 def _of_lost_workers(task: Task) -> Iterator[Hazard]:
     uses = "under the bridge a lost worker uses an attempt"
     if getattr(task, "retry_on_worker_lost", False):
@@ -193,13 +180,7 @@ def _of_lost_workers(task: Task) -> Iterator[Hazard]:
         )
 
 
-def _of_results(app: Celery, task: Task) -> Iterator[Hazard]:
-    if is_unseen(task):
-        yield Hazard(
-            "ignored-results",
-            "ignore_result=True stores no failure either: nobody can list the jobs that gave up; "
-            "on_exhaustion=dead_letter would keep them",
-        )
+def _of_options(app: Celery, task: Task) -> Iterator[Hazard]:
     if names := ", ".join(cls.__name__ for cls in task.throws or ()):
         yield Hazard(
             "throws",

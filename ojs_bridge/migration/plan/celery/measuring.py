@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from celery import Celery, Task, signals
 from celery.exceptions import Ignore
@@ -75,22 +75,8 @@ def _applied(task: Task, body: str) -> Measured:
             raise Ignore
         raise error
 
-    with _replaced(task, body, fails), _replaced(task, "store_eager_result", False):  # noqa: FBT003
+    with patch.object(task, body, fails), patch.object(task, "store_eager_result", new=False):
         result = task.apply()
     # Celery shows an error that it cannot pickle in a wrapper.
     name = getattr(result.result, "exc_cls_name", type(result.result).__name__)
     return Measured(runs, (), "" if runs >= LIMIT else f"{result.state} with {name}")
-
-
-@contextmanager
-def _replaced(task: Task, name: str, body: Any) -> Iterator[None]:
-    """Put something in the place of an attribute of a task."""
-    before = vars(task).get(name)
-    setattr(task, name, body)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(task, name)
-        else:
-            setattr(task, name, before)

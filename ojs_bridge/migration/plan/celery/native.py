@@ -133,7 +133,7 @@ def _final(task: Task) -> str:
 
 def _end(task: Task, asks: Iterable[Ask]) -> Iterator[str]:
     error = " with MaxRetriesExceededError" if any(not ask.has_exc for ask in asks) else ""
-    if is_unseen(task):
+    if task.ignore_result and not task.store_errors_even_if_ignored:
         yield "its result is ignored"
     elif not task.app.conf.result_backend:
         yield "no result backend keeps its result"
@@ -146,11 +146,6 @@ def _end(task: Task, asks: Iterable[Ask]) -> Iterator[str]:
         yield "its message is rejected, so that only a queue's own dead letter exchange keeps it"
     else:
         yield "its message is gone"
-
-
-def is_unseen(task: Task) -> bool:
-    """Return whether nothing stores a task's failure."""
-    return bool(task.ignore_result and not task.store_errors_even_if_ignored)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -12,7 +12,6 @@ from weakref import ReferenceType
 
 from celery import Celery, Task, exceptions, signals
 from celery.utils.dispatch import Signal
-from kombu.utils.imports import symbol_by_name
 
 from .. import Open
 from ..code import (
@@ -104,7 +103,9 @@ def read_code(fleet: Fleet, task: Task) -> Code:
         found.open += fleet.askers.signs(function)
         if name in _INSTEAD:
             found.of_retries.append(Open(place(function), f"its own {name} is code, which may say otherwise"))
-    found.open += _in_its_request(fleet, task)
+    request = task.Request if isinstance(task.Request, str) else task.Request.__module__
+    if request.split(".")[0] not in ("celery", "ojs_bridge"):
+        found.open.append(Open(task.name, f"its own Request, of {request}, is not read"))
     return found
 
 
@@ -236,18 +237,6 @@ def _hooks(task: Task) -> Iterator[tuple[str, FunctionType]]:
     """Yield the methods of the user's classes that count for a task's retries."""
     for cls in type(task).__mro__:
         yield from methods(cls, _BESIDE | _INSTEAD)
-
-
-def _in_its_request(fleet: Fleet, task: Task) -> Iterator[Open]:
-    """Yield the lines that ask in a task's own `Request` class, in the worker's main process."""
-    try:
-        found = symbol_by_name(task.Request)  # type: ignore[no-untyped-call]
-    except Exception as error:  # noqa: BLE001 - the import runs the user's code
-        yield Open(task.name, f"Request={task.Request!r} cannot be imported: {type(error).__name__}")
-        return
-    for cls in found.__mro__:
-        for _, function in methods(cls):
-            yield from fleet.askers.signs(function)
 
 
 def _receivers(signal: Any) -> Iterator[FunctionType]:

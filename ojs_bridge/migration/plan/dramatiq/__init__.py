@@ -12,7 +12,6 @@ from dramatiq import Actor
 from dramatiq.broker import Broker
 from dramatiq.common import xq_name
 from dramatiq.middleware import AgeLimit, Middleware, Retries, TimeLimit
-from dramatiq.results import Results
 
 from ....dramatiq.brokers import PATIENCE, is_broker, is_redis
 from ....dramatiq.native_options import native_partial
@@ -145,12 +144,6 @@ def _hazards(settings: Settings, native: Native, broker: Broker) -> Iterator[Haz
     else:
         yield from _of_retries(settings, native)
     yield from _of_waits(settings, native, broker)
-    has_results = any(isinstance(m, Results) for m in broker.middleware)
-    if has_results and not _over(broker, settings, Results, "store_results"):
-        yield Hazard(
-            "ignored-results",
-            "the broker has Results, but store_results is not set: its result or last error is not kept",
-        )
     if isinstance(dramatiq.get_encoder(), dramatiq.PickleEncoder):
         yield pickled("messages are pickled")
 
@@ -190,12 +183,6 @@ def _of_waits(settings: Settings, native: Native, broker: Broker) -> Iterator[Ha
         text = f"a retry may wait {spoken(longest)}, all the time {memory}; with a store the bridge parks it"
         yield Hazard("long-delays", text)
     limit = _over(broker, settings, TimeLimit, "time_limit") or math.inf
-    if limit < math.inf and "time_limit" not in settings.actor.options:
-        yield Hazard(
-            "time-limit",
-            f"nobody has set a time_limit on it: a run is interrupted after {spoken(limit / 1000)}, the "
-            "broker's; that uses an attempt, of the error type timeout",
-        )
     if _is_rabbitmq(broker) and limit / 1000 > _LONG:
         yield Hazard(
             "over-run",
