@@ -14,7 +14,7 @@ from dramatiq.errors import Retry as DramatiqsRetry
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, Retry, Snooze, celery
 from ojs_bridge.celery import OJSTask, ojs_task
-from ojs_bridge.celery.start_up import check
+from ojs_bridge.celery.worker import check
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
 from ojs_bridge.engine.retry_on import RetryOn

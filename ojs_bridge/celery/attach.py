@@ -5,31 +5,25 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import struct
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from amqp.exceptions import FrameSyntaxError
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task, current_app, signals
 from celery.exceptions import SoftTimeLimitExceeded
-from kombu.exceptions import SerializationError
 
 from ..bridge import Bridge
 from ..config.policies import Policies
 from ..engine.engine import Engine
-from ..engine.ports import Override
 from ..engine.retry_on import RetryOn
 from ..engine.runs import NOTHING, Native, TaskPolicy
-from ..errors import ConfigurationError, InvalidRetryPolicy, Unpublishable, Unreachable
+from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..spec.failures import WORKER_DEATH, Mapped
-from ..spec.job import Header, Job
+from ..spec.job import Job
 from ..spec.policy import AnyPartial
-from ..store import Letter, Parked
-from . import dead_queues, sending, wire
+from . import dead_queues, wire
+from .publishing import CeleryPublisher
 from .warned import warn_outside
 
 logger = logging.getLogger("ojs_bridge")
@@ -66,7 +60,7 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
         return found
     prepare(app)
     bridge = app.__dict__.setdefault(_BRIDGE, bridge or Bridge())
-    bridge.engine.register(FRAMEWORK, CeleryPublisher(app), _dead_queues_of(app, bridge))
+    bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge.engine.now), _dead_queues_of(app, bridge))
     if bridge.store:
         signals.task_postrun.connect(_settle_success, weak=False)
     return bridge
@@ -82,8 +76,8 @@ def prepare(app: Celery) -> None:
     """Have an app read `ojs_retry` and check itself when its worker starts; its bridge may come later."""
     if not app.__dict__.get(_PREPARED):
         setattr(app, _PREPARED, True)
-        app.steps["worker"].add("ojs_bridge.celery.start_up:StartUp")
-        app.steps["consumer"].add("ojs_bridge.celery.visibility:Visibility")
+        app.steps["worker"].add("ojs_bridge.celery.worker:StartUp")
+        app.steps["consumer"].add("ojs_bridge.celery.on_redis:Visibility")
         app.steps["consumer"].add("ojs_bridge.celery.holding:Holding")
         app.steps["consumer"].add("ojs_bridge.celery.watch:Watch")
         _read_retry_option(app)
@@ -137,70 +131,6 @@ def resolved(engine: Engine, task: Any, policies: Policies, native: Native | Non
         )
     except InvalidRetryPolicy as error:
         raise error.under(f"task {task.name}") from None
-
-
-@dataclass(frozen=True)
-class CeleryPublisher:
-    """Publishes dead letters and parked retries through the app they came from."""
-
-    _app: Celery
-
-    def knows(self, type_: str) -> bool:
-        """Return whether there is such a task, or none but Celery's own."""
-        tasks = self._app.tasks
-        return type_ in tasks or all(name.startswith("celery.") for name in tasks)
-
-    def republish(self, letter: Letter, header: Header, override: Override) -> None:
-        """Publish the letter's message under its own id, with fresh attempts; a past expiry is dropped."""
-        kept = _kept(letter.message)
-        if override.args is not None or override.kwargs is not None:
-            kept = _with_arguments(kept, letter, override)
-        changes: dict[str, Any] = {
-            **(override.meta or {}),
-            "retries": 0,
-            "eta": None,
-            wire.HEADER: header.text,
-        }
-        expires = wire.expiry(self._app, kept.headers)
-        if expires and expires <= attach(self._app).engine.now():
-            changes["expires"] = None
-        self._publish(kept, changes, {"queue": override.queue} if override.queue else None)
-
-    def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
-        """Publish a parked retry's message, due now or with the whole `eta`, which no worker has to renew."""
-        changes = {"eta": due.isoformat() if due else None, wire.HEADER: json.dumps(state)}
-        kept = _kept(parked.message)
-        self._publish(kept, changes, parked.message.get("route"), due)
-
-    def _publish(
-        self,
-        kept: wire.Wire,
-        changes: Mapping[str, Any],
-        route: Mapping[str, Any] | None = None,
-        due: datetime | None = None,
-    ) -> None:
-        try:
-            sending.publish(self._app, kept, changes, due=due, options=route)
-        except sending.out_of_reach(self._app) as error:
-            raise Unreachable(repr(error)) from error
-        except (SerializationError, FrameSyntaxError, struct.error, ValueError, TypeError) as error:
-            raise Unpublishable(repr(error)) from error
-
-
-def _kept(message: Mapping[str, Any]) -> wire.Wire:
-    """Return the message that the store kept; raises Unpublishable for a damaged one."""
-    try:
-        return wire.from_json(message)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unpublishable(f"its message is damaged: {error!r}") from error
-
-
-def _with_arguments(kept: wire.Wire, letter: Letter, override: Override) -> wire.Wire:
-    reading = letter.reading
-    if reading.args is None:
-        raise Unpublishable(f"args: those of dead letter {letter.id!r} cannot be replaced: {reading.note}")
-    args = reading.args if override.args is None else override.args
-    return wire.with_arguments(kept, args, reading.kwargs if override.kwargs is None else override.kwargs)
 
 
 def _read_retry_option(app: Celery) -> None:
@@ -278,6 +208,24 @@ def _write_policy(app: Celery, name: str, options: dict[str, Any]) -> None:
         options[RETRY_OPTION] = json.loads(headers[wire.HEADER]).get("retry", {})
     if headers != given:
         options["headers"] = headers
+
+
+class SentOnCommit:
+    """Refuses an invalid policy where the job is sent; after the commit nobody could answer it any more."""
+
+    def apply_async_on_commit(self: Any, *args: Any, **options: Any) -> None:
+        """Send the job after the commit, as Celery's own does; raises InvalidRetryPolicy at once."""
+        if options.get(RETRY_OPTION) is not None:
+            header_for(self.app, self.name, options[RETRY_OPTION])
+        for later in ("link", "link_error"):
+            if options.get(later):
+                check_signatures(self.app, options[later])
+        super().apply_async_on_commit(*args, **options)  # type: ignore[misc]
+
+
+def sent_on_commit(native: type[Task]) -> tuple[type, ...]:
+    """Return what a class needs beside the bridge's own: something for Django's task class alone."""
+    return (SentOnCommit,) if hasattr(native, "apply_async_on_commit") else ()
 
 
 def _settle_success(task: Task | None = None, **_: Any) -> None:

@@ -22,10 +22,9 @@ from . import sending
 from . import wire as wires
 from .attach import FRAMEWORK
 from .delivery import Delivery
-from .eager import EAGER_RETRIES
 from .holding import Held, Unsettled, portable
-from .retry_state import store_retry
-from .wire import HEADER, Wire
+from .results import store_retry
+from .wire import EAGER_RETRIES, HEADER, Wire
 from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")

@@ -20,15 +20,13 @@ from ..spec.decision import Complete, Decision
 from ..spec.failures import Outcome, outcome_of
 from ..spec.job import Job
 from ..spec.policy import RetryPolicy
-from .arguments import Arguments
 from .attach import attach, task_policy
-from .canvas import carried_on, reopen_chord
 from .conclusion import Conclusion, dropped
 from .delivery import Delivery
 from .holding import Held, Unsettled
-from .interrupts import is_the_tasks_own, undisturbed
-from .outcomes import outcome, shown
-from .wish import Wish
+from .outcomes import is_the_tasks_own, outcome, shown, undisturbed
+from .results import carried_on, reopen_chord
+from .wish import Arguments, Wish
 
 logger = logging.getLogger("ojs_bridge")
 

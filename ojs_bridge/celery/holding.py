@@ -22,9 +22,9 @@ from celery.worker import state
 
 from ..engine.waiting import Outage
 from ..spec.decision import Decision
-from .arguments import Arguments
 from .attach import attach
 from .outcomes import HandlerFailed
+from .wish import Arguments
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -11,10 +11,9 @@ from ..bridge import Bridge
 from ..config.policy_files import PoliciesOrFile
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
-from .attach import AFRESH, POLICIES, attach, is_bridged, policies_for
+from .attach import AFRESH, POLICIES, attach, is_bridged, policies_for, sent_on_commit
 from .canary import CANARY, autoretry_outside, partial_canary
-from .on_commit import sent_on_commit
-from .options import AUTORETRYING, native_of
+from .native_options import AUTORETRYING, native_of
 from .task import Bridged, ReplacedMethods
 
 

@@ -1,19 +1,26 @@
-"""What a task raised, in the bridge's words and in Celery's."""
+"""What a task raised, in the bridge's words and in Celery's, and what the pools raise in it."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from numbers import Real
 from typing import Any
 
+from billiard.pool import SIG_SOFT_TIMEOUT
 from celery import Task
-from celery.exceptions import Retry
+from celery.exceptions import Retry, WorkerShutdown, WorkerTerminate
 
 from ..engine.runs import Run
 from ..spec.failures import ErrorMap, Failure, Outcome, outcome_of, text_of
 from .wish import Wish, countdown_of, until
+
+#: Green pools end a task with exceptions of these modules.
+_GREEN = ("gevent", "greenlet", "eventlet")
 
 
 class HandlerFailed(Exception):
@@ -64,3 +71,38 @@ def shown(raised: BaseException, wish: Wish | None) -> Exception:
         found: Exception = raised
         return found
     return HandlerFailed(f"{type(raised).__name__}: {text_of(raised)}").with_traceback(raised.__traceback__)
+
+
+def is_the_tasks_own(exc: BaseException, task: Task, request: Any) -> bool:
+    """Tell a failure of the task from what Celery's pools raise in it to end it."""
+    if isinstance(exc, (WorkerShutdown, WorkerTerminate)):
+        return False
+    if isinstance(exc, SystemExit):
+        return not _pool_ends_the_process()
+    if isinstance(exc, Exception) or not type(exc).__module__.startswith(_GREEN):
+        return True
+    # A task may have timeouts of its own; the pool's is there only with a hard time limit.
+    limited = bool((request.timelimit or (None,))[0] or task.time_limit)
+    return "Timeout" in type(exc).__name__ and not limited
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let no soft time limit strike while an outcome is carried out; the hard one still may."""
+    if SIG_SOFT_TIMEOUT is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(SIG_SOFT_TIMEOUT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(SIG_SOFT_TIMEOUT, before or signal.SIG_DFL)
+
+
+def _pool_ends_the_process() -> bool:
+    """Return whether SystemExit may be billiard's own way of unwinding a terminated child."""
+    from billiard import common, current_process
+
+    fired = getattr(common, "terminate_handler_fired", None)
+    # Older billiard does not say; only its children end this way.
+    return bool(fired()) if fired else current_process().name != "MainProcess"

@@ -22,9 +22,9 @@ from ..spec.job import Job, count_of, decoded, key_of
 from ..store import Reservation
 from .attach import attach
 from .canary import handled_natively, is_outside
-from .canvas import count_in_chord
 from .execution import Execution
 from .holding import Held, hold
+from .results import count_in_chord
 from .wire import HEADER, KEY, OUTCOME, carried, chain_of
 
 logger = logging.getLogger("ojs_bridge")

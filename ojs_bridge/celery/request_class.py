@@ -8,7 +8,7 @@ from typing import Any
 
 from kombu.utils.imports import symbol_by_name
 
-from .options import NATIVE
+from .native_options import NATIVE
 
 _OURS = "ojs_bridge.celery.request:OJSRequest"
 _NAME = "Request"

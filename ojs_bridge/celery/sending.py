@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery import Celery
 from celery.app.amqp import task_message
+from kombu import pools
+from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from . import confirmed
 from .wire import DELAY_PREFIX, Wire, to_json
 
+_OPTION = "confirm_publish"
+#: Where an app keeps what its confirmed connections are made from.
+_CONNECTION = "_ojs_confirmed"
 #: Headers that the broker added to a delivery; a message that goes on must not claim them.
 BROKER_HEADERS = frozenset(
     {
@@ -34,6 +38,30 @@ BROKER_HEADERS = frozenset(
 #: Kombu's own, in seconds, and the longest a message waits in a worker.
 _VISIBILITY_TIMEOUT = 3600
 _LONGEST_HOP = timedelta(minutes=10)
+
+
+def _confirmed_producer(app: Celery) -> AbstractContextManager[Any]:
+    """Acquire a producer for as long as the context lasts; an app that sets `confirm_publish` is left alone.
+
+    Its connection is used for nothing else. Were all of Celery's to confirm, a green worker, which reads from
+    its events' connection while another greenlet sends an event there, could take that greenlet's confirm;
+    and every greenlet with an event to send, the shutdown's included, would wait for the next frame.
+    """
+    if _OPTION in (app.conf.broker_transport_options or {}) or not _can_confirm(app):
+        stock: AbstractContextManager[Any] = app.producer_or_acquire(None)
+        return stock
+    connection: Connection = vars(app).get(_CONNECTION)
+    if connection is None:
+        connection = app.connection_for_write(transport_options={_OPTION: True})
+        setattr(app, _CONNECTION, connection)
+    pools.set_limit(app.conf.broker_pool_limit)
+    timeout = app.conf.get("broker_pool_acquire_timeout")
+    confirming: AbstractContextManager[Any] = pools.producers[connection].acquire(block=True, timeout=timeout)
+    return confirming
+
+
+def _can_confirm(app: Celery) -> bool:
+    return bool(app.producer_pool.connections.connection.transport.driver_type == "amqp")
 
 
 def publish(
@@ -59,7 +87,7 @@ def publish(
     event = _sent_event(headers) if told and app.conf.task_send_sent_event else None
     message = task_message(headers, properties, wire.body, event)
     route = _delayed(app, wire, _route(app, wire, options or {}), due)
-    with confirmed.producer(app) as producer, told_of_outages(producer):
+    with _confirmed_producer(app) as producer, told_of_outages(producer):
         app.amqp.send_task_message(
             producer,
             headers["task"],
@@ -193,7 +221,7 @@ def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
     """Publish a message, with its final state, to its queue's own dead queue, `<queue>.dead`."""
     name = dead_name(wire.queue)
     headers, compression = _own_headers(wire)
-    with confirmed.producer(app) as producer, told_of_outages(producer):
+    with _confirmed_producer(app) as producer, told_of_outages(producer):
         producer.publish(
             wire.body,
             exchange="",

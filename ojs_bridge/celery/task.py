@@ -1,40 +1,37 @@
-"""`OJSTask` and `@ojs_task`: a Celery task whose failures the bridge judges."""
+"""`OJSTask`: a Celery task whose failures the bridge judges."""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from dataclasses import dataclass
+from typing import Any, cast
 
-from celery import Celery, Task, _state
+from celery import Celery, Task
 from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Retry, TaskPredicate
-from celery.local import Proxy
 
 from ..engine.canary import Canary
-from ..engine.retry_on import RetryOn, RetryOnLike
+from ..engine.retry_on import RetryOnLike
 from ..engine.runs import Native
-from ..errors import ConfigurationError
-from ..spec.failures import ErrorMap, Mapped
-from ..spec.policy import PartialPolicy, check_partial
+from ..spec.failures import Mapped
+from ..spec.policy import PartialPolicy
 from .attach import RETRY_OPTION, check_signatures, header_for, prepare
 from .canary import UnderTheBridge, begin_natively, is_outside, runs_natively
-from .eager import EAGER_RETRIES, EagerRetry, apply_to_the_end
 from .execution import Execution
 from .holding import Held
-from .on_commit import sent_on_commit
-from .options import refuse_native
+from .native_options import refuse_native
 from .receiving import Handler, keeping
 from .request_class import RequestClass, keep
-from .wire import HEADER
+from .wire import EAGER_RETRIES, HEADER
 from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
 
-if TYPE_CHECKING:
-    from .typed import BindingDecorator, Decorator
+#: How often in a row an eager task may snooze: nothing waits, so what it waits for may never come.
+EAGER_SNOOZES = 100
 
 _RUNNING = "ojs_execution"
 # Celery takes what its class does not know for a header, and copies it when a task calls itself.
@@ -108,7 +105,7 @@ class Bridged:
         super().on_bound(app)  # type: ignore[misc]
         prepare(app)
         if cls.name and issubclass(cls, OJSTask):
-            refuse_native(str(cls.name), _own_options(cls))
+            refuse_native(str(cls.name), own_options(cls))
 
 
 class ReplacedMethods(Task):  # type: ignore[misc]
@@ -172,98 +169,7 @@ class CheckedSignature(Signature):  # type: ignore[misc]
         return self
 
 
-@overload
-def ojs_task(
-    app: Celery | None = None,
-    *,
-    bind: Literal[True],
-    retry: PartialPolicy | None = None,
-    retry_on: RetryOnLike | None = None,
-    errors: Mapping[type[BaseException], Mapped] | None = None,
-    base: type[Task] | None = None,
-    **options: Any,
-) -> BindingDecorator: ...
-
-
-@overload
-def ojs_task(
-    app: Celery | Callable[..., Any] | None = None,
-    *,
-    bind: Literal[False] = False,
-    retry: PartialPolicy | None = None,
-    retry_on: RetryOnLike | None = None,
-    errors: Mapping[type[BaseException], Mapped] | None = None,
-    base: type[Task] | None = None,
-    **options: Any,
-) -> Decorator: ...
-
-
-def ojs_task(
-    app: Celery | Callable[..., Any] | None = None,
-    *,
-    retry: PartialPolicy | None = None,
-    retry_on: RetryOnLike | None = None,
-    errors: Mapping[type[BaseException], Mapped] | None = None,
-    base: type[Task] | None = None,
-    **options: Any,
-) -> Any:
-    """Make a function a Celery task under the bridge; without an app it is a shared task.
-
-    `retry_on` says which failures are retried: `"failure"`, all that are not non-retryable; `"asked"`, those
-    for which the task's code asks; or exception classes, and what the code asks for. `options` are Celery's
-    own. Raises InvalidRetryPolicy, and ConfigurationError for an invalid error map or `retry_on` and for
-    Celery's own retry options, which would retry beside the policy.
-    """
-    if app is not None and not isinstance(app, Celery):
-        return ojs_task(retry=retry, retry_on=retry_on, errors=errors, base=base, **options)(app)
-    check_partial(retry)
-    ErrorMap(errors)
-    if retry_on is not None:
-        RetryOn(retry_on)
-
-    def decorate(fun: Callable[..., Any]) -> Any:
-        name = str(options.get("name") or getattr(fun, "__name__", fun))
-        if isinstance(fun, (Task, Proxy)):
-            raise ConfigurationError(f"task {name}: @ojs_task takes the place of @app.task and @shared_task")
-        refuse_native(name, {**_own_options(base or getattr(app, "Task", Task)), **options})
-        settings = {**options, "ojs_retry": retry, "ojs_retry_on": retry_on, "ojs_errors": errors}
-        if app is None:
-            return _shared(fun, base, settings)
-        prepare(app)
-        return app.task(base=_with_bridge(base or app.Task), **settings)(fun)
-
-    return decorate
-
-
-def _shared(fun: Callable[..., Any], base: type[Task] | None, options: dict[str, Any]) -> Any:
-    """Do as Celery's `shared_task` does, with each app's own default class as the base."""
-
-    def add_to(app: Celery) -> None:
-        prepare(app)
-        app._task_from_fun(fun, base=_with_bridge(base or app.Task), **options)
-
-    _state.connect_on_app_finalize(add_to)
-    for app in _state._get_active_apps():
-        if app.finalized:
-            add_to(app)
-
-    def current() -> Task:
-        app = _state.get_current_app()
-        return app.tasks[options.get("name") or app.gen_task_name(fun.__name__, fun.__module__)]
-
-    return Proxy(current)
-
-
-def _with_bridge(base: type[Task]) -> type[Task]:
-    if issubclass(base, Bridged):
-        return base
-    # Where Celery's own class is the base there is nothing that could override.
-    last = () if base is Task else (ReplacedMethods,)
-    bases = (*sent_on_commit(base), OJSTask, base, *last)
-    return type(base.__name__, bases, {"abstract": True, "__module__": base.__module__})
-
-
-def _own_options(cls: type[Task]) -> dict[str, Any]:
+def own_options(cls: type[Task]) -> dict[str, Any]:
     """Return what the classes between a task and Celery's own Task set."""
     options: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
@@ -321,3 +227,41 @@ def _body(task: Any) -> Any:
     """Return what runs the user's code: a `__call__` of the user's own base class, or `run`."""
     call = _user_call(task.__class__)
     return task.run if call is None else call.__get__(task)
+
+
+@dataclass(frozen=True, slots=True)
+class EagerRetry:
+    """What applying the signature of an eager retry returns: what to run next, instead of its result."""
+
+    args: Any
+    kwargs: Any
+    options: dict[str, Any]
+
+
+def apply_to_the_end(apply: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
+    """Run a task eagerly, and again as often as it is retried; return its result.
+
+    Raises RuntimeError when it does nothing but snooze.
+    """
+    outcome = _apply_once(apply, *args, **options)
+    retries, snoozes = 0, 0
+    while isinstance(outcome, EagerRetry):
+        options = {**outcome.options, "retries": outcome.options[EAGER_RETRIES]}
+        del options[EAGER_RETRIES]
+        snoozes = snoozes + 1 if options["retries"] == retries else 0
+        if snoozes > EAGER_SNOOZES:
+            raise RuntimeError(f"task {name}: more than {EAGER_SNOOZES} eager snoozes in a row")
+        retries = options["retries"]
+        outcome = _apply_once(apply, outcome.args, outcome.kwargs, **options)
+    return outcome
+
+
+def _apply_once(apply: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    try:
+        return apply(*args, **options)
+    except Retry as signal:
+        # With task_eager_propagates Celery would let the first retry out instead of running it, as it does
+        # with one of a job outside the bridge.
+        if signal.sig is None or EAGER_RETRIES not in signal.sig.options:
+            raise
+        return signal.sig.apply(throw=True)

@@ -25,6 +25,8 @@ HEADER = "ojs"
 KEY = "ojs_wire"
 #: The key under which what was decided of its run travels along, until it can be carried out.
 OUTCOME = "ojs_outcome"
+#: The option of an eager retry that says how often it was retried before; a snooze does not count.
+EAGER_RETRIES = "ojs_eager_retries"
 
 #: What of a message's properties is its own, not its transport's.
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")

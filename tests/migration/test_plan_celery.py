@@ -12,7 +12,7 @@ from celery.utils.time import get_exponential_backoff_interval
 from ojs_bridge import Bridge, Event, RetryPolicy
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.attach import task_policy
-from ojs_bridge.celery.options import UNBOUNDED, native_partial
+from ojs_bridge.celery.native_options import UNBOUNDED, native_partial
 from ojs_bridge.errors import ConfigurationError
 from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, Native, Runs
 from ojs_bridge.migration.plan.celery import of_celery

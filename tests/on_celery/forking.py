@@ -30,7 +30,7 @@ IMPORTED = [
     "kombu.transport.pyamqp",
     "kombu.transport.redis",
     "ojs_bridge.celery.request",
-    "ojs_bridge.celery.start_up",
+    "ojs_bridge.celery.worker",
     "ojs_bridge.store.sql",
     "tests.on_celery.project",
 ]

@@ -14,7 +14,7 @@ from celery import Celery, chain
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import install, ojs_task
-from ojs_bridge.celery.start_up import check
+from ojs_bridge.celery.worker import check
 from ojs_bridge.engine.canary import Canary
 from tests.on_celery.by_hand import ByHand, by_hand, failing, header, natively, outside
 from tests.on_celery.fleet import in_seconds

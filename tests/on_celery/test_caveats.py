@@ -12,7 +12,7 @@ from celery import Celery
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import install, ojs_task
-from ojs_bridge.celery.start_up import check
+from ojs_bridge.celery.worker import check
 
 
 def nothing() -> None:

@@ -17,7 +17,7 @@ from celery.worker.request import Request
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, RetryPolicy
 from ojs_bridge.celery import OJSTask, install, ojs_task
 from ojs_bridge.celery.attach import attach, task_policy
-from ojs_bridge.celery.start_up import check
+from ojs_bridge.celery.worker import check
 from tests.on_celery.forking import ROOT
 
 

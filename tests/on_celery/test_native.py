@@ -12,7 +12,7 @@ from celery import Celery, Task
 from celery.utils.time import get_exponential_backoff_interval
 
 from ojs_bridge import RetryPolicy
-from ojs_bridge.celery.options import UNBOUNDED, native_partial
+from ojs_bridge.celery.native_options import UNBOUNDED, native_partial
 from tests.on_celery.fleet import LATE, Fleet
 from tests.servers import eventually
 

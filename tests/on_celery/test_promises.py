@@ -13,7 +13,7 @@ from celery import Celery
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy
 from ojs_bridge.celery import OJSTask, confirmed, install, ojs_task
 from ojs_bridge.celery.attach import task_policy
-from ojs_bridge.celery.interrupts import is_the_tasks_own, undisturbed
+from ojs_bridge.celery.outcomes import is_the_tasks_own, undisturbed
 
 
 @pytest.fixture

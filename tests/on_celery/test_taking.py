@@ -9,7 +9,7 @@ import pytest
 import redis
 from kombu import Consumer, Message
 
-from ojs_bridge.celery.taking import take_safely
+from ojs_bridge.celery.on_redis import take_safely
 from tests.on_celery.fleet import Fleet
 from tests.servers import Valkey, eventually
 

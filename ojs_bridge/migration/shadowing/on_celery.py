@@ -17,7 +17,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from ...bridge import Bridge
 from ...celery.attach import FRAMEWORK, is_bridged, resolved
 from ...celery.canary import runs_natively
-from ...celery.options import native_of
+from ...celery.native_options import native_of
 from ...celery.wire import expiry
 from ...config.policy_files import PoliciesOrFile
 from ...config.settings import the_policies

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from celery import Celery, Task
 
 from ....celery.attach import POLICIES, is_bridged, task_policy
-from ....celery.options import explicit
+from ....celery.native_options import explicit
 from ....celery.sending import visibility_timeout
 from ....spec.duration import spoken
 from ....spec.policy import RetryPolicy

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Task
 
-from ....celery.options import automatic, native_partial
+from ....celery.native_options import automatic, native_partial
 from ....spec.policy import RetryPolicy, partial_to_ojs
 from .. import ENDLESS, Native, Open, Runs
 from ..waits import Wait, celery_wait, differing, policy_wait, steady

@@ -1,4 +1,4 @@
-"""Taking messages from Redis so that a worker that is killed meanwhile loses none, and ending each delivery.
+"""Redis as the broker: messages are taken so that no kill loses one, and kept from a second worker.
 
 Kombu pops a message and writes only later, from the worker, that somebody has it: what was popped and not
 yet read when the worker was killed is gone. Here one script does both, and what waits for a message takes
@@ -11,15 +11,22 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from queue import Empty
 from types import MappingProxyType
 from typing import Any
 
-from celery import Celery
+from celery import Celery, bootsteps
 
 logger = logging.getLogger("ojs_bridge")
+
+#: How often a delivery is renewed before its visibility timeout ends.
+BEATS = 3
+#: How many lost deliveries go back to their queues at a time.
+SWEEP = 1000
+
 
 #: Seconds that an idle worker waits at one queue before it looks at all of them, priorities included.
 WAIT_SECONDS = 0.5
@@ -191,3 +198,57 @@ class Owing:
                 self.ack(delivery_tag)
             except self.channel.connection_errors:
                 break
+
+
+class Visibility(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Renews what a worker runs, or holds until it is due, and returns what dead workers held.
+
+    Redis measures the visibility timeout from the delivery, and kombu never renews it (DESIGN section 7.2).
+    A thread of its own, because a warm shutdown ends Celery's timers while jobs still run.
+    """
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._over: threading.Event | None = None
+
+    def start(self, consumer: Any) -> None:
+        """Begin, once, where the transport is Redis; a new connection is found by itself."""
+        channel = consumer.task_consumer.channel
+        if self._over is None and hasattr(channel, "unacked_index_key"):
+            self._over = threading.Event()
+            seconds = channel.visibility_timeout / BEATS
+            beating = threading.Thread(
+                target=_beat, args=(consumer, self._over, seconds), name="ojs-visibility", daemon=True
+            )
+            beating.start()
+
+    def stop(self, consumer: Any) -> None:
+        """Go on: the connection is being renewed, or a warm shutdown waits for what runs."""
+
+    def shutdown(self, _: Any) -> None:
+        """End: what is unacknowledged goes back to its queue now."""
+        if self._over is not None:
+            self._over.set()
+
+    terminate = shutdown
+
+
+def _beat(consumer: Any, over: threading.Event, seconds: float) -> None:
+    while not over.wait(seconds):
+        try:
+            keep(consumer.task_consumer.channel)
+        except Exception as error:  # noqa: BLE001 - no connection just now; the next beat finds another
+            logger.info("deliveries are not renewed: %r", error)
+
+
+def keep(channel: Any) -> None:
+    """Renew every delivery that a channel has, and put back those that nobody renewed in time."""
+    tags = list(channel.qos._delivered)
+    if tags:
+        now = time.time()
+        with channel.conn_or_acquire() as client:
+            client.zadd(channel.unacked_index_key, dict.fromkeys(tags, now), xx=True)
+    # Green workers never do it themselves, and others only every 100 seconds.
+    channel.qos.restore_visible(num=SWEEP, interval=1)

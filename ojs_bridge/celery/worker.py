@@ -1,20 +1,54 @@
-"""Settings under which a promise is not kept, each said in one line when a worker starts."""
+"""A worker's start: what is checked, what is said in the log, and what runs beside Celery's own."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
-from celery import Celery
+from celery import Celery, bootsteps
 
 from ..bridge import Bridge
 from ..errors import ConfigurationError
-from .attach import is_bridged
+from .attach import attach, is_bridged, policies_of, task_policy
+from .canary import check_canary
+from .on_redis import take_safely
 from .sending import visibility_timeout
 
 logger = logging.getLogger("ojs_bridge")
 
 #: How many tasks a line names.
 NAMED = 5
+
+
+class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Checks an app's bridge when its worker starts, which what cannot work stops; runs its threads."""
+
+    # After the pool, whose processes are better forked before there are threads.
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **options: Any) -> None:
+        super().__init__(worker, **options)
+        check(worker.app)
+        take_safely(worker.app)
+
+    def start(self, worker: Any) -> None:
+        """Begin to publish parked retries."""
+        attach(worker.app).start()
+
+    def stop(self, worker: Any) -> None:
+        """End the bridge's threads."""
+        attach(worker.app).stop()
+
+
+def check(app: Celery) -> None:
+    """Raise ConfigurationError for what cannot work, and say in the log what goes without a store."""
+    policies_of(app).check(app.tasks, f"task of the app {app.main!r}")
+    for task in app.tasks.values():
+        task_policy(app, task).retry_on.resolve()
+    check_canary(app)
+    bridge = attach(app)
+    say_caveats(app, bridge)
+    bridge.engine.try_store("`<queue>.dead` on the broker")
 
 
 def say_caveats(app: Celery, bridge: Bridge) -> None:
