@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import ojs_bridge
+from ojs_bridge.celery import compat as celery_compat
+from ojs_bridge.config.sources import tomllib
 
 PACKAGE = Path(ojs_bridge.__file__).parent
 OPTIONAL = {"celery", "dramatiq", "kombu", "pika", "redis", "sqlalchemy"} | {
@@ -104,6 +107,15 @@ def test_each_framework_is_an_extra() -> None:
     assert {"celery", "dramatiq", "sql", "postgresql"} <= set(extras)
 
 
+@pytest.mark.parametrize(("extra", "frameworks"), [("celery", ["billiard", "celery", "kombu"])])
+def test_a_framework_has_an_upper_bound(extra: str, frameworks: list[str]) -> None:
+    """A release that nobody has tried may have another name in the place of a private one."""
+    text = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
+    named = tomllib.loads(text)["project"]["optional-dependencies"][extra]
+    assert sorted(re.split("[><]", line)[0] for line in named) == frameworks
+    assert all(re.search(r">=\d.*,<\d", line) for line in named)
+
+
 def imports(path: Path) -> Iterator[str]:
     """The modules that a file imports, in full; for `from a import b` also `a.b`."""
     here = ("ojs_bridge", *path.relative_to(PACKAGE).parts)
@@ -186,6 +198,56 @@ def test_adapters_know_nothing_of_each_other(room: str, other: str) -> None:
     for path in files(room):
         assert other not in rooms_used(path), path
         assert other not in top_level(path), path
+
+
+def own_names(tree: ast.AST) -> Iterator[str]:
+    """The names that a file itself gives: to functions, classes, variables and attributes of `self`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+
+
+def attributes(tree: ast.AST) -> set[str]:
+    """The attributes that a file reads or sets, but for what it takes from `compat`."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    return {
+        node.attr for node in found if not (isinstance(node.value, ast.Name) and node.value.id == "compat")
+    }
+
+
+def texts(tree: ast.AST) -> set[str]:
+    """The names that a file imports, or has as a text, for `getattr` and the like."""
+    imported = {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    return imported | {value for value in constants if isinstance(value, str) and value.isidentifier()}
+
+
+#: The rooms whose framework's private names stand in their `compat`, and those names.
+FENCED = {"celery": {name.name for name in celery_compat.names()}}
+#: Python's own names with an underscore, and a name of a framework's that other objects have, too.
+OF_PYTHON, COMMON = {"_exit", "_getframe", "_replace"}, {"connection"}
+
+
+@pytest.mark.parametrize(
+    ("room", "path"),
+    [(room, path) for room in FENCED for path in files(room) if path.stem != "compat"],
+    ids=lambda value: getattr(value, "stem", value),
+)
+def test_private_names_of_a_framework_stand_in_compat(room: str, path: Path) -> None:
+    """No other file has a name with an underscore that is not its own, or a name that `compat` has.
+
+    A public method of a framework's class may be overridden, and called, where the class is.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    own, used = {*own_names(tree)}, attributes(tree) | texts(tree)
+    foreign = used - own - OF_PYTHON
+    assert not {name for name in foreign if re.match("_(?!ojs)[a-z]", name)}
+    private = {name for name in FENCED[room] if name.startswith("_")}
+    assert not private & (used | own)
+    assert not (FENCED[room] - COMMON) & (attributes(tree) - own)
 
 
 @pytest.mark.parametrize("room", sorted(BELOW))

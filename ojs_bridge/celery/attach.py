@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import sys
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -22,9 +25,8 @@ from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..spec.failures import WORKER_DEATH, Mapped
 from ..spec.job import Job
 from ..spec.policy import AnyPartial
-from . import dead_queues, wire
+from . import compat, dead_queues, wire
 from .publishing import CeleryPublisher
-from .warned import warn_outside
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -49,6 +51,8 @@ POLICIES = "_ojs_policies"
 AFRESH = "_ojs_afresh"
 _TASK_POLICY = "_ojs_task_policy"
 _EVERY_NAME = Policies(None)
+#: Packages whose lines a user has not written.
+_INSIDE = ("celery", __name__.partition(".")[0])
 
 
 def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
@@ -81,7 +85,33 @@ def prepare(app: Celery) -> None:
         app.steps["consumer"].add("ojs_bridge.celery.holding:Holding")
         app.steps["consumer"].add("ojs_bridge.celery.watch:Watch")
         _read_retry_option(app)
-        warn_outside(app)
+        _warn_outside(app)
+
+
+def _warn_outside(app: Celery) -> None:
+    """Have the warning of a task name that is taken name the first line outside Celery and the bridge."""
+    # Celery 5.7 looks for the first line outside of Celery alone; it offers no other way to say which.
+    warn = compat.warn_duplicate_task_name(app, None)
+    if warn is None:
+        return
+
+    def warn_there(*args: Any) -> None:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warn(*args)
+        for warning in caught:
+            warnings.warn(warning.message, stacklevel=_level())
+
+    compat.warn_duplicate_task_name.set(app, warn_there)
+
+
+def _level() -> int:
+    """Return how far away the first line outside is from the function that asks."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def policies_of(app: Celery) -> Policies:
@@ -162,7 +192,7 @@ def _bound(found: Any, app: Celery) -> Any:
 def header_for(app: Celery, name: str, partial: AnyPartial) -> str:
     """Return the `ojs` header of a job that brings a partial policy; raises InvalidRetryPolicy."""
     engine = attach(app).engine
-    task = app._tasks.get(name)
+    task = compat.tasks(app).get(name)
     if task is not None and not is_bridged(task):
         raise InvalidRetryPolicy([f"{RETRY_OPTION} of {name}: this task is not under the bridge"])
     try:
@@ -236,7 +266,7 @@ def _settle_success(task: Task | None = None, **_: Any) -> None:
 
 
 def _let_listeners_finish(**_: Any) -> None:
-    bridge: Bridge | None = vars(current_app._get_current_object()).get(_BRIDGE)
+    bridge: Bridge | None = vars(compat.get_current_object(current_app)()).get(_BRIDGE)
     if bridge is not None:
         bridge.flush()
 

@@ -14,6 +14,7 @@ from celery.app.task import Context
 
 from ..engine.canary import Canary
 from ..spec.job import Job, decoded
+from . import compat
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -68,7 +69,7 @@ def runs_natively(request: Any) -> bool:
 
 def autoretry_outside(task: Task) -> Callable[..., Any]:
     """Return a task's `run`, whose `autoretry_for` works for the jobs that Celery itself runs."""
-    plain, autoretrying = task._orig_run, task.run
+    plain, autoretrying = compat.orig_run(task), task.run
 
     @functools.wraps(plain)
     def run(*args: Any, **kwargs: Any) -> Any:

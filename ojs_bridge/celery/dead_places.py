@@ -15,6 +15,7 @@ from kombu.utils.json import loads
 
 from ..engine.storage_retry import pause
 from ..operations.letters import CLAIM_SECONDS
+from . import compat
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -89,8 +90,8 @@ class _OnRedis:
         return self._channel.global_keyprefix or ""
 
     def _keys(self, name: str) -> list[str]:
-        channel = self._channel
-        return [f"{self._prefix}{channel._q_for_pri(name, step)}" for step in channel.priority_steps]
+        channel, list_of = self._channel, compat.q_for_pri(self._channel)
+        return [f"{self._prefix}{list_of(name, step)}" for step in channel.priority_steps]
 
     def _message(self, item: bytes) -> Any:
         try:

@@ -17,7 +17,7 @@ from ..messages import parameters_of
 from ..operations.broker_letters import found_letter
 from ..spec.job import Job, count_of, decoded
 from ..store import Letter
-from . import sending
+from . import compat, sending
 from .dead_places import Places, places_of
 from .wire import HEADER, Wire, carried, chain_of, delivered, expiry, to_json
 
@@ -108,7 +108,7 @@ class CeleryDeadQueues:
 
 def _queues_of(app: Celery) -> set[str]:
     """Return the names of the queues that an app consumes, routes to or has sent to."""
-    named = {*app.amqp.queues, app.conf.task_default_queue, *_routed(app.amqp.router.routes)}
+    named = {*app.amqp.queues, app.conf.task_default_queue, *_routed(compat.routes(app.amqp.router, ()))}
     return {
         str(name) for name in (*named, *(getattr(task, "queue", None) for task in app.tasks.values())) if name
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
-from celery import Celery, Task, _state
+from celery import Celery, Task, current_app
 from celery.local import Proxy
 from celery.result import AsyncResult
 
@@ -13,6 +13,7 @@ from ..engine.retry_on import RetryOn, RetryOnLike
 from ..errors import ConfigurationError
 from ..spec.failures import ErrorMap, Mapped
 from ..spec.policy import PartialPolicy, check_partial
+from . import compat
 from .attach import prepare, sent_on_commit
 from .native_options import refuse_native
 from .task import Bridged, CheckedSignature, OJSTask, ReplacedMethods, own_options
@@ -127,15 +128,15 @@ def _shared(fun: Callable[..., Any], base: type[Task] | None, options: dict[str,
 
     def add_to(app: Celery) -> None:
         prepare(app)
-        app._task_from_fun(fun, base=_with_bridge(base or app.Task), **options)
+        compat.task_from_fun(app)(fun, base=_with_bridge(base or app.Task), **options)
 
-    _state.connect_on_app_finalize(add_to)
-    for app in _state._get_active_apps():
+    compat.connect_on_app_finalize.find()(add_to)
+    for app in compat.get_active_apps.find()():
         if app.finalized:
             add_to(app)
 
     def current() -> Task:
-        app = _state.get_current_app()
+        app = current_app
         return app.tasks[options.get("name") or app.gen_task_name(fun.__name__, fun.__module__)]
 
     return Proxy(current)

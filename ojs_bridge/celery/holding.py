@@ -22,6 +22,7 @@ from celery.worker import state
 
 from ..engine.waiting import Outage
 from ..spec.decision import Decision
+from . import compat
 from .attach import attach
 from .outcomes import HandlerFailed
 from .wish import Arguments
@@ -136,7 +137,7 @@ class Holding(bootsteps.StartStopStep):  # type: ignore[misc]
             if not self._has(request):
                 return False
             _reserve(request)
-            again = again or partial(self._consumer.call_soon, self._hand_over, request)
+            again = again or partial(compat.call_soon(self._consumer), self._hand_over, request)
             can_be_sent = why.outcome is None and why.needs_store
             self._waiting[request] = _Waiting(request, again, why.needs_store, can_be_sent)
             self._held_at = time.monotonic()
@@ -155,7 +156,7 @@ class Holding(bootsteps.StartStopStep):  # type: ignore[misc]
         with self._lock:
             kept = self._has(request)
         if kept:
-            self._consumer.on_task_request(request)
+            compat.on_task_request(self._consumer)(request)
 
     def _run(self, why: Held) -> None:
         while not self._is_over():
@@ -213,5 +214,5 @@ def hold(app: Celery, request: Any, why: Held, again: Callable[[], object] | Non
 def _reserve(request: Any) -> None:
     """Put a request where Celery has those that wait for a free process of its pool."""
     request.time_start = request.worker_pid = None
-    state.active_requests.discard(request)
-    state.task_reserved(request)
+    compat.active_requests(state).discard(request)
+    compat.task_reserved(state)(request)

@@ -11,6 +11,7 @@ from ..bridge import Bridge
 from ..config.policy_files import PoliciesOrFile
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
+from . import compat
 from .attach import AFRESH, POLICIES, attach, is_bridged, policies_for, sent_on_commit
 from .canary import CANARY, autoretry_outside, partial_canary
 from .native_options import AUTORETRYING, native_of
@@ -47,7 +48,7 @@ def install(
 
 def _adopt_new_tasks(app: Celery) -> None:
     """Adopt the tasks there are, and each one that is registered later."""
-    create, register = app._task_from_fun, app.register_task
+    create, register = compat.task_from_fun(app), app.register_task
 
     @functools.wraps(create)
     def create_and_adopt(fun: Any, name: str | None = None, *args: Any, **options: Any) -> Task:
@@ -61,10 +62,11 @@ def _adopt_new_tasks(app: Celery) -> None:
         _adopt(registered, app)
         return registered
 
-    app._task_from_fun, app.register_task = create_and_adopt, register_and_adopt
+    compat.task_from_fun.set(app, create_and_adopt)
+    app.register_task = register_and_adopt
 
     def adopt_all(**_: Any) -> None:
-        for task in list(app._tasks.values()):
+        for task in list(compat.tasks(app).values()):
             _adopt(task, app)
 
     app.on_after_finalize.connect(adopt_all, weak=False)
@@ -83,9 +85,9 @@ def _adopt(task: Task, app: Celery) -> None:
         "ojs_native": property(native_of),
         "ojs_canary": partial_canary(app, task),
     }
-    if "_orig_run" in vars(task):
+    if compat.orig_run.is_own(task):
         setattr(task, AUTORETRYING, task.run)
         # autoretry_for becomes a rule on which errors are final; the policy does the retrying.
-        task.run = autoretry_outside(task) if attributes["ojs_canary"] else task._orig_run
+        task.run = autoretry_outside(task) if attributes["ojs_canary"] else compat.orig_run(task)
     bases = (*sent_on_commit(native), Bridged, native, ReplacedMethods)
     task.__class__ = type(native.__name__, bases, attributes)

@@ -15,6 +15,7 @@ from ..engine.retry_on import UNSAID, RetryOn
 from ..engine.runs import Native
 from ..errors import ConfigurationError
 from ..spec.duration import format_duration
+from . import compat
 
 #: The module of Celery's own task classes.
 NATIVE = "celery.app.task"
@@ -78,10 +79,9 @@ def automatic(task: Task, option: str, *, default: Any) -> Any:
 
     What an annotation, or an assignment, says later it does not read.
     """
-    run = vars(task).get(AUTORETRYING, vars(task).get("run")) if "_orig_run" in vars(task) else None
-    code = getattr(run, "__code__", None)
-    if code is not None and option in code.co_freevars:
-        return run.__closure__[code.co_freevars.index(option)].cell_contents  # type: ignore[union-attr]
+    if compat.orig_run.is_own(task):
+        run = vars(task).get(AUTORETRYING, vars(task).get("run"))
+        return compat.kept_option(run, option, getattr(task, option, default))
     return getattr(task, option, default)
 
 
@@ -103,7 +103,7 @@ def _native_rule(task: Task) -> RetryOn:
 
 def _autoretry_for(task: Task) -> tuple[type[BaseException], ...]:
     """Return the errors for which Celery itself retries a task; what is set later it does not read."""
-    return tuple(automatic(task, "autoretry_for", default=())) if "_orig_run" in vars(task) else ()
+    return tuple(automatic(task, "autoretry_for", default=())) if compat.orig_run.is_own(task) else ()
 
 
 def native_partial(task: Task) -> dict[str, Any]:

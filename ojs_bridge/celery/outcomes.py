@@ -11,16 +11,18 @@ from datetime import datetime, timedelta
 from numbers import Real
 from typing import Any
 
-from billiard.pool import SIG_SOFT_TIMEOUT
+from billiard import common, current_process, pool
 from celery import Task
 from celery.exceptions import Retry, WorkerShutdown, WorkerTerminate
 
 from ..engine.runs import Run
 from ..spec.failures import ErrorMap, Failure, Outcome, outcome_of, text_of
+from . import compat
 from .wish import Wish, countdown_of, until
 
 #: Green pools end a task with exceptions of these modules.
 _GREEN = ("gevent", "greenlet", "eventlet")
+_SOFT_TIMEOUT = compat.soft_timeout_signal(pool)
 
 
 class HandlerFailed(Exception):
@@ -89,20 +91,18 @@ def is_the_tasks_own(exc: BaseException, task: Task, request: Any) -> bool:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Let no soft time limit strike while an outcome is carried out; the hard one still may."""
-    if SIG_SOFT_TIMEOUT is None or threading.current_thread() is not threading.main_thread():
+    if _SOFT_TIMEOUT is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(SIG_SOFT_TIMEOUT, signal.SIG_IGN)
+    before = signal.signal(_SOFT_TIMEOUT, signal.SIG_IGN)
     try:
         yield
     finally:
-        signal.signal(SIG_SOFT_TIMEOUT, before or signal.SIG_DFL)
+        signal.signal(_SOFT_TIMEOUT, before or signal.SIG_DFL)
 
 
 def _pool_ends_the_process() -> bool:
     """Return whether SystemExit may be billiard's own way of unwinding a terminated child."""
-    from billiard import common, current_process
-
-    fired = getattr(common, "terminate_handler_fired", None)
+    fired = compat.terminate_handler_fired(common, None)
     # Older billiard does not say; only its children end this way.
     return bool(fired()) if fired else current_process().name != "MainProcess"

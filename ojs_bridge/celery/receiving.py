@@ -21,7 +21,7 @@ from ..messages import parameters_of
 from ..spec.depth import nests_deeper
 from ..spec.failures import MAX_MESSAGE, cut, safe_repr
 from ..spec.job import MAX_DEPTH, Job, count_of, decoded
-from . import sending
+from . import compat, sending
 from . import wire as wires
 from .attach import FRAMEWORK, attach
 from .wire import HEADER
@@ -77,9 +77,9 @@ def keeping(task: Task, app: Celery, consumer: Any, handler: Handler) -> Handler
 
 def _free_place(controller: Any, error: Exception) -> None:
     """Free the place in the pool that a message was given which could not be handed to it."""
-    semaphore, trace = getattr(controller, "semaphore", None), error.__traceback__
+    semaphore, trace = compat.semaphore(controller, None), error.__traceback__
     while semaphore is not None and trace is not None:
-        if trace.tb_frame.f_code.co_name == "execute_using_pool":
+        if trace.tb_frame.f_code.co_name == compat.execute_using_pool.name:
             semaphore.release()
             return
         trace = trace.tb_next

@@ -15,11 +15,11 @@ from celery import signals
 from celery.exceptions import Ignore, Retry
 from celery.worker import state
 from celery.worker.request import Request
-from celery.worker.state import task_ready
 
 from ..engine.runs import Drop, Postpone, Refuse, Run
 from ..spec.job import Job, count_of, decoded, key_of
 from ..store import Reservation
+from . import compat
 from .attach import attach
 from .canary import handled_natively, is_outside
 from .execution import Execution
@@ -38,12 +38,12 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
-        state = self._request_dict.get(HEADER)
+        state = self.request_dict.get(HEADER)
         self._ojs_outside = is_outside(self.task, self.id, state)
         if self._ojs_outside and state is None:
             return
-        parts = carried(message, self._body, options.get("headers"), self._app)
-        self._request_dict["properties"] = {**self._request_dict["properties"], KEY: parts}
+        parts = carried(message, self.body, options.get("headers"), self.app)
+        self.request_dict["properties"] = {**self.request_dict["properties"], KEY: parts}
 
     def acknowledge(self) -> None:
         """Acknowledge the message, and have the store forget it, some time, if it was a job's only one."""
@@ -54,7 +54,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             logger.exception("job %s: the store keeps its last reservation for a day", self.id)
 
     def _ojs_forget(self) -> None:
-        headers, engine = self._request_dict, attach(self._app).engine
+        headers, engine = self.request_dict, attach(self.app).engine
         if engine.store is None or not self.acknowledged or self._ojs_outside:
             return
         if not headers.get("retries") and HEADER not in headers:
@@ -68,7 +68,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         if self._ojs_is_native():
             with handled_natively():
                 return super().on_failure(exc_info, send_failed_event, return_ok)
-        crash = None if return_ok or self._already_cancelled or self._already_revoked else _crash(raised)
+        crash = None if return_ok or _is_over(self) else _crash(raised)
         pending = crash is not None and not self._ojs_settled and not self._ojs_succeeded(crash)
         if crash is not None and pending:
             if isinstance(crash, WorkerLostError) and self.task.acks_late and _is_cold_shutdown():
@@ -100,7 +100,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         with execution.engine.at_once():
             sent = isinstance(execution.send_on(), Ignore)
         if sent:
-            task_ready(self)
+            compat.task_ready(state)(self)
             self.acknowledge()
         return sent
 
@@ -108,35 +108,35 @@ class OJSRequest(Request):  # type: ignore[misc]
         """Have the worker keep the message; False when it cannot, so that it goes back to its queue."""
         self._ojs_held_at = self._ojs_held_at or time.monotonic()
         if why.outcome is not None:
-            self._request_dict["properties"] = {**self._request_dict["properties"], OUTCOME: why.outcome}
-        return hold(self._app, self, why, again)
+            self.request_dict["properties"] = {**self.request_dict["properties"], OUTCOME: why.outcome}
+        return hold(self.app, self, why, again)
 
     def _ojs_execution(self) -> Execution:
         # It takes the message out of its context, and may not be the last one.
-        return Execution(self.task, copy(self._context))
+        return Execution(self.task, copy(compat.context(self)))
 
     def _ojs_is_native(self) -> bool:
         """Return whether Celery itself runs the job, rather than the bridge sends it on until its time."""
         if not self._ojs_outside:
             return False
-        headers = self._request_dict
+        headers = self.request_dict
         bare = Job(str(self.id), self.task.name, "", 1 + (count_of(headers.get("retries")) or 0))
         job = decoded(headers.get(HEADER), bare)
-        return not (isinstance(job, Job) and attach(self._app).engine.early(job))
+        return not (isinstance(job, Job) and attach(self.app).engine.early(job))
 
     def _ojs_succeeded(self, crash: Exception) -> bool:
         """Return whether the task had succeeded before its process died (Celery 5.7 and newer look)."""
-        look = getattr(self, "_success_was_stored", None)
+        look = compat.success_was_stored(self, None)
         stored = look() if look and isinstance(crash, WorkerLostError) else None
         if stored:
             # Celery only acknowledges; its process may have died before the chord has counted the job.
-            count_in_chord(self.task, self._context, stored.get("result"))
+            count_in_chord(self.task, compat.context(self), stored.get("result"))
         return bool(stored)
 
     def _ojs_give_back(self) -> None:
         """Leave the message to the broker, its attempt unused: the worker itself has ended the process."""
         self._ojs_settled = True
-        task_ready(self)
+        compat.task_ready(state)(self)
         execution = self._ojs_execution()
         with execution.engine.at_once():
             begun = execution.resume(self.worker_pid)
@@ -160,7 +160,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             again = partial(self._ojs_end, exc, exc_info, process, natively)
             if self._ojs_hold(Held(signal.reason), again):
                 return
-        task_ready(self)
+        compat.task_ready(state)(self)
         if isinstance(signal, Ignore):
             self.acknowledge()
         elif isinstance(signal, Held):
@@ -191,14 +191,15 @@ class OJSRequest(Request):  # type: ignore[misc]
         if self.task.acks_late:
             self.acknowledge()
         self.send_event("task-retried", exception=repr(exc), traceback=str(exc_info.traceback))
-        self.task.request_stack.push(self._context)
+        stack, context = compat.request_stack(self.task), compat.context(self)
+        stack.push(context)
         try:
             self.task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
-            signals.task_retry.send(self.task, request=self._context, reason=signal, einfo=exc_info)
+            signals.task_retry.send(self.task, request=context, reason=signal, einfo=exc_info)
         except Exception:
             logger.exception("job %s was sent on; what reports its retry failed", self.id)
         finally:
-            self.task.request_stack.pop()
+            stack.pop()
 
 
 def _raised(exc_info: Any) -> BaseException:
@@ -206,6 +207,11 @@ def _raised(exc_info: Any) -> BaseException:
     if isinstance(exc, ExceptionWithTraceback):
         exc = exc.exc
     return exc
+
+
+def _is_over(request: Any) -> bool:
+    """Return whether Celery itself has ended the run, and said so."""
+    return bool(compat.already_cancelled(request) or compat.already_revoked(request))
 
 
 def _crash(exc: BaseException) -> Exception | None:
@@ -217,7 +223,7 @@ def _crash(exc: BaseException) -> Exception | None:
 
 
 def _is_cold_shutdown() -> bool:
-    return state.should_terminate is not None and state.should_terminate is not False
+    return compat.should_terminate(state) not in (None, False)
 
 
 def _info(exc: Exception) -> Any:

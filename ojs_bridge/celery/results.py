@@ -11,10 +11,11 @@ from typing import Any
 from weakref import WeakSet
 
 from celery import Task, states
-from celery.app.trace import TraceInfo
 from celery.exceptions import Retry
 from celery.result import AsyncResult
 from celery.states import RETRY
+
+from . import compat
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -44,7 +45,7 @@ def count_in_chord(task: Task, request: Any, result: Any) -> None:
     if not request.chord:
         return
     try:
-        task.backend.on_chord_part_return(request, states.SUCCESS, result)
+        compat.on_chord_part_return(task.backend)(request, states.SUCCESS, result)
     except Exception:
         logger.exception("job %s: its chord cannot be told of its success", request.id)
 
@@ -79,8 +80,9 @@ def _is_redis(backend: Any) -> bool:
 def _reopen(backend: Any, job_id: str, group_id: str) -> None:
     # Private, for nobody else knows what a chord has counted: its parts, how many are added to its size, its
     # size, and since Celery 5.7 who was counted and who sends the body.
-    parts, more, size, counted, claim = (backend.get_key_for_group(group_id, f".{key}") for key in "jtsdc")
-    redis, is_ordered = backend.client, backend._chord_zset
+    key_of = compat.get_key_for_group(backend)
+    parts, more, size, counted, claim = (key_of(group_id, f".{key}") for key in "jtsdc")
+    redis, is_ordered = backend.client, compat.chord_zset(backend)
     found = redis.zrange(parts, 0, -1) if is_ordered else redis.lrange(parts, 0, -1)
     read = {part: backend.decode(part) for part in found}
     failed = {part: of for part, (_, of, state, _) in read.items() if state in states.EXCEPTION_STATES}
@@ -105,12 +107,12 @@ def _reopen(backend: Any, job_id: str, group_id: str) -> None:
 def store_retry(task: Task, request: Any, signal: Retry) -> None:
     """Store that a job is retried, if Celery would; it then does not store it again. Never raises."""
     try:
-        _EarlyRetry(RETRY, signal).handle_error_state(task, request)
+        compat.handle_error_state(_EarlyRetry(RETRY, signal))(task, request)
     except Exception:
         logger.exception("job %s is sent on, though its state cannot be stored", request.id)
 
 
-class _EarlyRetry(TraceInfo):  # type: ignore[misc]
+class _EarlyRetry(compat.TraceInfo):  # type: ignore[misc]
     """Celery's own rule on which jobs' errors are stored, without what else it does about a retry."""
 
     __slots__ = ()
@@ -137,7 +139,9 @@ class _MarkOnce:
 
 
 def _of(backend: Any) -> _MarkOnce:
-    if not isinstance(backend.mark_as_retry, _MarkOnce):
-        backend.mark_as_retry = _MarkOnce(backend.mark_as_retry)
-    mark: _MarkOnce = backend.mark_as_retry
-    return mark
+    mark = compat.mark_as_retry(backend)
+    if isinstance(mark, _MarkOnce):
+        return mark
+    once = _MarkOnce(mark)
+    compat.mark_as_retry.set(backend, once)
+    return once

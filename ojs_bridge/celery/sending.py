@@ -9,12 +9,13 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from celery import Celery
-from celery.app.amqp import task_message
+from celery.app import amqp
 from kombu import pools
 from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import OperationalError
 
+from . import compat
 from .wire import DELAY_PREFIX, Wire, to_json
 
 _OPTION = "confirm_publish"
@@ -60,8 +61,13 @@ def _confirmed_producer(app: Celery) -> AbstractContextManager[Any]:
     return confirming
 
 
+def _connection(app: Celery) -> Any:
+    """Return the connection that an app's pool of producers makes others from."""
+    return compat.connections(app.producer_pool).connection
+
+
 def _can_confirm(app: Celery) -> bool:
-    return bool(app.producer_pool.connections.connection.transport.driver_type == "amqp")
+    return bool(_connection(app).transport.driver_type == "amqp")
 
 
 def publish(
@@ -85,10 +91,10 @@ def publish(
         headers["eta"] = min(due, datetime.now(timezone.utc) + _hop(app)).isoformat()
     headers = {**headers, **changes}
     event = _sent_event(headers) if told and app.conf.task_send_sent_event else None
-    message = task_message(headers, properties, wire.body, event)
+    message = compat.task_message(amqp)(headers, properties, wire.body, event)
     route = _delayed(app, wire, _route(app, wire, options or {}), due)
     with _confirmed_producer(app) as producer, told_of_outages(producer):
-        app.amqp.send_task_message(
+        compat.send_task_message(app.amqp)(
             producer,
             headers["task"],
             message,
@@ -106,7 +112,7 @@ def _arriving(producer: Any, route: dict[str, Any]) -> dict[str, Any]:
     Raises ValueError where kombu itself is the broker, as it is of Redis.
     """
     # Kombu's own name: nothing public says which queues an exchange leads to.
-    lookup = getattr(producer.channel, "_lookup", None)
+    lookup = compat.lookup(producer.channel, None)
     if lookup is None:
         return {**route, "mandatory": True}
     name, key = getattr(route["exchange"], "name", route["exchange"]), route.get("routing_key")
@@ -117,7 +123,7 @@ def _arriving(producer: Any, route: dict[str, Any]) -> dict[str, Any]:
 
 def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
     """Return what publishing raises while the broker cannot be reached."""
-    connection = app.producer_pool.connections.connection
+    connection = _connection(app)
     recoverable: tuple[type[Exception], ...] = connection.recoverable_connection_errors
     return (OperationalError, ConnectionError, *recoverable)
 
@@ -130,7 +136,7 @@ def told_of_outages(producer: Any) -> Iterator[None]:
     except AttributeError as error:
         if error.obj is not None or error.name != "client":
             raise
-        producer.__connection__._close()
+        compat.close(compat.producer_connection(producer))()
         raise OperationalError("the channel to the broker was closed") from error
 
 
@@ -179,12 +185,10 @@ def _delayed(app: Celery, wire: Wire, route: dict[str, Any], due: datetime | Non
     queue = queue if isinstance(queue, Queue) else app.amqp.queues.get(queue)
     if queue is None or queue.exchange.type == "direct":
         return route
-    from kombu.transport.native_delayed_delivery import calculate_routing_key
-
     key = DELAY_PREFIX.sub("", route.get("routing_key") or queue.routing_key)
     rest = {name: value for name, value in route.items() if name not in ("queue", "declare")}
     exchange = Exchange("celery_delayed_27", type="topic")
-    return {**rest, "exchange": exchange, "routing_key": calculate_routing_key(seconds, key)}
+    return {**rest, "exchange": exchange, "routing_key": compat.calculate_routing_key.find()(seconds, key)}
 
 
 def _hop(app: Celery) -> timedelta:
@@ -205,11 +209,10 @@ def visibility_timeout(app: Celery) -> float:
 def _uses_native_delay(app: Celery) -> bool:
     """Return whether the app has quorum queues, which Celery 5.5 and newer delay in the broker."""
     try:
-        from celery.utils.quorum_queues import detect_quorum_queues
+        detect_quorum_queues = compat.detect_quorum_queues.find()
     except ImportError:
         return False
-    driver = app.producer_pool.connections.connection.transport.driver_type
-    return bool(detect_quorum_queues(app, driver)[0])
+    return bool(detect_quorum_queues(app, _connection(app).transport.driver_type)[0])
 
 
 def dead_name(queue: str) -> str:

@@ -18,6 +18,7 @@ from ..engine.retry_on import RetryOnLike
 from ..engine.runs import Native
 from ..spec.failures import Mapped
 from ..spec.policy import PartialPolicy
+from . import compat
 from .attach import RETRY_OPTION, check_signatures, header_for, prepare
 from .canary import UnderTheBridge, begin_natively, is_outside, runs_natively
 from .execution import Execution
@@ -82,7 +83,7 @@ class Bridged:
 
     def start_strategy(self: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
         """Return what the worker calls with each message of this task."""
-        handler: Handler = super().start_strategy(app, consumer, **options)  # type: ignore[misc]
+        handler: Handler = compat.start_strategy(super())(app, consumer, **options)
         return keeping(self, app, consumer, handler)
 
     def apply(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:

@@ -10,10 +10,13 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery, bootsteps
 from celery.worker import state
+
+from . import compat
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -44,7 +47,13 @@ class Watch(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **options)
         self._over: threading.Event | None = None
         self._takes = True
-        create = consumer.create_task_handler
+        create = compat.create_task_handler(consumer, None)
+        self._hears = create is not None
+        if self._hears:
+            compat.create_task_handler.set(consumer, self._noting(create))
+
+    def _noting(self, create: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes the worker's message handler, one that notes that a message has come."""
 
         @functools.wraps(create)
         def create_noting(*args: Any, **kwargs: Any) -> Any:
@@ -56,11 +65,11 @@ class Watch(bootsteps.StartStopStep):  # type: ignore[misc]
 
             return on_task_received
 
-        consumer.create_task_handler = create_noting
+        return create_noting
 
     def start(self, consumer: Any) -> None:
         """Begin, once, where the broker can be asked how many messages a queue has."""
-        if self._over is None and consumer.connection.transport.driver_type in _TIMEOUTS:
+        if self._over is None and self._hears and consumer.connection.transport.driver_type in _TIMEOUTS:
             self._over = threading.Event()
             threading.Thread(
                 target=self._watch, args=(consumer, self._over), name="ojs-watch", daemon=True
@@ -100,10 +109,11 @@ def _is_free(consumer: Any) -> bool:
     """Return whether a worker would run a message at once if it got one."""
     if consumer.blueprint.state != bootsteps.RUN or consumer.connection is None:
         return False
-    limited = any(bucket and bucket.contents for bucket in consumer.task_buckets.values())
+    limited = any(bucket and bucket.contents for bucket in compat.task_buckets(consumer).values())
     held_until_due = consumer.app.conf.get("worker_eta_task_limit")
     full = held_until_due and consumer.qos.value >= held_until_due
-    return not limited and not full and len(state.reserved_requests) < consumer.pool.num_processes
+    jobs, places = len(compat.reserved_requests(state)), compat.num_processes(consumer.pool)
+    return not limited and not full and jobs < places
 
 
 def _filled(app: Celery, driver: str) -> str | None:
@@ -130,7 +140,7 @@ def _act(silent: int, queue: str) -> None:
     elif silent == ASKED:
         logger.critical("this worker still takes nothing, and ends; its supervisor is to start it anew")
         # As its signal handlers do, which leave a status of 0.
-        state.should_stop = STATUS
+        compat.should_stop.set(state, STATUS)
     elif silent >= FORCED:
         logger.critical("this worker does not hear that it is to end, and ends at once")
         os._exit(STATUS)

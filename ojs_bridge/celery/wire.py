@@ -19,6 +19,8 @@ from kombu.entity import binding
 from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
+from . import compat
+
 #: The message header that carries a job's retry state.
 HEADER = "ojs"
 #: The key among a request's properties under which its message travels to the process that runs the task.
@@ -60,7 +62,7 @@ def carried(message: Any, body: Any, headers: Mapping[str, Any] | None, app: Cel
     """Return what of a received message its request does not carry by itself; parts of it, not copies."""
     content_type, encoding = message.content_type, message.content_encoding
     if not isinstance(body, (bytes, str)):
-        name = registry.type_to_name.get(content_type, app.conf.task_serializer)
+        name = compat.type_to_name(registry).get(content_type, app.conf.task_serializer)
         content_type, encoding, body = _dumps_if_possible(body, name)
     headers = message.headers if headers is None else headers
     return body, content_type, encoding, headers, _publication(message)
@@ -121,7 +123,7 @@ def _pattern(key: str) -> re.Pattern[str]:
 
 def eager(app: Celery, name: str, request: Any, headers: Mapping[str, Any]) -> Wire:
     """Return the wire form that an eagerly applied task would have had."""
-    message = app.amqp.as_task_v2(
+    message = compat.as_task_v2(app.amqp)(
         request.id,
         name,
         request.args,
@@ -150,7 +152,7 @@ def _dumps_if_possible(body: Any, serializer: str) -> Any:
 def with_arguments(wire: Wire, args: Any, kwargs: Any) -> Wire:
     """Return the wire form with other arguments, encoded as the original was; links and chord stay."""
     embed = loads(wire.body, wire.content_type, wire.content_encoding, force=True)[2]
-    name = registry.type_to_name[wire.content_type]
+    name = compat.type_to_name(registry)[wire.content_type]
     content_type, encoding, body = dumps((args, kwargs, embed), serializer=name)
     headers = {**wire.headers, "argsrepr": saferepr(args), "kwargsrepr": saferepr(kwargs)}
     return replace(wire, body=body, content_type=content_type, content_encoding=encoding, headers=headers)

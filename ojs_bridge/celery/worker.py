@@ -1,4 +1,4 @@
-"""A worker's start: what is checked, what is said in the log, and what runs beside Celery's own."""
+"""The start of a worker: it checks its app, its settings and the frameworks, and starts the threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 from celery import Celery, bootsteps
 
 from ..bridge import Bridge
+from ..config.settings import fetches_reliably
 from ..errors import ConfigurationError
+from . import compat
 from .attach import attach, is_bridged, policies_of, task_policy
 from .canary import check_canary
 from .on_redis import take_safely
@@ -21,7 +23,7 @@ NAMED = 5
 
 
 class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Checks an app's bridge when its worker starts, which what cannot work stops; runs its threads."""
+    """Checks an app when its worker starts, and stops the worker where it cannot work; runs the threads."""
 
     # After the pool, whose processes are better forked before there are threads.
     requires = ("celery.worker.components:Pool",)
@@ -29,7 +31,7 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
         check(worker.app)
-        take_safely(worker.app)
+        fit_frameworks(worker.app)
 
     def start(self, worker: Any) -> None:
         """Begin to publish parked retries."""
@@ -51,6 +53,32 @@ def check(app: Celery) -> None:
     bridge.engine.try_store("`<queue>.dead` on the broker")
 
 
+def fit_frameworks(app: Celery) -> None:
+    """Check the frameworks' names that a worker needs, and have it take from Redis in the bridge's way.
+
+    Raises ConfigurationError for a missing name that keeps jobs from being lost.
+    """
+    uses = _uses(app)
+    compat.check_names(uses)
+    if compat.FETCH in uses:
+        take_safely(app)
+    elif compat.REDIS in uses:
+        logger.warning("reliable_fetch is off: a killed worker may lose a job that Redis has just given it")
+
+
+def _uses(app: Celery) -> set[str]:
+    uses = set()
+    if _consumes_from_redis(app):
+        uses |= {compat.REDIS, compat.FETCH} if fetches_reliably() else {compat.REDIS}
+    if str(app.conf.result_backend or "").startswith(("redis", "sentinel")):
+        uses.add(compat.RESULTS)
+    return uses
+
+
+def _consumes_from_redis(app: Celery) -> bool:
+    return bool(app.connection_for_read().transport.driver_type == "redis")
+
+
 def say_caveats(app: Celery, bridge: Bridge) -> None:
     """Log what an app's settings take from the promises; raises ConfigurationError for what cannot work."""
     _check_acknowledgements(app)
@@ -70,8 +98,7 @@ def _check_acknowledgements(app: Celery) -> None:
 
 
 def _check_visibility(app: Celery, bridge: Bridge) -> None:
-    connection = app.connection_for_read()
-    if connection.transport.driver_type != "redis":
+    if not _consumes_from_redis(app):
         return
     seconds = visibility_timeout(app)
     if seconds <= 0:

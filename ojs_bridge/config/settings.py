@@ -84,6 +84,11 @@ def the_policies(policies: PoliciesOrFile | None) -> Policies:
     )
 
 
+def fetches_reliably() -> bool:
+    """Return whether a Celery worker takes messages from Redis in the bridge's way."""
+    return _either(layered()["reliable_fetch"])
+
+
 def begins_afresh(in_flight: InFlight) -> bool:
     """Return whether jobs in flight begin afresh that are beyond their limit; raises ConfigurationError."""
     if in_flight not in get_args(InFlight):

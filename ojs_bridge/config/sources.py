@@ -184,4 +184,5 @@ SETTINGS = {
     "park_after": Setting(_text, "PT1M"),
     "fail_open": Setting(_boolean, default=False),
     "retention": Setting(_json),
+    "reliable_fetch": Setting(_boolean, default=True),
 }

@@ -45,6 +45,20 @@ def test_a_message_that_a_killed_worker_was_given_and_has_not_read_is_there(
     assert waiting(fleet) == 1
 
 
+def test_reliable_fetch_can_be_switched_off(fleet: Fleet) -> None:
+    """The worker then takes messages as Celery alone does, which loses this one, and says so."""
+    worker = fleet.start("-c", "1", env={"OJS_BRIDGE_RELIABLE_FETCH": "false"})
+    worker.await_ready()
+    assert "reliable_fetch is off: a killed worker may lose a job" in worker.log
+    assert fleet.end(fleet.send("act", "'it works'")) == "SUCCESS"
+    eventually(lambda: waiting(fleet) == 0, what="the acknowledgement")
+    worker.process.send_signal(signal.SIGSTOP)
+    fleet.send("act", "'later'")
+    worker.process.kill()
+    worker.process.wait()
+    assert waiting(fleet) == 0
+
+
 def test_every_queue_and_priority_is_consumed(fleet: Fleet) -> None:
     fleet.start("-c", "2").await_ready()
     other = f"{fleet.settings.queue}-other"

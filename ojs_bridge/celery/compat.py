@@ -1,0 +1,277 @@
+"""The private and undocumented names of Celery, kombu, billiard and redis-py that this adapter needs.
+
+No other file of the adapter writes such a name. A name is called with the object that has it: `tasks(app)` is
+`app._tasks`. A worker that starts looks for all names in the installed versions. It does not start without a
+vital one, which keeps jobs from being lost, and it warns of any other that is missing.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import logging
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from functools import partial, reduce
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+from celery.app.trace import TraceInfo
+
+from ..errors import ConfigurationError
+
+__all__ = ["TraceInfo"]
+
+logger = logging.getLogger("ojs_bridge")
+
+#: Uses that not every worker has: Redis as the broker, the bridge's way of taking from it, and Redis as the
+#: result backend.
+REDIS, FETCH, RESULTS = "redis", "fetch", "results"
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkName:
+    """A name in the code of a framework, its place, and what the bridge needs it for.
+
+    `only` is the use that alone needs it, and `since` the framework's first version that has it.
+    """
+
+    name: str
+    place: str
+    need: str
+    keeps_jobs: bool
+    only: str = ""
+    since: str = "0"
+
+    def __call__(self, owner: object, *default: Any) -> Any:
+        """Return what an object has under this name."""
+        return getattr(owner, self.name, *default)
+
+    def set(self, owner: object, value: object) -> None:
+        """Put a value in the place of what an object has under this name."""
+        setattr(owner, self.name, value)
+
+    def is_own(self, owner: object) -> bool:
+        """Return whether an object has this name itself, and not from its class."""
+        return self.name in vars(owner)
+
+    def find(self) -> Any:
+        """Return what a module has under this name; raises ImportError and AttributeError."""
+        return self(self._owner())
+
+    @property
+    def framework(self) -> str:
+        """The framework, as its distribution is called."""
+        return self.place.partition(":")[0].partition(".")[0]
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the installed version should have the name and has not."""
+        if _numbers(version(self.framework)) < _numbers(self.since):
+            return False
+        try:
+            owner = self._owner()
+        except (ImportError, AttributeError):
+            return True
+        return not hasattr(owner, self.name) and self.name not in _set_by(owner)
+
+    def _owner(self) -> Any:
+        module, _, path = self.place.partition(":")
+        return reduce(getattr, filter(None, path.split(".")), import_module(module))
+
+    def __str__(self) -> str:
+        installed = f"{self.framework} {version(self.framework)}"
+        return f"{installed} has no {self.name} in {self.place}, which the bridge needs to {self.need}"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return a version as it can be compared."""
+    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+
+
+def _set_by(owner: Any) -> set[str]:
+    """Return the attributes that a function or the methods of a class set, and what its closures share."""
+    found = [owner] if inspect.isfunction(owner) else _methods(owner)
+    codes = [function.__code__ for function in found]
+    stored = {i.argval for code in codes for i in dis.get_instructions(code) if i.opname == "STORE_ATTR"}
+    return stored.union(*(code.co_cellvars for code in codes))
+
+
+def _methods(owner: Any) -> list[Any]:
+    classes = inspect.getmro(owner) if inspect.isclass(owner) else ()
+    return [value for cls in classes for value in vars(cls).values() if inspect.isfunction(value)]
+
+
+def names() -> Iterator[FrameworkName]:
+    """Yield every name."""
+    yield from (value for value in globals().values() if isinstance(value, FrameworkName))
+    yield from autoretry_options.values()
+
+
+def check_names(uses: Container[str]) -> None:
+    """Look for the names that a worker with these uses needs; raises ConfigurationError for a vital one."""
+    missing = [name for name in names() if (not name.only or name.only in uses) and name.is_missing]
+    lost = [name for name in missing if name.keeps_jobs]
+    if lost:
+        hint = "; reliable_fetch=false does without it" if {name.only for name in lost} == {FETCH} else ""
+        raise ConfigurationError("; ".join(map(str, lost)) + hint)
+    for name in missing:
+        logger.warning("%s", name)
+
+
+def kept_option(run: Any, option: str, default: Any) -> Any:
+    """Return an option of the automatic retries as Celery keeps it, in the closure of a task's `run`."""
+    code = getattr(run, "__code__", None)
+    name = autoretry_options[option].name
+    if code is None or name not in code.co_freevars:
+        return default
+    return run.__closure__[code.co_freevars.index(name)].cell_contents
+
+
+#: A job may be lost without a vital name.
+vital = partial(FrameworkName, keeps_jobs=True)
+minor = partial(FrameworkName, keeps_jobs=False)
+
+_APP, _TASK = "celery.app.base:Celery", "celery.app.task:Task"
+_AUTORETRY = "celery.app.autoretry:add_autoretry_behaviour"
+_BACKEND = "celery.backends.base:KeyValueStoreBackend"
+_REQUEST, _STATE = "celery.worker.request:Request", "celery.worker.state"
+_CONSUMER = "celery.worker.consumer.consumer:Consumer"
+_AMQP, _CONNECTION = "celery.app.amqp:AMQP", "kombu.connection:Connection"
+_CHANNEL, _QOS = "kombu.transport.redis:Channel", "kombu.transport.redis:QoS"
+
+# Apps and tasks
+tasks = minor("_tasks", _APP, "look a task up while its app is not finalized")
+task_from_fun = vital("_task_from_fun", _APP, "adopt the tasks that are defined after `install`")
+warn_duplicate_task_name = minor(
+    "_warn_duplicate_task_name", _APP, "name the user's line in Celery's warning of a taken name", since="5.7"
+)
+get_current_object = minor("_get_current_object", "celery.local:Proxy", "know the app that ends")
+connect_on_app_finalize = minor(
+    "connect_on_app_finalize", "celery._state", "add a shared `@ojs_task` to the apps that come later"
+)
+get_active_apps = minor(
+    "_get_active_apps", "celery._state", "add a shared `@ojs_task` to the apps that there are"
+)
+start_strategy = vital("start_strategy", _TASK, "keep a message that no worker can decode")
+request_stack = minor("request_stack", _TASK, "have `on_retry` see a killed run's request")
+orig_run = minor(
+    "_orig_run", _AUTORETRY, "run a task without the automatic retries that Celery puts around it"
+)
+#: The options of the automatic retries, which Celery reads once and keeps in a closure.
+autoretry_options = {
+    option: minor(option, _AUTORETRY, "read the option as Celery has read it")
+    for option in (
+        "autoretry_for",
+        "dont_autoretry_for",
+        "retry_backoff",
+        "retry_backoff_max",
+        "retry_jitter",
+        "retry_kwargs",
+    )
+}
+
+# Results
+handle_error_state = minor(
+    "handle_error_state", "celery.app.trace:TraceInfo", "know whether Celery stores that a job is retried"
+)
+mark_as_retry = minor(
+    "mark_as_retry", "celery.backends.base:Backend", "store a retry once, and before its run may end"
+)
+on_chord_part_return = minor(
+    "on_chord_part_return", "celery.backends.base:Backend", "have a chord count a success whose worker died"
+)
+get_key_for_group = minor("get_key_for_group", _BACKEND, "find what a chord on Redis has counted")
+chord_zset = minor(
+    "_chord_zset",
+    "celery.backends.redis:RedisBackend",
+    "read what a chord on Redis has counted",
+    only=RESULTS,
+)
+
+# Requests and the worker's main process
+context = vital("_context", _REQUEST, "judge a job in the main process whose child died")
+already_cancelled = vital("_already_cancelled", _REQUEST, "tell a cancelled job from a crash")
+already_revoked = vital("_already_revoked", _REQUEST, "tell a revoked job from a crash")
+success_was_stored = minor(
+    "_success_was_stored", _REQUEST, "tell a child that died after its job's success", since="5.7"
+)
+acknowledge = minor("acknowledge", _REQUEST, "forget the reservation of a job that has ended")
+execute_using_pool = minor(
+    "execute_using_pool", _REQUEST, "free the place in the pool of a message that could not be handed to it"
+)
+semaphore = minor(
+    "semaphore", "celery.worker.components:Pool", "free the place in the pool of such a message"
+)
+num_processes = minor(
+    "num_processes", "celery.concurrency.base:BasePool", "know whether a worker has a free process"
+)
+active_requests = minor("active_requests", _STATE, "show a job that waits as reserved, not as active")
+reserved_requests = minor("reserved_requests", _STATE, "know how many jobs a worker has")
+task_reserved = vital("task_reserved", _STATE, "keep a job that waits among those of the worker")
+task_ready = vital("task_ready", _STATE, "take a job that has ended from those of the worker")
+should_terminate = vital("should_terminate", _STATE, "give an attempt back at a cold shutdown")
+should_stop = minor("should_stop", _STATE, "end a worker that takes nothing, with a status of its own")
+call_soon = vital("call_soon", _CONSUMER, "hand a job that waited to the pool")
+on_task_request = vital("on_task_request", _CONSUMER, "hand a job that waited to the pool")
+create_task_handler = minor("create_task_handler", _CONSUMER, "know that a worker still takes messages")
+task_buckets = minor("task_buckets", _CONSUMER, "know whether a rate limit holds jobs back")
+soft_timeout_signal = vital(
+    "SIG_SOFT_TIMEOUT", "billiard.pool", "let no soft time limit strike while an outcome is carried out"
+)
+terminate_handler_fired = minor(
+    "terminate_handler_fired", "billiard.common", "tell a task's SystemExit from the pool's", since="4.3.1"
+)
+
+# Publishing
+task_message = vital("task_message", "celery.app.amqp", "publish a message again as it came")
+send_task_message = vital("send_task_message", _AMQP, "publish a message again as it came")
+as_task_v2 = minor("as_task_v2", _AMQP, "make the message of an eagerly applied task")
+connections = vital("connections", "kombu.pools:ProducerPool", "tell an outage of the broker")
+close = minor("_close", _CONNECTION, "drop a channel that an outage has closed")
+producer_connection = minor(
+    "__connection__", "kombu.messaging:Producer", "drop a channel that an outage has closed"
+)
+lookup = vital(
+    "_lookup",
+    "kombu.transport.virtual:Channel",
+    "refuse a retry that an exchange leads to no queue",
+    only=REDIS,
+)
+type_to_name = minor(
+    "type_to_name", "kombu.serialization:SerializerRegistry", "encode arguments as the message had them"
+)
+routes = minor("routes", "celery.app.routes:Router", "find the dead queues of the queues routed to")
+detect_quorum_queues = minor(
+    "detect_quorum_queues", "celery.utils.quorum_queues", "have RabbitMQ itself delay a retry", since="5.5"
+)
+calculate_routing_key = minor(
+    "calculate_routing_key",
+    "kombu.transport.native_delayed_delivery",
+    "have RabbitMQ itself delay a retry",
+    since="5.5",
+)
+
+# Redis as the broker
+q_for_pri = vital("_q_for_pri", _CHANNEL, "find a queue's lists in Redis", only=REDIS)
+conn_or_acquire = vital("conn_or_acquire", _CHANNEL, "renew what a worker has", only=REDIS)
+delivered = vital("_delivered", _QOS, "renew what a worker has", only=REDIS)
+restore_visible = vital("restore_visible", _QOS, "put back what a dead worker had", only=REDIS)
+create_transport = vital("create_transport", _CONNECTION, "take messages in the bridge's way", only=FETCH)
+brpop_start = vital("_brpop_start", _CHANNEL, "ask for a message and note who has it", only=FETCH)
+brpop_read = vital("_brpop_read", _CHANNEL, "read the message that was asked for", only=FETCH)
+in_poll = vital("_in_poll", _CHANNEL, "say that an answer is awaited", only=FETCH)
+queue_cycle = vital("_queue_cycle", _CHANNEL, "ask every queue in its turn", only=FETCH)
+brpop_sent_at = minor(
+    "_brpop_sent_at", _CHANNEL, "have kombu notice an answer that never comes", only=FETCH, since="5.7"
+)
+flush_brpop_reauth = minor(
+    "_flush_brpop_reauth", _CHANNEL, "have redis-py log in again with a new token", only=FETCH, since="5.7"
+)
+can_consume = vital("can_consume", _QOS, "acknowledge what an outage kept from it", only=FETCH)
+client_connection = vital("connection", "redis:Redis", "ask for a message without waiting", only=FETCH)
+parse_response = vital("parse_response", "redis:Redis", "read what was asked for", only=FETCH)
+send_command = vital(
+    "send_command", "redis.connection:Connection", "ask for a message without waiting", only=FETCH
+)
