@@ -1,4 +1,4 @@
-"""How a Celery app gets its bridge, what it publishes with it, and what a worker checks when it starts."""
+"""The bridge of a Celery app, the policies of its tasks, and the option `ojs_retry`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger("ojs_bridge")
 FRAMEWORK = dead_queues.FRAMEWORK
 #: The option of `apply_async`, `set` and `send_task` that carries a job's partial policy.
 RETRY_OPTION = "ojs_retry"
-#: The options that carry the signatures of jobs which are sent after this one.
+#: The options with the signatures of jobs that are sent after this job.
 _LATER = ("chain", "link", "link_error", "chord")
 
 #: Error types that the spec reserves for what the runtime itself did.
@@ -56,7 +56,7 @@ _INSIDE = ("celery", __name__.partition(".")[0])
 
 
 def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
-    """Give an app its bridge, once; the first bridge stays, another one is a ConfigurationError."""
+    """Give an app its bridge, once; raises ConfigurationError for a second bridge."""
     found: Bridge | None = app.__dict__.get(_BRIDGE)
     if found is not None:
         if bridge is not None and bridge is not found:
@@ -176,7 +176,7 @@ def _read_retry_option(app: Celery) -> None:
         if partial is not None:
             headers = options.get("headers") or {}
             options["headers"] = {**headers, wire.HEADER: _checked(app, name, partial, headers)}
-        # The class's is looked up each time: tests put another one in its place.
+        # The method of the class is looked up each time: tests put another method in its place.
         send_task = own or _bound(type(app).send_task, app)
         return send_task(name, *args, **options)
 
@@ -202,9 +202,9 @@ def header_for(app: Celery, name: str, partial: AnyPartial) -> str:
 
 
 def _checked(app: Celery, name: str, partial: AnyPartial, headers: Mapping[str, Any]) -> str:
-    """Return the `ojs` header of a job; the one that its producer has made of this policy stays as it is.
+    """Return the `ojs` header of a job; a header that its producer has made of this policy stays as it is.
 
-    A worker that sends on what a chain or a link holds may know the task as a native one, and refuse it.
+    A worker that sends the next job of a chain or a link may know its task as a native task, and refuse it.
     """
     made = headers.get(wire.HEADER)
     with suppress(TypeError, ValueError, AttributeError):
@@ -241,7 +241,7 @@ def _write_policy(app: Celery, name: str, options: dict[str, Any]) -> None:
 
 
 class SentOnCommit:
-    """Refuses an invalid policy where the job is sent; after the commit nobody could answer it any more."""
+    """Refuses an invalid policy where the job is sent; after the commit it is too late to refuse."""
 
     def apply_async_on_commit(self: Any, *args: Any, **options: Any) -> None:
         """Send the job after the commit, as Celery's own does; raises InvalidRetryPolicy at once."""

@@ -1,4 +1,4 @@
-"""Jobs of an installed task that the canary leaves to Celery, which runs them as without the bridge."""
+"""The canary: jobs of an installed task that Celery runs as it does without the bridge."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def check_canary(app: Celery) -> None:
 def is_outside(task: Any, job_id: str, state: object) -> bool:
     """Return whether a job, by its id and the `ojs` header it came with, is left to Celery.
 
-    One that brings a policy of its own is not, nor one whose header nobody can read, which may hold one.
+    A job that brings its own policy is not. Nor is a job with an unreadable header, which may hold a policy.
     """
     if task.ojs_canary is None or task.ojs_canary.covers(task.name, job_id):
         return False
@@ -101,7 +101,7 @@ class UnderTheBridge:
         self._owner, self._name = owner, name
 
     def __get__(self, task: Any, cls: type) -> Any:
-        """Return the option's value; a task class of an older Celery may not have one of its own."""
+        """Return the option's value; the task class of an older Celery may not have the option."""
         if task is None or not _handling_native.get():
             return self._value
         return getattr(super(self._owner, task), self._name, self._value)

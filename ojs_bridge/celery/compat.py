@@ -259,7 +259,7 @@ conn_or_acquire = vital("conn_or_acquire", _CHANNEL, "renew what a worker has", 
 delivered = vital("_delivered", _QOS, "renew what a worker has", only=REDIS)
 restore_visible = vital("restore_visible", _QOS, "put back what a dead worker had", only=REDIS)
 create_transport = vital("create_transport", _CONNECTION, "take messages in the bridge's way", only=FETCH)
-brpop_start = vital("_brpop_start", _CHANNEL, "ask for a message and note who has it", only=FETCH)
+brpop_start = vital("_brpop_start", _CHANNEL, "ask for a message and note its worker", only=FETCH)
 brpop_read = vital("_brpop_read", _CHANNEL, "read the message that was asked for", only=FETCH)
 in_poll = vital("_in_poll", _CHANNEL, "say that an answer is awaited", only=FETCH)
 queue_cycle = vital("_queue_cycle", _CHANNEL, "ask every queue in its turn", only=FETCH)

@@ -1,4 +1,4 @@
-"""Where brokers keep the dead queues, `<queue>.dead`: Redis in lists, RabbitMQ and others in queues."""
+"""The dead queues, `<queue>.dead`, on a broker: lists on Redis, queues on RabbitMQ and others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import compat
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How long, in seconds, one waits at most while somebody else looks through a RabbitMQ queue.
+#: For how many seconds at most a reader of a RabbitMQ queue waits for another reader.
 PATIENCE = 5.0
 _NOT_FOUND, _LOCKED = 404, 405
 #: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
@@ -29,13 +29,13 @@ _OFTEN = 5
 
 
 class Places(Protocol):
-    """The dead queues that a connection leads to, by name; one that does not exist is empty."""
+    """The dead queues that a connection leads to, by name; a queue that does not exist is empty."""
 
     def read(self, name: str, most: int) -> list[Any]:
         """Return at most so many messages, and leave them where they are."""
 
     def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
-        """Claim a message, call `then` and delete it; what `then` raises keeps it. False without one."""
+        """Claim a message, call `then` and delete it, unless `then` raises; False without a message."""
 
 
 def places_of(connection: Connection) -> Places:
@@ -175,9 +175,9 @@ def _is_renewed(channel: Any, name: str, found: Any) -> bool:
 
 
 def _await_turn(connection: Connection, name: str) -> None:
-    """Wait until nobody else looks through a queue, who would hide what it reads.
+    """Wait until no other reader looks through a queue: a reader hides the messages that it reads.
 
-    An exclusive queue is the connection's own, and goes with it. Nothing is lost without one.
+    An exclusive queue belongs to the connection, and goes with it. Nothing is lost without it.
     """
     channel, waited = connection.channel(), 0.0
     while waited < PATIENCE:

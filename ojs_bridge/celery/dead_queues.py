@@ -1,4 +1,4 @@
-"""An app's own dead queues, `<queue>.dead`: what lies there as dead letters, and one taken out of them."""
+"""The dead queues of an app, `<queue>.dead`, read as dead letters; a dead letter is taken out of them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class CeleryDeadQueues:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
 
     def _letter(self, message: Any, queue: str) -> Letter | None:
-        """Return the dead letter that a message is; None when nobody can read it."""
+        """Return the dead letter that a message is; None when it cannot be read."""
         try:
             return self._read(message, queue)
         except Exception as error:  # noqa: BLE001 - it may be anything that no worker could read

@@ -1,4 +1,4 @@
-"""`@ojs_task`: what makes a function a task under the bridge."""
+"""`@ojs_task`: the decorator that makes a function a task under the bridge."""
 
 from __future__ import annotations
 

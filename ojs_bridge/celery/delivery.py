@@ -1,4 +1,4 @@
-"""What a request was delivered with: its message, and the job that the message says it is."""
+"""The delivery of a request: its message, and the job that the message describes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from .wire import HEADER, KEY, OUTCOME, Carried, Wire
 
 
 class Delivery:
-    """One delivery of a task's message; an eagerly applied task gets the one it would have had."""
+    """One delivery of a task's message; an eagerly applied task gets the message that it would have had."""
 
     def __init__(self, task: Task, request: Any) -> None:
         self._task = task
         self._request = request
-        #: What was decided of a run that has ended already, and could not be carried out.
+        #: The decision on a run that has ended already, which could not be carried out.
         self.unsettled: Unsettled | None = None
         self._parts = self._take_parts(request)
         self._headers = (request.headers or {}) if self._parts is None else self._parts[3]
 
     @property
     def publication(self) -> str:
-        """What tells one message of the job's first run from another, as far as the broker does."""
+        """The mark by which two messages of the job's first run differ, where the broker gives one."""
         return "" if self._parts is None else self._parts[4]
 
     @property
@@ -75,7 +75,7 @@ class Delivery:
         try:
             bare = self.bare_job()
             job = self.job(bare)
-        except Exception:  # noqa: BLE001 - nobody knows what is in the way
+        except Exception:  # noqa: BLE001 - anything may be wrong with the message
             return Job(str(self._request.id), str(self._task.name), "")
         return job if isinstance(job, Job) else bare
 

@@ -1,4 +1,4 @@
-"""What a worker keeps because it can neither begin nor end it now, and how it tries again.
+"""Jobs that a worker holds: they can neither begin nor end now, and the worker tries them again.
 
 RabbitMQ counts how often it delivers a message of a quorum queue, and drops the message at a limit. So a
 delivery that has to wait does not go back to its queue: its message stays unacknowledged in the worker's main
@@ -31,15 +31,15 @@ logger = logging.getLogger("ojs_bridge")
 
 #: For how many seconds nothing must have come to wait before an outage is over.
 QUIET = 5.0
-#: After how many seconds a message that waits is published anew: RabbitMQ closes the channel of a consumer
-#: that has kept one for half an hour, and counts that as a delivery, too.
+#: After how many seconds a message that waits is published anew. RabbitMQ closes the channel of a consumer
+#: that keeps a message for half an hour, and counts that as a delivery, too.
 LONGEST_WAIT = 600.0
 
 _HOLDING = "_ojs_holding"
 
 
 class Unsettled(NamedTuple):
-    """What was decided of a run, in a process of this number, that could not be carried out."""
+    """The decision on a run, made in the process of this number, that could not be carried out."""
 
     process: int
     decision: Decision
@@ -82,7 +82,7 @@ logging.getLogger("celery.app.trace").addFilter(_Unsaid())
 
 
 def portable(unsettled: Unsettled) -> Unsettled | None:
-    """Return an outcome as another process can read it; None for one that no process can be sent."""
+    """Return an outcome that another process can read; None where it cannot be sent to a process."""
     failed = HandlerFailed(f"{type(unsettled.shown).__name__}: {unsettled.shown}")
     return next(filter(_can_be_sent, (unsettled, unsettled._replace(shown=failed))), None)
 
@@ -175,34 +175,34 @@ class Holding(bootsteps.StartStopStep):  # type: ignore[misc]
         return True
 
     def _try_again(self) -> None:
-        """Try what waits; where the store is needed for that, one question to it stands for all."""
+        """Try the requests that wait; where they need the store, one question to it stands for all."""
         with self._lock:
             waiting = tuple(self._waiting.values())
-        needy = any(one.needs_store for one in waiting)
+        needy = any(held.needs_store for held in waiting)
         answers = needy and attach(self._consumer.app).engine.store_answers()
-        for one in waiting:
-            if answers or not one.needs_store:
-                self._retry(one)
-            elif one.can_be_sent and one.request.ojs_age > LONGEST_WAIT:
-                self._send(one)
+        for held in waiting:
+            if answers or not held.needs_store:
+                self._retry(held)
+            elif held.can_be_sent and held.request.ojs_age > LONGEST_WAIT:
+                self._send(held)
 
-    def _retry(self, one: _Waiting) -> None:
-        if self._takes_out(one):
+    def _retry(self, held: _Waiting) -> None:
+        if self._takes_out(held):
             try:
-                one.again()
+                held.again()
             except Exception:
-                logger.exception("job %s: its message stays unacknowledged", one.request.id)
+                logger.exception("job %s: its message stays unacknowledged", held.request.id)
 
-    def _takes_out(self, one: _Waiting) -> bool:
+    def _takes_out(self, held: _Waiting) -> bool:
         with self._lock:
-            return self._waiting.pop(one.request, None) is not None
+            return self._waiting.pop(held.request, None) is not None
 
-    def _send(self, one: _Waiting) -> None:
-        """Have a message delivered anew; one that cannot be published waits on."""
-        if self._takes_out(one) and not one.request.ojs_send_on():
+    def _send(self, held: _Waiting) -> None:
+        """Have a message delivered anew; a message that cannot be published waits on."""
+        if self._takes_out(held) and not held.request.ojs_send_on():
             with self._lock:
-                if self._has(one.request):
-                    self._waiting[one.request] = one
+                if self._has(held.request):
+                    self._waiting[held.request] = held
 
 
 def hold(app: Celery, request: Any, why: Held, again: Callable[[], object] | None = None) -> bool:

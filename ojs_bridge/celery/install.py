@@ -1,4 +1,4 @@
-"""A whole Celery app under the bridge, its task code untouched."""
+"""`install`: it puts a whole Celery app under the bridge, and leaves the code of its tasks alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Celery's own retry options say in the words of a retry policy, and which of them a task may set."""
+"""Celery's own retry options, in the words of a retry policy, and the options that a task may not set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNBOUNDED = sys.maxsize
 _SHORTEST = 0.001
 _LONGEST = 100 * 365 * 86_400
 
-#: What the main process says of a child that it killed, or that died: no task ever hears of it.
+#: The main process raises these for a child that it killed, or that died; no task ever sees them.
 KILLED = (TimeLimitExceeded, WorkerLostError)
 
 _REFUSED = (
@@ -77,7 +77,7 @@ def explicit(task: Task, option: str) -> bool:
 def automatic(task: Task, option: str, *, default: Any) -> Any:
     """Return an option of the automatic retries as Celery reads it: once, when it puts them around a task.
 
-    What an annotation, or an assignment, says later it does not read.
+    Celery does not read what an annotation, or an assignment, says later.
     """
     if compat.orig_run.is_own(task):
         run = vars(task).get(AUTORETRYING, vars(task).get("run"))

@@ -1,4 +1,4 @@
-"""What a task raised, in the bridge's words and in Celery's, and what the pools raise in it."""
+"""Outcomes of a task in the bridge's words and in Celery's, and the exceptions by which a pool ends it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _hint(signal: Retry, now: datetime, zone: Any) -> timedelta | None:
 
 
 def shown(raised: BaseException, wish: Wish | None) -> Exception:
-    """Return the exception that Celery is shown, one that its pools can carry and that is an end."""
+    """Return the exception that Celery is shown: its pools can carry it, and it ends the job."""
     if wish and raised is wish.signal:
         raised = wish.error
     elif isinstance(raised, Retry):

@@ -1,4 +1,4 @@
-"""What a worker receives: a message that no worker can carry out is kept, and neither dropped nor deadly.
+"""Receipt of a message: a message that no worker can carry out is kept, and neither dropped nor deadly.
 
 Celery drops what it cannot decode. A message with a part of another type ends the worker's main process, and
 the next worker gets the same message.
@@ -30,10 +30,10 @@ logger = logging.getLogger("ojs_bridge")
 
 Handler = Callable[..., Any]
 
-#: What Celery itself handles: it says so, sends its signal and drops the message.
+#: The errors that Celery itself handles: it logs them, sends its signal and drops the message.
 _DROPPED = (InvalidTaskError, ContentDisallowed, DecodeError)
 _NO_LIMITS: tuple[Any, ...] = (None, [None, None], (None, None))
-#: What a message's third part would overwrite of the request that it travels in.
+#: The attributes of a request that the third part of a message would overwrite.
 _NOT_EMBEDDED = frozenset(
     {
         "args",
@@ -152,7 +152,7 @@ def _keep(app: Celery, task: Task, message: Any, error: Exception) -> None:
 
 
 def _flat(value: Any) -> Any:
-    """Return a header's value as it can be written again; one that is nested too deep becomes its repr."""
+    """Return a header's value that can be written again: its repr where it is nested too deep."""
     return cut(safe_repr(value), MAX_MESSAGE) if nests_deeper(value, MAX_DEPTH) else value
 
 

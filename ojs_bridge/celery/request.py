@@ -46,7 +46,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         self.request_dict["properties"] = {**self.request_dict["properties"], KEY: parts}
 
     def acknowledge(self) -> None:
-        """Acknowledge the message, and have the store forget it, some time, if it was a job's only one."""
+        """Acknowledge the message; the store forgets a reservation later if the job had no other message."""
         super().acknowledge()
         try:
             self._ojs_forget()
@@ -112,7 +112,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         return hold(self.app, self, why, again)
 
     def _ojs_execution(self) -> Execution:
-        # It takes the message out of its context, and may not be the last one.
+        # An execution takes the message out of its context, and another execution may follow.
         return Execution(self.task, copy(compat.context(self)))
 
     def _ojs_is_native(self) -> bool:
@@ -172,7 +172,7 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def _ojs_judged(self, execution: Execution, exc: Exception, process: int | None) -> Exception:
         """Return what tells Celery of what was decided of a crash."""
-        # Nobody knows which child it was when it died before the word of its beginning was read.
+        # The process is unknown where the child died before its word of the beginning was read.
         begun = execution.resume(process)
         match begun:
             case Drop():

@@ -1,4 +1,4 @@
-"""A task's own request class, with the bridge's beneath it."""
+"""The request class of a task: the user's class, with the bridge's class beneath it."""
 
 from __future__ import annotations
 

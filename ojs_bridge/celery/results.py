@@ -23,8 +23,8 @@ logger = logging.getLogger("ojs_bridge")
 def carried_on(task: Task, request: Any, since: datetime | None) -> bool:
     """Return whether the dead worker of a job had stored its success, and have the job's chord count it.
 
-    By then Celery has sent its chain and its links. What was stored before the worker began, at `since`, is
-    the success of another job of the same id. Never raises.
+    By then Celery has sent its chain and its links. A success that was stored before the worker began, at
+    `since`, is another job's with the same id. Never raises.
     """
     if since is None or task.ignore_result:
         return False
@@ -78,8 +78,8 @@ def _is_redis(backend: Any) -> bool:
 
 
 def _reopen(backend: Any, job_id: str, group_id: str) -> None:
-    # Private, for nobody else knows what a chord has counted: its parts, how many are added to its size, its
-    # size, and since Celery 5.7 who was counted and who sends the body.
+    # Only these keys say what a chord has counted: its parts, how many are added to its size, its size, and
+    # since Celery 5.7 the jobs that are counted and the job that sends the body.
     key_of = compat.get_key_for_group(backend)
     parts, more, size, counted, claim = (key_of(group_id, f".{key}") for key in "jtsdc")
     redis, is_ordered = backend.client, compat.chord_zset(backend)

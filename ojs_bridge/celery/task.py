@@ -40,7 +40,7 @@ setattr(Context, _RUNNING, None)
 
 
 class Bridged:
-    """What a task does under the bridge, whatever its other base classes are."""
+    """The behaviour of a task under the bridge, whatever its other base classes are."""
 
     Request = RequestClass()
     reject_on_worker_lost = UnderTheBridge(value=False)
@@ -232,7 +232,7 @@ def _body(task: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EagerRetry:
-    """What applying the signature of an eager retry returns: what to run next, instead of its result."""
+    """The result of applying an eager retry's signature: the next run, in place of its result."""
 
     args: Any
     kwargs: Any
@@ -262,7 +262,7 @@ def _apply_once(apply: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return apply(*args, **options)
     except Retry as signal:
         # With task_eager_propagates Celery would let the first retry out instead of running it, as it does
-        # with one of a job outside the bridge.
+        # with the first retry of a job outside the bridge.
         if signal.sig is None or EAGER_RETRIES not in signal.sig.options:
             raise
         return signal.sig.apply(throw=True)

@@ -1,7 +1,7 @@
-"""Ending a worker that takes no more messages, and does not say so.
+"""The end of a worker that takes no more messages, and does not say so.
 
 After some reconnects Celery's consumer is never asked for messages again (celery#8030, #8091, #8384, #10302):
-the process lives, its queues fill. Only what watches it from outside, or another thread, can tell.
+the process lives, its queues fill. Only a thread, or a process, beside the consumer can tell.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PATIENCE = 10.0
 #: The exit status of a worker that ended itself: a temporary failure, so that supervisors start it anew.
 STATUS = os.EX_TEMPFAIL
 
-#: What a connection of each kind calls the time it waits for an answer; other brokers are not watched.
+#: The options of each kind of connection for the time that it waits; other brokers are not watched.
 _TIMEOUTS = {
     "amqp": {"read_timeout": PATIENCE, "write_timeout": PATIENCE},
     "redis": {"socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE},
@@ -53,7 +53,7 @@ class Watch(bootsteps.StartStopStep):  # type: ignore[misc]
             compat.create_task_handler.set(consumer, self._noting(create))
 
     def _noting(self, create: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what makes the worker's message handler, one that notes that a message has come."""
+        """Return a maker of message handlers whose handlers note that a message has come."""
 
         @functools.wraps(create)
         def create_noting(*args: Any, **kwargs: Any) -> Any:
@@ -106,7 +106,7 @@ class Watch(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def _is_free(consumer: Any) -> bool:
-    """Return whether a worker would run a message at once if it got one."""
+    """Return whether a worker would run a message at once."""
     if consumer.blueprint.state != bootsteps.RUN or consumer.connection is None:
         return False
     limited = any(bucket and bucket.contents for bucket in compat.task_buckets(consumer).values())

@@ -30,11 +30,11 @@ OUTCOME = "ojs_outcome"
 #: The option of an eager retry that says how often it was retried before; a snooze does not count.
 EAGER_RETRIES = "ojs_eager_retries"
 
-#: What of a message's properties is its own, not its transport's.
+#: The properties that belong to a message, and not to its transport.
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
 #: The routing key prefix of RabbitMQ's native delayed delivery: 28 bits of delay.
 DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
-#: What marks a value that JSON does not have, in Kombu's JSON.
+#: The mark of a value that JSON does not have, in Kombu's JSON.
 _KOMBUS_OWN = '"__type__"'
 #: The exchanges from which RabbitMQ delivers what it has delayed.
 _DELAYED = "celery_delayed_"
@@ -84,7 +84,7 @@ def delivered(app: Celery, parts: Carried, properties: Mapping[str, Any], info: 
 
 
 def _publication(message: Any) -> str:
-    """Return what tells one message of a job's first run from another; "" where RabbitMQ cannot tell."""
+    """Return the mark by which two messages of a first run differ; "" where RabbitMQ gives none."""
     if isinstance(message.delivery_tag, str):
         return message.delivery_tag
     return "" if (message.delivery_info or {}).get("redelivered") else uuid.uuid4().hex
@@ -201,7 +201,7 @@ def _revived(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def chain_of(headers: Mapping[str, Any]) -> str:
-    """Return what tells a job that `self.replace(...)` has sent from the one whose id it has."""
+    """Return the mark by which a job that `self.replace(...)` has sent differs from the job it replaces."""
     nesting = headers.get("replaced_task_nesting")
     return f"r{nesting}" if nesting else ""
 

@@ -19,7 +19,7 @@ from ..spec.decision import Decision, RetryAt
 from ..spec.failures import safe_repr
 from .native_options import attempts
 
-#: What publishing reads of the options.
+#: The options that publishing reads, and their types.
 _KINDS: dict[str, tuple[type, ...]] = {
     "queue": (str, Queue),
     "exchange": (str, Exchange),
@@ -77,7 +77,7 @@ def _parameters(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 @dataclass
 class Wish:
-    """What `self.retry(...)` asked for; raises TypeError and ValueError for what no message can carry.
+    """A call of `self.retry(...)`; raises TypeError and ValueError for what no message can carry.
 
     `given` are the arguments of this run. `cause` is the error it was asked for; `signal` what it raises, and
     `error` what it raises when no attempt is left, as Celery's own does: the `exc` it was given, or
@@ -115,7 +115,7 @@ class Wish:
         return None if self.max_retries is None else attempts(self.max_retries)
 
     def after(self, now: datetime, zone: Any) -> timedelta | None:
-        """Return the hint on the delay, if there is one; an `eta` without a zone is in the app's.
+        """Return the hint on the delay, or None; an `eta` without a zone is in the app's zone.
 
         Raises ValueError for what is not a time.
         """
@@ -191,7 +191,7 @@ def _raised(exc: Any) -> BaseException:
 
 
 def _check_options(app: Celery, options: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError for where no message can go; a parked one would fail when it is due."""
+    """Raise TypeError or ValueError for options under which a parked retry would fail when it is due."""
     for name, kinds in _KINDS.items():
         value = options.get(name)
         if value is not None and not isinstance(value, kinds):
