@@ -41,7 +41,7 @@ _VISIBILITY_TIMEOUT = 3600
 _LONGEST_HOP = timedelta(minutes=10)
 
 
-def _confirmed_producer(app: Celery) -> AbstractContextManager[Any]:
+def confirmed_producer(app: Celery) -> AbstractContextManager[Any]:
     """Acquire a producer for as long as the context lasts; an app that sets `confirm_publish` is left alone.
 
     Its connection is used for nothing else. Were all of Celery's to confirm, a green worker, which reads from
@@ -93,7 +93,7 @@ def publish(
     event = _sent_event(headers) if told and app.conf.task_send_sent_event else None
     message = compat.task_message(amqp)(headers, properties, wire.body, event)
     route = _delayed(app, wire, _route(app, wire, options or {}), due)
-    with _confirmed_producer(app) as producer, told_of_outages(producer):
+    with confirmed_producer(app) as producer, told_of_outages(producer):
         compat.send_task_message(app.amqp)(
             producer,
             headers["task"],
@@ -224,7 +224,7 @@ def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
     """Publish a message, with its final state, to its queue's own dead queue, `<queue>.dead`."""
     name = dead_name(wire.queue)
     headers, compression = _own_headers(wire)
-    with _confirmed_producer(app) as producer, told_of_outages(producer):
+    with confirmed_producer(app) as producer, told_of_outages(producer):
         producer.publish(
             wire.body,
             exchange="",

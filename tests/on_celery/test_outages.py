@@ -16,7 +16,7 @@ from celery import Celery
 from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
-from ojs_bridge.celery import confirmed, sending
+from ojs_bridge.celery import sending
 from tests.on_celery.fleet import Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
 
@@ -40,7 +40,7 @@ def test_a_channel_that_an_outage_has_closed_is_an_outage(valkey: Valkey, unique
     channel.close()
 
     def publish() -> None:
-        with confirmed.producer(app) as producer, sending.told_of_outages(producer):
+        with sending.confirmed_producer(app) as producer, sending.told_of_outages(producer):
             producer.publish({}, routing_key=unique, exchange="", retry=True, retry_policy={"max_retries": 2})
 
     with pytest.raises(OperationalError, match="was closed"):

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy
-from ojs_bridge.celery import OJSTask, confirmed, install, ojs_task
+from ojs_bridge.celery import OJSTask, install, ojs_task, sending
 from ojs_bridge.celery.attach import task_policy
 from ojs_bridge.celery.outcomes import is_the_tasks_own, undisturbed
 
@@ -113,7 +113,7 @@ def test_rabbitmq_confirms_what_the_bridge_publishes(
 ) -> None:
     """A user who says otherwise is obeyed, and what Celery itself publishes is left as it was."""
     app = Celery("confirmed", broker=rabbitmq_url, set_as_current=False, broker_transport_options=given)
-    with confirmed.producer(app) as producer, app.producer_or_acquire() as stock:
+    with sending.confirmed_producer(app) as producer, app.producer_or_acquire() as stock:
         assert bool(producer.channel.connection.confirm_publish) is confirms
         assert not stock.channel.connection.confirm_publish
     assert app.conf.broker_transport_options == given
