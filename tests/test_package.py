@@ -192,6 +192,24 @@ def test_the_specification_has_no_clock(path: Path) -> None:
     }
 
 
+DECISIONS = {"Complete", "RetryAt", "Discard", "DeadLetter", "Snooze", "GiveBack"}
+
+
+@pytest.mark.parametrize("room", sorted(set().union(*FLOORS) - {"spec"}))
+def test_a_match_over_decisions_leaves_none_out(room: str) -> None:
+    """It ends in `assert_never`: a new decision is an error of types in each place that must know it."""
+    for path in files(room):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Match) and names_in(node) & DECISIONS:
+                assert calls(node.cases[-1]) == {"assert_never"}, f"{path}:{node.lineno}"
+
+
+def names_in(node: ast.Match) -> set[str]:
+    """The classes that the patterns of a match name."""
+    found = [n.cls for case in node.cases for n in ast.walk(case.pattern) if isinstance(n, ast.MatchClass)]
+    return {cls.id for cls in found if isinstance(cls, ast.Name)}
+
+
 @pytest.mark.parametrize(("room", "other"), [("celery", "dramatiq"), ("dramatiq", "celery")])
 def test_adapters_know_nothing_of_each_other(room: str, other: str) -> None:
     """Nor of the other's framework."""

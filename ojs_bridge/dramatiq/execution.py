@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
@@ -14,18 +13,20 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Interrupt
 from dramatiq.middleware.middleware import MiddlewareError
 
+from ..engine.carrying import NotCarried
 from ..engine.engine import Engine
+from ..engine.ports import Ended, Onward
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError
 from ..messages import parameters_of
-from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
-from ..spec.job import Header, Job
+from ..spec.decision import Complete, Decision, GiveBack, RetryAt
+from ..spec.job import Job
 from .acknowledging import Acknowledging, Ending
 from .actors import Actors
 from .brokers import is_rabbitmq, is_redis, outages, told
 from .consumer import Settlement, leave_by, mark, publication
 from .holding import HELD_AT_MOST, GiveUp, Holding, is_old
-from .native_options import UNBOUNDED, is_exhausted, say_as_retries
+from .native_options import UNBOUNDED, is_exhausted, say_end, say_retry
 from .on_rabbitmq import have_queue
 from .on_redis import replacing
 from .publishing import FRAMEWORK, carry_wishes, original
@@ -48,7 +49,11 @@ class NotSent(Exception):
 
 
 class Execution:
-    """One delivery under the bridge: it translates and executes, it never decides."""
+    """One delivery under the bridge, and its outlet: it translates and executes, it never decides."""
+
+    framework = FRAMEWORK
+    can_wait = True
+    unreachable = (NotSent, StoreError)
 
     def __init__(
         self,
@@ -65,6 +70,8 @@ class Execution:
         self._acknowledging = acknowledging
         #: Whether the thread has waited, so that nothing interrupts it.
         self.held = False
+        #: The options of the message that goes on.
+        self._options: dict[str, Any] = {}
 
     def begin(self, task: TaskPolicy, actors: Actors) -> Begun:
         """Return what becomes of the job, however long that takes to say.
@@ -80,14 +87,9 @@ class Execution:
                 continue
             if not isinstance(begun, (Postpone, Drop)):
                 return begun
-            try:
-                if self.put_aside(begun):
-                    return begun
-            except GiveUp:
-                raise
-            except Exception as error:
-                logger.exception("job %s cannot be put off", begun.job.id)
-                return self._engine.unbegun(begun.job, error)
+            put = self.put_aside(begun)
+            if put is not None:
+                return put
 
     def _ask(self, task: TaskPolicy, actors: Actors) -> Begun:
         # What is asked of a proxy takes longer, and every job comes by here.
@@ -137,54 +139,43 @@ class Execution:
             leave_by(self._message, Ending(self._acknowledging, run))
             return
         try:
-            self._carry_out(run, decision)
-        except InvalidState as error:
-            decision = self._engine.impossible(run.job, decision, error)
-            self._carry_out(run, decision)
-        self._engine.settle(run, decision)
+            self._engine.carry(run, decision, self)
+        except NotCarried as left:
+            self._carry_later(run, left)
 
-    def _carry_out(self, begun: Run | Refuse, decision: Decision) -> None:
-        """Execute a decision, however often that takes; raises what it raises when the worker shuts down."""
-        try:
-            self._execute(begun, decision)
-            return
-        except (NotSent, StoreError) as error:
-            failed: Exception = error
-        while self._holding.keep_unended(failed):
+    def _carry_later(self, begun: Run | Refuse, left: NotCarried) -> None:
+        """Try again to carry a decision out; raises the last error when the worker shuts down."""
+        while isinstance(left.error, self.unreachable) and self._holding.keep_unended(left.error):
             try:
                 with self._engine.at_once():
-                    self._execute(begun, decision)
-            except (NotSent, StoreError) as error:
-                failed = error
+                    self._engine.carry(begun, left.decision, self)
+            except NotCarried as again:
+                left = again
             else:
                 self._holding.ends()
                 return
-        raise failed
+        raise left.error
 
-    def put_aside(self, begun: Postpone | Drop) -> bool:
-        """Send a delivery that came before its time on to that time, or drop a late copy.
+    def put_aside(self, begun: Postpone | Drop) -> Postpone | Drop | Refuse | None:
+        """Send a delivery that came before its time on to that time, or drop a late copy, and return it.
 
-        False when it could not be sent on, after a pause in which its time may have come; raises GiveUp.
+        Or its refusal, if no message can carry it there. None if it could not be sent on, after a pause in
+        which its time may have come. Raises GiveUp.
         """
         if isinstance(begun, Drop):
             mark(self._message, Settlement.DROP)
-        elif not self._postpone(begun):
-            return False
+        else:
+            try:
+                refused = self._engine.postpone(begun, self)
+            except Exception as error:
+                logger.debug("job %s: could not be sent on", begun.job.id, exc_info=True)
+                self._wait(error)
+                return None
+            if refused is not None:
+                return refused
         # Results would store None over the real result of a message that is skipped.
         self._message.options["store_results"] = False
-        return True
-
-    def _postpone(self, begun: Postpone) -> bool:
-        try:
-            self._send_on(begun, begun.job, begun.at, "came before its time", {})
-        except Exception as error:
-            # A reserved job is ended by its worker; another that no message can carry would wait for ever.
-            if begun.reservation is None and not isinstance(error, (NotSent, StoreError)):
-                raise
-            logger.debug("job %s: could not be sent on", begun.job.id, exc_info=True)
-            self._wait(error)
-            return False
-        return True
+        return begun
 
     def _keeps(self, error: Exception) -> bool:
         """Wait before the store is asked once more; False when this delivery was held for long enough."""
@@ -210,49 +201,47 @@ class Execution:
             begun, outcome(self._message, options, exception, begun.task.errors, begun.retry_on)
         )
 
-    def _execute(self, begun: Run | Refuse, decision: Decision) -> None:
-        match decision:
-            case Complete():
-                mark(self._message, Settlement.NATIVE)
-            case GiveBack():
-                mark(self._message, Settlement.GIVE_BACK)
-            case RetryAt() | Snooze():
-                job = self._engine.after(begun.job, decision)
-                failure = decision.failure if isinstance(decision, RetryAt) else None
-                self._send_on(begun, job, decision.at, decision.reason, failed_options(failure))
-                say_as_retries(job.id, decision)
-            case Discard():
-                self._finish(begun, decision, self._engine.after(begun.job, decision), Settlement.DROP)
-            case DeadLetter():
-                ended = self._engine.after(begun.job, decision)
-                self._finish(begun, decision, ended, self._bury(begun, decision, ended))
+    def prepare(self, onward: Onward) -> bool:
+        """Make the message that goes on."""
+        header = self._engine.header(onward.job)
+        self._options = next_options(onward.job, header) | failed_options(onward.failure)
+        return True
 
-    def _send_on(
-        self, begun: Run | Refuse | Postpone, job: Job, at: datetime, reason: str, more: dict[str, Any]
-    ) -> None:
-        """Park a job or publish it, whichever its time asks for, and the other one where that fails."""
-        options = {**next_options(job, self._engine.header(job)), **more}
-        message = self._message.copy(options=options)
+    def publish(self, onward: Onward) -> None:
+        """Publish the message as it goes on."""
+        self._publish(self._message.copy(options=self._options), onward.at)
 
-        def park() -> None:
-            self._engine.park(begun, job, at, reason, FRAMEWORK, self._kept(message))
+    def kept(self, onward: Onward | None) -> dict[str, Any]:
+        """Return the message as the store keeps it, with the names of what its actor takes."""
+        message = self._message if onward is None else self._message.copy(options=self._options)
+        names = parameters_of(self._broker.get_actor(message.actor_name).fn)
+        return {**original(message), "parameters": [*names]}
 
-        def publish() -> None:
-            self._publish(message, at)
-
-        steps = [park, publish] if self._engine.parks(at) else [publish, park]
-        self._either(job, *(steps if self._engine.store else [publish]))
-        self._message.options.update(options)
+    def sent(self, onward: Onward) -> None:
+        """Have the delivery acknowledged."""
+        self._message.options.update(self._options)
         mark(self._message, Settlement.DROP)
+        if isinstance(onward.decision, RetryAt):
+            say_retry(onward.job.id, onward.decision)
 
-    def _either(self, job: Job, first: Callable[[], None], second: Callable[[], None] | None = None) -> None:
-        try:
-            first()
-        except (NotSent, StoreError) as error:
-            if second is None:
-                raise
-            second()
-            logger.warning("job %s: %s; it is kept the other way", job.id, error)
+    def complete(self) -> None:
+        """Have the delivery acknowledged as Dramatiq does."""
+        mark(self._message, Settlement.NATIVE)
+
+    def release(self, decision: GiveBack) -> None:  # noqa: ARG002 - as the engine calls it
+        """Have the delivery given back to its queue."""
+        mark(self._message, Settlement.GIVE_BACK)
+
+    def discard(self, ended: Ended) -> None:
+        """Have the delivery acknowledged, its message marked failed."""
+        self._finish(ended, Settlement.DROP)
+
+    def dead_letter(self, ended: Ended, *, in_store: bool) -> None:
+        """Have the delivery acknowledged, or moved to the broker's own dead queue."""
+        if not in_store and isinstance(ended.begun, Run):
+            # Settled now, it would be dropped if the broker loses its way there and delivers it again.
+            self._engine.expire(ended.begun)
+        self._finish(ended, Settlement.DROP if in_store else Settlement.DEAD)
 
     def _publish(self, message: Message[Any], at: datetime) -> None:
         """Publish a message for a time, never before it; raises NotSent when the broker cannot take it."""
@@ -282,42 +271,16 @@ class Execution:
         with replacing(self._message) if swaps else nullcontext():
             self._engine.insist(enqueue, outages())
 
-    def _finish(
-        self, begun: Run | Refuse, decision: Discard | DeadLetter, ended: Job, settlement: Settlement
-    ) -> None:
+    def _finish(self, ended: Ended, settlement: Settlement) -> None:
         """Mark the message failed, so that results, pipelines and other middleware see the end they know."""
-        header = self._last_header(ended)
-        self._message.options.update(next_options(ended, header) | failed_options(decision.failure))
-        self._message.options["retries"] = ended.attempt
+        job, decision = ended.job, ended.decision
+        options = next_options(job, self._engine.last_header(job)) | failed_options(decision.failure)
+        self._message.options.update(options, retries=job.attempt)
         self._message.fail()
         mark(self._message, settlement)
-        say_as_retries(ended.id, decision)
+        say_end(job.id, decision)
         if is_exhausted(decision):
-            self._announce_exhaustion(begun)
-
-    def _last_header(self, ended: Job) -> Header | None:
-        try:
-            return self._engine.header(ended, ended=True)
-        except InvalidState:
-            return None
-
-    def _bury(self, begun: Run | Refuse, decision: DeadLetter, ended: Job) -> Settlement:
-        if self._engine.store is None:
-            return Settlement.DEAD
-        try:
-            self._engine.bury(begun, ended, decision, FRAMEWORK, self._kept(self._message))
-        except Exception:
-            logger.exception("job %s: kept in the broker's dead queue, not in the store", begun.job.id)
-            if isinstance(begun, Run):
-                # Settled now, it would be dropped if the broker loses its way there and delivers it again.
-                self._engine.expire(begun)
-            return Settlement.DEAD
-        return Settlement.DROP
-
-    def _kept(self, message: MessageProxy | Message[Any]) -> dict[str, Any]:
-        """Return a message as a store keeps it, with the names of what its actor takes."""
-        names = parameters_of(self._broker.get_actor(message.actor_name).fn)
-        return {**original(message), "parameters": [*names]}
+            self._announce_exhaustion(ended.begun)
 
     def _announce_exhaustion(self, begun: Run | Refuse) -> None:
         message = self._message

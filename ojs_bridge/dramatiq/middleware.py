@@ -171,7 +171,7 @@ class OJSRetries(Retries):
         except Exception as error:
             # Dramatiq would log it, and run the actor.
             logger.exception("job %s: kept in the broker's dead queue", message.message_id)
-            raise _kept_dead(message, error) from None
+            raise _kept_dead(message, repr(error)) from None
 
     def _begin(self, broker: Broker, message: Any, task: TaskPolicy) -> None:
         if self._canary is not None and self._actors.task_of(message) is None:
@@ -207,7 +207,10 @@ class OJSRetries(Retries):
         while (postponed := execution.early()) is not None:
             message.__dict__.update({MARK: HOLD, _RUN: None})
             try:
-                if execution.put_aside(postponed):
+                put = execution.put_aside(postponed)
+                if isinstance(put, Refuse):
+                    raise _kept_dead(message, put.decision.reason)
+                if put is not None:
                     raise SkipMessage(_why(postponed))
             except GiveUp:
                 raise _given_back(message) from None
@@ -338,11 +341,11 @@ def _given_back(message: Any) -> SkipMessage:
     return SkipMessage("this worker shuts down")
 
 
-def _kept_dead(message: Any, error: Exception) -> SkipMessage:
+def _kept_dead(message: Any, why: str) -> SkipMessage:
     message._ojs_run = None
     message.fail()
     mark(message, Settlement.DEAD)
-    return SkipMessage(f"the job could not be begun: {error!r}")
+    return SkipMessage(f"the job could not be begun: {why}")
 
 
 def _why(begun: Postpone | Drop) -> str:

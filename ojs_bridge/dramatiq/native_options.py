@@ -11,7 +11,7 @@ from dramatiq.logging import get_logger
 from dramatiq.middleware import Retries
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
-from ..spec.decision import DeadLetter, Decision, Discard, RetryAt
+from ..spec.decision import DeadLetter, Discard, RetryAt
 from ..spec.duration import format_duration
 from .translate import RETRY_WHEN_SAID_NO, THROWN
 
@@ -80,15 +80,17 @@ def _duration(milliseconds: float) -> str:
     return format_duration(timedelta(milliseconds=milliseconds))
 
 
-def say_as_retries(message_id: str, decision: Decision) -> None:
-    """Log a decision about a failed job as the stock `Retries` does, if it has a line for it."""
-    match decision:
-        case RetryAt():
-            logger.info("Retrying message %r in %d milliseconds.", message_id, decision.delay * 1000)
-        case Discard() | DeadLetter() if decision.failure.final == THROWN:
-            logger.info("Aborting message %r.", message_id)
-        case Discard() | DeadLetter() if is_exhausted(decision):
-            logger.warning("Retries exceeded for message %r.", message_id)
+def say_retry(message_id: str, decision: RetryAt) -> None:
+    """Log a retry as the stock `Retries` does."""
+    logger.info("Retrying message %r in %d milliseconds.", message_id, decision.delay * 1000)
+
+
+def say_end(message_id: str, decision: Discard | DeadLetter) -> None:
+    """Log the end of a job that has failed as the stock `Retries` does, if it has a line for it."""
+    if decision.failure.final == THROWN:
+        logger.info("Aborting message %r.", message_id)
+    elif is_exhausted(decision):
+        logger.warning("Retries exceeded for message %r.", message_id)
 
 
 def is_exhausted(decision: Discard | DeadLetter) -> bool:

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
+from typing_extensions import assert_never
+
 from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
+from ..spec.failures import Failure
 from ..spec.job import Job, format_time
 from .forks import starting
 
@@ -76,28 +79,37 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
             return [_event("job.snoozed", job, at, **duration, **told)]
         case GiveBack():
             return [_event("job.released", job, at, **duration, reason=decision.reason)]
-    error = {
-        "code": decision.failure.type,
-        "type": decision.failure.type,
-        "message": decision.failure.message,
-    }
-    retryable = isinstance(decision, RetryAt) or decision.cause == "exhausted"
-    failed = _event("job.failed", job, at, **duration, error={**error, "retryable": retryable})
-    if isinstance(decision, RetryAt):
-        due = format_time(decision.at)
-        told = {
-            "max_attempts": max_attempts,
-            "next_retry_at": due,
-            "delay_ms": round(decision.delay * 1000, 3),
-            "error": error,
-            "reason": decision.reason,
-        }
-        return [failed, _event("job.retrying", job, at, **duration, **told)]
-    return [failed, *_ended(job, decision, at, error, duration)]
+        case RetryAt():
+            failed = _failed(job, decision.failure, at, duration, retryable=True)
+            due = format_time(decision.at)
+            told = {
+                "max_attempts": max_attempts,
+                "next_retry_at": due,
+                "delay_ms": round(decision.delay * 1000, 3),
+                "error": _error(decision.failure),
+                "reason": decision.reason,
+            }
+            return [failed, _event("job.retrying", job, at, **duration, **told)]
+        case Discard() | DeadLetter():
+            retryable = decision.cause == "exhausted"
+            failed = _failed(job, decision.failure, at, duration, retryable=retryable)
+            return [failed, *_ended(job, decision, at, duration)]
+        case _:
+            assert_never(decision)
+
+
+def _error(failure: Failure) -> dict[str, str]:
+    return {"code": failure.type, "type": failure.type, "message": failure.message}
+
+
+def _failed(
+    job: Job, failure: Failure, at: datetime, duration: Mapping[str, Any], *, retryable: bool
+) -> Event:
+    return _event("job.failed", job, at, **duration, error={**_error(failure), "retryable": retryable})
 
 
 def _ended(
-    job: Job, decision: Discard | DeadLetter, at: datetime, error: dict[str, str], duration: dict[str, Any]
+    job: Job, decision: Discard | DeadLetter, at: datetime, duration: Mapping[str, Any]
 ) -> list[Event]:
     dead = isinstance(decision, DeadLetter)
     discarded = _event(
@@ -105,7 +117,7 @@ def _ended(
         job,
         at,
         total_attempts=job.attempt,
-        last_error=error,
+        last_error=_error(decision.failure),
         dead_lettered=dead,
         cause=decision.cause,
         reason=decision.reason,
@@ -152,6 +164,8 @@ def log(job: Job, decision: Decision) -> None:
             level, word = logging.ERROR, "dead-lettered"
         case Complete():
             return
+        case _:
+            assert_never(decision)
     if logger.isEnabledFor(level):
         logger.log(level, "job %s (%s) %s: %s", *map(_in_line, (job.id, job.type, word, decision.reason)))
 

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from ..spec.job import Header
+from ..spec.decision import DeadLetter, Discard, GiveBack, RetryAt, Snooze
+from ..spec.failures import Failure
+from ..spec.job import Header, Job
 from ..store import Letter, Parked
+from .runs import Refuse, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,76 @@ class Override:
     kwargs: Mapping[str, Any] | None = None
     meta: Mapping[str, Any] | None = None
     retry: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """A job as it goes on, due at a time; without a decision it came before its time, and is put off."""
+
+    job: Job
+    at: datetime
+    decision: RetryAt | Snooze | None
+
+    @property
+    def reason(self) -> str:
+        """Why the job goes on."""
+        return self.decision.reason if self.decision else "came before its time"
+
+    @property
+    def failure(self) -> Failure | None:
+        """The failure that the job is retried for."""
+        return self.decision.failure if isinstance(self.decision, RetryAt) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job as it has ended, with its last failure recorded."""
+
+    begun: Run | Refuse
+    job: Job
+    decision: Discard | DeadLetter
+
+
+class Outlet(Protocol):
+    """One delivery, of which an adapter carries out what the engine cannot.
+
+    The engine prepares a job that goes on, then publishes it or keeps it in the store, and says that it was
+    sent.
+    """
+
+    framework: str
+
+    @property
+    def unreachable(self) -> tuple[type[Exception], ...]:
+        """What is raised while the store or the broker is out of reach."""
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether the broker still has the message, so that a decision can wait until it finds a place."""
+
+    def prepare(self, onward: Onward) -> bool:
+        """Prepare to send a job on; False if there is nothing to send, as the framework runs it at once."""
+
+    def publish(self, onward: Onward) -> None:
+        """Publish a job that goes on, until it is due."""
+
+    def kept(self, onward: Onward | None) -> Mapping[str, Any]:
+        """Return the message as the store keeps it: as the job goes on, or as it came."""
+
+    def sent(self, onward: Onward) -> None:
+        """Have the delivery leave its queue: the job goes on elsewhere."""
+
+    def complete(self) -> None:
+        """Have the delivery leave its queue: its handler succeeded."""
+
+    def release(self, decision: GiveBack) -> None:
+        """Have the delivery go back to its queue as it is."""
+
+    def discard(self, ended: Ended) -> None:
+        """End a job of which nothing is kept."""
+
+    def dead_letter(self, ended: Ended, *, in_store: bool) -> None:
+        """End a job that is a dead letter, in the store or else in the broker's dead queue."""
 
 
 class Publisher(Protocol):

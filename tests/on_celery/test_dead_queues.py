@@ -70,7 +70,7 @@ def die(app: Celery, *args: Any, raised: Exception | None = None, **options: Any
         job = bridge.engine.after(job, decision)
         if not isinstance(decision, RetryAt):
             break
-    bury(app, wire, {"retries": job.attempt, "ojs": bridge.engine.header(job, ended=True).text})
+    bury(app, wire, {"retries": job.attempt, "ojs": bridge.engine.last_header(job).text})
     return job_id
 
 

@@ -9,6 +9,8 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any, TypeAlias
 
+from typing_extensions import assert_never
+
 from ...spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
 from ...spec.duration import spoken
 from ...spec.failures import Outcome, cut
@@ -96,6 +98,8 @@ def compare(
             return _ends(decision, native, job)
         case Complete():
             return SAME
+        case _:
+            assert_never(decision)
 
 
 def _span(policy: RetryPolicy, n: int, decision: RetryAt) -> tuple[float, float]:

@@ -1,0 +1,311 @@
+"""Carrying a decision out: a job goes on or ends, in the store or through its adapter's outlet."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from typing_extensions import assert_never
+
+from ..errors import InvalidState, StoreError
+from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
+from ..spec.failures import MAX_MESSAGE, Failure, cut, safe_repr
+from ..spec.job import Header, Job
+from ..spec.policy import RetryPolicy
+from ..store import Parked, Reservation, Settle, Store
+from . import events
+from .context import Context
+from .harmless import Harmless
+from .keeping import job_of_parked, letter_of, parked_of
+from .ports import Ended, Onward, Outlet
+from .reservations import Reservations, TakenOver, was_lost
+from .runs import Postpone, Refuse, Run
+
+logger = logging.getLogger("ojs_bridge")
+
+T = TypeVar("T")
+
+
+class NotCarried(Exception):
+    """A decision found no place, because of `error`; it may find one later."""
+
+    def __init__(self, decision: Decision, error: Exception) -> None:
+        super().__init__(repr(error))
+        self.decision = decision
+        self.error = error
+
+
+class Carrying:
+    """Carries out what was decided of the runs of one bridge, and settles them."""
+
+    def __init__(
+        self, context: Context, reservation: timedelta, park_after: timedelta, *, fail_open: bool
+    ) -> None:
+        self.context = context
+        self.store = context.store
+        #: How much later than now a retry must be due to wait in the store.
+        self.park_after = park_after
+        self._events = context.events
+        self._surely_held = reservation.total_seconds()
+        self._reservations = Reservations(
+            context.store, context.insistence, reservation, context.clock, fail_open=fail_open
+        )
+
+    def carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet) -> None:
+        """Carry a decision out, and settle the run.
+
+        If the job's own message stands in the way, the job becomes a dead letter. Raises TakenOver, and
+        NotCarried for what may be over later.
+        """
+        try:
+            self._carry(begun, decision, outlet)
+        except Exception as error:
+            if outlet.can_wait and isinstance(error, outlet.unreachable):
+                raise NotCarried(decision, error) from error
+            logger.exception("job %s: what was decided cannot be carried out", begun.job.id)
+            decision = self.impossible(begun.job, decision, error)
+            try:
+                self._carry(begun, decision, outlet)
+            except Exception as worse:
+                raise NotCarried(decision, worse) from worse
+        self.settle(begun, decision)
+
+    def postpone(self, begun: Postpone, outlet: Outlet) -> Refuse | None:
+        """Send a job on that came before its time; return its refusal if no message can carry it there.
+
+        Raises TakenOver, and any error that may be over later.
+        """
+        try:
+            self._send_on(begun, Onward(begun.job, begun.at, None), outlet)
+        except Exception as error:
+            # A reserved job is ended by its worker; another that no message can carry would wait for ever.
+            if outlet.can_wait and (begun.reservation is not None or isinstance(error, outlet.unreachable)):
+                raise
+            logger.exception("job %s cannot be put off", begun.job.id)
+            return Refuse(begun.job, self.impossible(begun.job, None, error))
+        return None
+
+    def _carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet) -> None:
+        match decision:
+            case Complete():
+                outlet.complete()
+            case GiveBack():
+                outlet.release(decision)
+            case RetryAt() | Snooze():
+                job = self.after(begun.job, decision)
+                self._send_on(begun, Onward(job, decision.at, decision), outlet)
+            case Discard():
+                outlet.discard(Ended(begun, self.after(begun.job, decision), decision))
+            case DeadLetter():
+                ended = Ended(begun, self.after(begun.job, decision), decision)
+                outlet.dead_letter(ended, in_store=self._is_buried(ended, decision, outlet))
+            case _:
+                assert_never(decision)
+
+    def _send_on(self, begun: Run | Refuse | Postpone, onward: Onward, outlet: Outlet) -> None:
+        """Park a job or publish it, whichever its time asks for, and the other one if that fails."""
+        if not outlet.prepare(onward):
+            return
+        job, at = onward.job, onward.at
+
+        def park() -> None:
+            self.park(begun, job, at, onward.reason, outlet.framework, outlet.kept(onward))
+
+        def publish() -> None:
+            outlet.publish(onward)
+
+        first, second = (park, publish) if self.parks(at) else (publish, park)
+        try:
+            first()
+        except outlet.unreachable as error:
+            if self.store is None:
+                raise
+            second()
+            logger.warning("job %s: %r; it is kept the other way", job.id, error)
+        outlet.sent(onward)
+
+    def _is_buried(self, ended: Ended, decision: DeadLetter, outlet: Outlet) -> bool:
+        """Write a dead letter to the store; False if it is for the broker's dead queue to keep it."""
+        if self.store is None:
+            return False
+        try:
+            self.bury(ended.begun, ended.job, decision, outlet.framework, outlet.kept(None))
+        except Exception:
+            logger.exception("job %s: kept in the broker's dead queue, not in the store", ended.job.id)
+            return False
+        return True
+
+    def impossible(self, job: Job, decision: Decision | None, error: Exception) -> DeadLetter:
+        """Return the decision for a job whose own message stands in the way of what was decided."""
+        why = cut(safe_repr(error), MAX_MESSAGE)
+        failure = getattr(decision, "failure", None) or Failure("bridge.undeliverable", why)
+        return DeadLetter("invalid", failure, f"attempt {job.attempt} cannot be followed up: {why}")
+
+    def give_up(self, parked: Parked, error: Exception) -> None:
+        """Keep a parked retry that nobody can publish as a dead letter."""
+        job = job_of_parked(parked)
+        decision = self.impossible(job, None, error)
+        begun = Refuse(job, decision)
+        self.bury(begun, self.after(job, decision), decision, parked.framework, parked.message)
+        self.settle(begun, decision)
+
+    def after(self, job: Job, decision: Decision) -> Job:
+        """Return the job as it goes on, or as it ends: with its failure recorded (spec section 10)."""
+        match decision:
+            case RetryAt():
+                return job.failed(decision.failure, at=self.now(), next_at=decision.at)
+            case Snooze():
+                return job.snoozed(decision.at)
+            case Discard() | DeadLetter():
+                return job.failed(decision.failure, at=self.now())
+            case Complete() | GiveBack():
+                return job
+            case _:
+                assert_never(decision)
+
+    def header(self, job: Job) -> Header:
+        """Return a job's `ojs` header; with a store, the errors it has no room for are kept there.
+
+        Raises InvalidState when the state is too long for any message.
+        """
+        return self.context.history.header(job)
+
+    def last_header(self, ended: Job) -> Header | None:
+        """Return the header of a job that has ended; None when its state is too long for any message."""
+        try:
+            return self.context.history.header(ended, ended=True)
+        except InvalidState:
+            logger.exception("job %s: its dead letter keeps the state that it came with", ended.id)
+            return None
+
+    def bury(
+        self,
+        begun: Run | Refuse,
+        job: Job,
+        decision: DeadLetter,
+        framework: str,
+        message: Mapping[str, Any],
+    ) -> None:
+        """Write a dead letter to the store with the job's whole history (DLQ-001, DLQ-002).
+
+        `job` is the job as `after` returned it. Raises StoreError, and TakenOver.
+        """
+        store, policy = self._needed(), begun.policy if isinstance(begun, Run) else RetryPolicy()
+        errors = self.context.history.whole(job)
+        letter = letter_of(job, decision, policy, framework, message, errors, at=self.now())
+        self._write(begun, lambda settle: store.bury(letter, settle))
+
+    def parks(self, at: datetime) -> bool:
+        """Return whether what is due at a time waits in the store rather than in the broker."""
+        return self.store is not None and at - self.now() > self.park_after
+
+    def park(
+        self,
+        begun: Run | Refuse | Postpone,
+        job: Job,
+        at: datetime,
+        reason: str,
+        framework: str,
+        message: Mapping[str, Any],
+    ) -> None:
+        """Write a parked retry to the store; `job` is the job as `after` returned it.
+
+        Raises StoreError, and TakenOver.
+        """
+        store, limit = self._needed(), begun.policy.max_attempts if isinstance(begun, Run) else job.attempt
+        state = self.header(job).state
+        parked = parked_of(
+            job, at, reason, framework, message, state, max_attempts=limit, parked_at=self.now()
+        )
+        self._write(begun, lambda settle: store.park(parked, settle))
+
+    def _write(self, begun: Run | Refuse | Postpone, write: Callable[[Settle | None], bool]) -> None:
+        """Write something to the store that ends a run, and settle its reservation in the same step."""
+        if not isinstance(begun, Run) or begun.reservation is None:
+            self.insist(lambda: write(None))
+        elif not self._reservations.settle_with(begun, write):
+            raise TakenOver(begun.job)
+
+    def _needed(self) -> Store:
+        if self.store is None:
+            raise StoreError("this bridge has no store")
+        return self.store
+
+    def insist(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...] = (StoreError,)) -> T:
+        """Return what an operation on the store or the broker returns, under the bridge's `storage_retry`."""
+        return self.context.insistence.run(operation, retry_on)
+
+    def at_once(self) -> AbstractContextManager[None]:
+        """Have what this thread asks of the store and the broker tried once, because it must not wait."""
+        return self.context.insistence.at_once()
+
+    def check(self, run: Run | Refuse) -> None:
+        """Raise TakenOver for a run whose reservation ran out and was taken over: nothing it says counts.
+
+        The store is asked only where the reservation may have run out by this process's own clock.
+        """
+        if isinstance(run, Run) and run.reservation and time.monotonic() - run.since >= self._surely_held:
+            self._reservations.check(run)
+
+    def settle(self, run: Run | Refuse, decision: Decision) -> None:
+        """Settle a run whose decision was carried out, and tell the log and the listeners; never raises."""
+        if isinstance(run, Run):
+            with Harmless(run.job):
+                if isinstance(decision, GiveBack):
+                    self._reservations.release(run)
+                else:
+                    self._reservations.settle(run)
+        self._conclude(run, decision)
+
+    def settle_with(self, run: Run, step: Callable[[Settle], bool]) -> None:
+        """Settle a run that succeeded in one step with its acknowledgement, `step`; raises StoreError."""
+        if not self._reservations.settle_with(run, step):
+            was_lost(run.job)
+        self._conclude(run, Complete())
+
+    def _conclude(self, run: Run | Refuse, decision: Decision) -> None:
+        job = run.job
+        if not isinstance(decision, Complete):
+            with Harmless(job):
+                events.log(job, decision)
+        if self._events:
+            with Harmless(job):
+                self._tell(run, decision)
+        if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discard)):
+            with Harmless(job):
+                self.context.history.forget(job)
+
+    def _tell(self, run: Run | Refuse, decision: Decision) -> None:
+        policy, since = (run.policy, run.since) if isinstance(run, Run) else (RetryPolicy(), time.monotonic())
+        seconds = time.monotonic() - since
+        limit = policy.max_attempts
+        self._events.emit(events.of(run.job, decision, max_attempts=limit, seconds=seconds, at=self.now()))
+
+    def release(self, run: Run) -> None:
+        """Release the reservation of a run that its process does not end; never raises."""
+        with Harmless(run.job):
+            self._reservations.release(run)
+
+    def settle_natively(self, run: Run) -> None:
+        """Settle the reservation of a run whose job the framework itself ends; never raises."""
+        with Harmless(run.job):
+            self._reservations.settle(run)
+
+    def expire(self, run: Run) -> None:
+        """Extend the reservation of a run no more, because its outcome has no place but this worker.
+
+        If the worker dies, the next delivery after the reservation ran out is a lost attempt.
+        """
+        self._reservations.expire(run)
+
+    def acknowledged(self, reservation: Reservation | None) -> None:
+        """Take note that the broker has deleted a reservation's message: it cannot come again."""
+        self._reservations.acknowledged(reservation)
+
+    def now(self) -> datetime:
+        """Return the time, in UTC."""
+        return self.context.clock()
