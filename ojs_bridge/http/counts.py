@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..operations.letters import Kind
 from ..store import Stats
-from ..store.texts import matches
+from ..store.records import matches
 
 #: How old counts may be, in seconds; what this door changes itself it sees at once.
 FRESH = 5.0

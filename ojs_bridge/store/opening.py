@@ -10,10 +10,10 @@ from .protocol import MAX_NAMESPACE, Store, without_password
 #: How many seconds a question to a store waits for its answer, unless its URL says otherwise.
 PATIENCE_SECONDS = 10.0
 #: The databases that are asked through SQLAlchemy.
-SQL_BACKENDS = frozenset({"sqlite", "postgresql", "mysql", "mariadb"})
+SQL_BACKENDS = frozenset({"sqlite", "postgresql"})
 KNOWN = (
-    "sqlite:///file, postgresql:// or postgres:// (through psycopg), mysql+pymysql://, redis://, rediss://, "
-    "valkey://, valkeys:// and unix:///file (the socket of a Redis)"
+    "sqlite:///file, postgresql:// or postgres:// (through psycopg), redis://, rediss://, valkey://, "
+    "valkeys:// and unix:///file (the socket of a Redis)"
 )
 #: What to do about URLs that others know.
 INSTEAD = {
@@ -31,7 +31,7 @@ REDIS_SCHEMES = {
 
 
 def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_SECONDS) -> Store:
-    """Open the store at a URL: `sqlite:///file`, `postgresql://`, `mysql+pymysql://`, `redis://`.
+    """Open the store at a URL: `sqlite:///file`, `postgresql://`, `redis://`.
 
     And `postgres://`, `rediss://`, `valkey://`, `valkeys://` (with TLS), and `unix://` for a Redis' socket.
 

@@ -1,7 +1,8 @@
-"""What a store keeps as it is written: dead letters and parked retries in JSON, times in milliseconds."""
+"""The written form of all that a store keeps: JSON records, times in milliseconds, and texts for an index."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
@@ -10,6 +11,9 @@ from typing import Any
 from ..spec.job import format_time, parse_time
 from .parked import Parked
 from .protocol import Letter
+
+MAX_ID = 191
+MAX_TEXT = 255
 
 _EPOCH = datetime.fromtimestamp(0, timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
@@ -65,3 +69,23 @@ def _read(text: str, times: tuple[str, ...]) -> dict[str, Any]:
     for name in times:
         record[name] = None if record[name] is None else parse_time(record[name])
     return record
+
+
+def index_id(text: str) -> str:
+    """Return an id as every index can hold it: a long or awkward one is hashed."""
+    if len(text) <= MAX_ID and ((text.isascii() and "\0" not in text) or text == index_text(text)):
+        return text
+    return f"sha256-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+def index_text(text: str) -> str:
+    """Return text as every index can hold it: valid Unicode, no NUL, 255 characters."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:MAX_TEXT]
+
+
+def matches(text: str, pattern: str | None) -> bool:
+    """Return whether an indexed text is what a filter asks for: anything, exactly this, or `prefix.*`."""
+    if pattern is None:
+        return True
+    wanted = index_text(pattern)
+    return text.startswith(wanted[:-1]) if wanted.endswith(".*") else text == wanted

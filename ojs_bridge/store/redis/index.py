@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 
-from ..records import from_ms, to_ms
-from ..texts import index_text, matches
+from ..records import from_ms, index_text, matches, to_ms
 from .namespace import RedisNamespace
 from .server import Script
 

@@ -11,9 +11,8 @@ from datetime import datetime, timedelta
 from ...errors import StoreError
 from ...spec.job import PlacedEntry
 from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
-from ..records import letter_from_json, letter_to_json, to_ms
+from ..records import index_id, index_text, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
-from ..texts import index_id, index_text
 from .index import INDEX, RedisIndex, Wanted, entry_of, place_of, rows_of, texts_of, time_of, wanting
 from .namespace import RedisNamespace
 from .reservations import SETTLE, settle_words

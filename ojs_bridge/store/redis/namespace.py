@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...errors import StoreError
+from ..records import index_id
 from ..reservations import Reservation
-from ..texts import index_id
 from .server import RedisServer, Script, Word
 
 SCHEMA_VERSION = 1

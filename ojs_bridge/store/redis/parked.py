@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from ..parked import ALL_PARKED, Due, Parked, ParkedFilter, ParkedPage
-from ..records import parked_from_json, parked_to_json, to_ms
+from ..records import index_id, parked_from_json, parked_to_json, to_ms
 from ..reservations import Settle
-from ..texts import index_id
 from .index import INDEX, RedisIndex, Rows, entry_of, moment, rows_of, time_of, wanting
 from .namespace import RedisNamespace
 from .reservations import SETTLE, settle_words

@@ -1,4 +1,4 @@
-"""The SQL store, through SQLAlchemy Core: SQLite, PostgreSQL, MySQL."""
+"""The SQL store, through SQLAlchemy Core: SQLite and PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A SQL database: its connections, its errors, its schema."""
+"""One SQL database: its engines, connections, errors and schema."""
 
 from __future__ import annotations
 
@@ -13,30 +13,18 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from ...errors import StoreError
+from ...errors import ConfigurationError, StoreError
 from ..protocol import without_password
-from . import sqlite
-from .engines import durable_engine, quick_engine
+from . import postgres, sqlite
 from .statements import Upsert
 from .tables import SCHEMA_VERSION, metadata, versions
 
 logger = logging.getLogger("ojs_bridge")
 
-#: The time in seconds since 1970, by dialect.
-_CLOCKS = {
-    "postgresql": sa.text("SELECT extract(epoch FROM clock_timestamp())"),
-    "mysql": sa.text("SELECT unix_timestamp(now(6))"),
-    "mariadb": sa.text("SELECT unix_timestamp(now(6))"),
-}
+_POSTGRES_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 _SAY_VERSION = Upsert(versions)
-#: What keeps PostgreSQL from holding locks for a client that it cannot reach any more, and from waiting for
-#: others that do; for one transaction, because a pool such as PgBouncer gives a session to many clients.
-_BOUND = sa.text(
-    "SELECT set_config('idle_in_transaction_session_timeout', :seconds, true),"
-    " set_config('lock_timeout', :seconds, true)"
-)
 
 
 class Database:
@@ -45,13 +33,12 @@ class Database:
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
         self._namespace = namespace
         self._shown = without_password(url)
-        self._quick = quick_engine(url, patience)
-        self._durable = durable_engine(self._quick, patience)
-        is_postgres = self._durable.dialect.name == "postgresql"
-        self._bounds = {"seconds": f"{math.ceil(patience * 1000)}ms"} if is_postgres else {}
-        is_sqlite = self._durable.dialect.name == "sqlite"
-        self._in_use: AbstractContextManager[Any] = sqlite.in_use if is_sqlite else nullcontext()
-        self._file = sqlite.File(self._durable) if is_sqlite else None
+        self._quick = _quick_engine(url, patience)
+        self._durable = _durable_engine(self._quick, patience)
+        self._is_postgres = self._durable.dialect.name == "postgresql"
+        self._bounds = {"seconds": f"{math.ceil(patience * 1000)}ms"}
+        self._in_use: AbstractContextManager[Any] = nullcontext() if self._is_postgres else sqlite.in_use
+        self._file = None if self._is_postgres else sqlite.File(self._durable)
         self._pid = os.getpid()
         self._prepared = False
         self._preparing = threading.Lock()
@@ -70,11 +57,11 @@ class Database:
 
     def clock(self) -> datetime:
         """Return the server's time; SQLite has none but this machine's."""
-        seconds = _CLOCKS.get(self._durable.dialect.name)
-        if seconds is None:
+        if not self._is_postgres:
             return datetime.now(timezone.utc)
         with self._statement() as connection:
-            return datetime.fromtimestamp(float(connection.execute(seconds).scalar_one()), timezone.utc)
+            seconds = float(connection.execute(_POSTGRES_CLOCK).scalar_one())
+        return datetime.fromtimestamp(seconds, timezone.utc)
 
     def close(self) -> None:
         """Close the connections of this process."""
@@ -87,8 +74,8 @@ class Database:
         with self._errors(), self._in_use:
             self._check_file()
             with self._durable.begin() as connection:
-                if self._bounds:
-                    connection.execute(_BOUND, self._bounds)
+                if self._is_postgres:
+                    connection.execute(postgres.BOUND, self._bounds)
                 yield connection
             self._check_file()
 
@@ -181,3 +168,46 @@ def _create_indexes(connection: Connection) -> None:
     for table in metadata.sorted_tables:
         for index in table.indexes:
             index.create(connection, checkfirst=True)
+
+
+def _quick_engine(url: str, patience: float) -> sa.Engine:
+    """Make the engine of single statements, without the round trips of a transaction where they are any.
+
+    `patience` is how many seconds a question waits for its answer. Raises ConfigurationError.
+    """
+    shown = without_password(url)
+    try:
+        parsed = sa.make_url(url)
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(f"store: {shown!r} is not a database URL") from None
+    engine = _engine(parsed, shown, patience)
+    if engine.dialect.name == "postgresql":
+        postgres.share(engine, patience)
+        return engine
+    if not parsed.database or ":memory:" in parsed.database:
+        raise ConfigurationError(
+            f"store: {shown!r} would be gone with the process: name a file, as in sqlite:///ojs.db"
+        )
+    sqlite.share(engine, synchronous="NORMAL", patience=patience)
+    return engine
+
+
+def _durable_engine(quick: sa.Engine, patience: float) -> sa.Engine:
+    """Make the engine of transactions, on the same connections except on SQLite."""
+    if quick.dialect.name == "postgresql":
+        return quick.execution_options(isolation_level="READ COMMITTED")
+    durable = sa.create_engine(quick.url, hide_parameters=True)
+    sqlite.share(durable, synchronous="FULL", patience=patience)
+    return durable
+
+
+def _engine(url: sa.URL, shown: str, patience: float) -> sa.Engine:
+    options = postgres.options(url, patience) if url.get_backend_name() == "postgresql" else {}
+    try:
+        # Parameters are the arguments of jobs, which belong in no log.
+        return sa.create_engine(url, hide_parameters=True, **options)
+    except ImportError as error:
+        raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {error}") from None
+    except (ArgumentError, NoSuchModuleError, TypeError, ValueError) as error:
+        why = f"no driver has the name {url.drivername!r}" if isinstance(error, NoSuchModuleError) else error
+        raise ConfigurationError(f"store: {shown!r} is not a store that ojs-bridge knows: {why}") from None

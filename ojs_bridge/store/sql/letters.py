@@ -12,13 +12,11 @@ import sqlalchemy as sa
 
 from ...spec.job import PlacedEntry
 from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
-from ..records import from_ms, letter_from_json, letter_to_json, to_ms
+from ..records import from_ms, index_id, index_text, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
-from ..texts import index_id, index_text
 from .database import Database
-from .pages import equals, matches, read_cursor, write_cursor
 from .reservations import mark_settled
-from .statements import Upsert, batches, updated
+from .statements import Upsert, batches, equals, matching, read_cursor, updated, write_cursor
 from .tables import errors, letters
 
 _BURY = Upsert(letters, "type", "queue", "error_type", "discarded_ms", "claimed_until", "record")
@@ -172,8 +170,8 @@ class SQLLetters(Database):
     def _matching(self, where: LetterFilter) -> Iterator[sa.ColumnElement[bool]]:
         yield letters.c.namespace == self._namespace
         yield from equals(letters.c.queue, where.queue)
-        yield from matches(letters.c.type, where.type)
-        yield from matches(letters.c.error_type, where.error_type)
+        yield from matching(letters.c.type, where.type)
+        yield from matching(letters.c.error_type, where.error_type)
         if where.since is not None:
             yield letters.c.discarded_ms >= to_ms(where.since)
         if where.until is not None:

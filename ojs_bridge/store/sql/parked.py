@@ -10,13 +10,11 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from ..parked import ALL_PARKED, Due, Parked, ParkedFilter, ParkedPage
-from ..records import parked_from_json, parked_to_json, to_ms
+from ..records import index_id, index_text, parked_from_json, parked_to_json, to_ms
 from ..reservations import Settle
-from ..texts import index_id, index_text
 from .database import Database
-from .pages import equals, matches, read_cursor, write_cursor
 from .reservations import mark_settled
-from .statements import Upsert, batches, picked, updated
+from .statements import Upsert, batches, equals, matching, picked, read_cursor, updated, write_cursor
 from .tables import parked as table
 
 _c = table.c
@@ -149,7 +147,7 @@ class SQLParked(Database):
     def _wanted(self, where: ParkedFilter) -> Iterator[sa.ColumnElement[bool]]:
         yield _c.namespace == self._namespace
         yield from equals(_c.queue, where.queue)
-        yield from matches(_c.type, where.type)
+        yield from matching(_c.type, where.type)
 
 
 def _parked(row: Any) -> Parked:

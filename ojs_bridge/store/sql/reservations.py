@@ -9,9 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..records import from_ms, to_ms
+from ..records import from_ms, index_id, to_ms
 from ..reservations import Grant, Reservation, ReserveAnswer, Settle
-from ..texts import index_id
 from .database import Database
 from .statements import Upsert, batches, picked
 from .tables import reservations as table

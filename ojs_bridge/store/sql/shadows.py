@@ -7,49 +7,33 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.mysql import insert as mysql_insert
-from sqlalchemy.dialects.postgresql import insert as postgresql_insert
-from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
-from ..records import from_ms, to_ms
+from ..records import from_ms, index_id, index_text, to_ms
 from ..shadows import Tally
-from ..texts import index_id, index_text
 from .database import Database
-from .statements import batches
+from .statements import INSERTS, batches
 from .tables import shadows as table
 
 _c = table.c
-_KEY = [column.name for column in table.primary_key]
 
 
-def _sums(new: Any) -> dict[str, Any]:
-    """Return what becomes of a row that is there."""
+def _adding(statement: Any) -> sa.Insert:
+    """Return an insert that adds to the row that is there."""
+    new = statement.excluded
     more = new.shown >= _c.shown
-    return {
+    sums = {
         "total": _c.total + new.total,
         "last_ms": new.last_ms,
         "explanation": new.explanation,
         "examples": sa.case((more, new.examples), else_=_c.examples),
         "shown": sa.case((more, new.shown), else_=_c.shown),
     }
-
-
-def _on_conflict(statement: Any) -> sa.Insert:
-    adding: sa.Insert = statement.on_conflict_do_update(index_elements=_KEY, set_=_sums(statement.excluded))
+    keys = [column.name for column in table.primary_key]
+    adding: sa.Insert = statement.on_conflict_do_update(index_elements=keys, set_=sums)
     return adding
 
 
-def _on_duplicate_key(statement: Any) -> sa.Insert:
-    # In this order: MySQL sees what the assignments before have changed already.
-    adding: sa.Insert = statement.on_duplicate_key_update([*_sums(statement.inserted).items()])
-    return adding
-
-
-_ADD = {
-    "postgresql": _on_conflict(postgresql_insert(table)),
-    "sqlite": _on_conflict(sqlite_insert(table)),
-    "mysql": _on_duplicate_key(mysql_insert(table)),
-}
+_ADD = {name: _adding(insert(table)) for name, insert in INSERTS.items()}
 
 
 class SQLShadows(Database):
@@ -60,9 +44,8 @@ class SQLShadows(Database):
         # In one order everywhere, so that no two processes wait for each other's rows.
         rows = sorted((self._row(tally) for tally in tallies), key=lambda row: row["key"])
         with self._transaction() as connection:
-            add = _ADD.get(connection.dialect.name, _ADD["mysql"])
             for batch in batches(rows):
-                connection.execute(add, batch)
+                connection.execute(_ADD[connection.dialect.name], batch)
 
     def shadows(self) -> list[Tally]:
         """Return all tallies, in the order of framework, task and kind."""

@@ -1,4 +1,4 @@
-"""Statements that each kind of database writes in its own way."""
+"""Statements and conditions that the parts of the SQL store share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import Connection
 
+from ..records import index_text
+
 T = TypeVar("T")
+#: How each database writes an insert that may meet a row of the same key.
+INSERTS: Mapping[str, Callable[[sa.Table], Any]] = {
+    "postgresql": postgresql_insert,
+    "sqlite": sqlite_insert,
+}
 #: How many keys one statement names; SQLite may know no more than 999 parameters.
 BATCH = 300
+LARGEST_INTEGER = 2**63 - 1
 
 
 class New(Protocol):
@@ -31,17 +39,14 @@ class Upsert:
         self, table: sa.Table, *replaced: str, where: Callable[[New], sa.ColumnElement[bool]] | None = None
     ) -> None:
         self._table, self._replaced, self._where = table, replaced, where
-        self._in_one = {
+        self._statements = {
             name: self._on_conflict(insert(table)).execution_options(preserve_rowcount=True)
-            for name, insert in (("postgresql", postgresql_insert), ("sqlite", sqlite_insert))
+            for name, insert in INSERTS.items()
         }
 
     def __call__(self, connection: Connection, row: Mapping[str, Any]) -> bool:
         """Write a row; return whether it was written."""
-        statement = self._in_one.get(connection.dialect.name)
-        if statement is not None:
-            return connection.execute(statement, row).rowcount == 1
-        return self._ignored(connection, row) or self._updated(connection, row)
+        return connection.execute(self._statements[connection.dialect.name], row).rowcount == 1
 
     def _on_conflict(self, statement: Any) -> sa.Insert:
         keys = [column.name for column in self._table.primary_key]
@@ -55,24 +60,11 @@ class Upsert:
         )
         return replacing
 
-    def _ignored(self, connection: Connection, row: Mapping[str, Any]) -> bool:
-        statement = sa.insert(self._table).prefix_with("IGNORE").execution_options(preserve_rowcount=True)
-        return connection.execute(statement, row).rowcount == 1
-
-    def _updated(self, connection: Connection, row: Mapping[str, Any]) -> bool:
-        if not self._replaced:
-            return False
-        same = [column == row[column.name] for column in self._table.primary_key]
-        also = [] if self._where is None else [self._where(row)]
-        statement = sa.update(self._table).where(*same, *also)
-        changes = {name: row[name] for name in self._replaced}
-        return connection.execute(statement.values(changes)).rowcount == 1
-
 
 def picked(connection: Connection, query: sa.Select[Any]) -> sa.FromClause:
-    """Return the rows of a limited query, picked once, those that somebody else is changing left out.
+    """Return the rows of a limited query, picked once, without those that another process is changing.
 
-    Elsewhere than on PostgreSQL the statement around it has to be the only writer, or waits.
+    On SQLite the statement around it is the only writer, or waits.
     """
     if connection.dialect.name == "postgresql":
         # A subquery might be run again for every row, and pick other ones.
@@ -98,3 +90,35 @@ def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
     """Yield items in as many lots as one statement may name, so that none locks many rows for long."""
     for start in range(0, len(items), BATCH):
         yield items[start : start + BATCH]
+
+
+def equals(column: sa.Column[str], wanted: str | None) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield the condition that a column has a value, none for None."""
+    if wanted is not None:
+        yield column == index_text(wanted)
+
+
+def matching(column: sa.Column[str], pattern: str | None) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield the condition that a column matches a value or `prefix.*`, none for None."""
+    if pattern is None:
+        return
+    text = index_text(pattern)
+    if text.endswith(".*"):
+        # LIKE finds it in an index, but takes `auth` for `AUTH` on SQLite.
+        yield column.startswith(text[:-1], autoescape=True)
+        yield sa.func.substr(column, 1, len(text) - 1) == text[:-1]
+    else:
+        yield column == text
+
+
+def write_cursor(ms: int, key: str) -> str:
+    """Return the cursor after a row, which names it: what comes and goes does not shift the next page."""
+    return f"{ms}:{key}"
+
+
+def read_cursor(cursor: str) -> tuple[int, str]:
+    """Return what a cursor names; raises ValueError for one that no page gave out."""
+    at, separator, last_key = cursor.partition(":")
+    if not (separator and at.isascii() and at.isdecimal() and len(at) <= len(str(LARGEST_INTEGER)) - 1):
+        raise ValueError(f"cursor: {cursor!r} was not given out by this store")
+    return int(at), index_text(last_key)

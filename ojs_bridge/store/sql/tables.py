@@ -1,19 +1,15 @@
-"""The tables."""
+"""The tables of the SQL store."""
 
 from __future__ import annotations
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
 
-from ..texts import MAX_ID, MAX_TEXT
+from ..records import MAX_ID, MAX_TEXT
 
 #: Version 2 brought parked retries and reservations, version 3 indexes, version 4 shadows.
 SCHEMA_VERSION = 4
 
-#: MySQL compares text without regard to case, unless it is told not to.
-ID = sa.String(MAX_ID).with_variant(VARCHAR(MAX_ID, collation="utf8mb4_bin"), "mysql", "mariadb")
-#: MySQL's own TEXT holds but 64 KB.
-RECORD = sa.Text().with_variant(LONGTEXT(), "mysql", "mariadb")
+ID = sa.String(MAX_ID)
 
 metadata = sa.MetaData()
 
@@ -37,7 +33,7 @@ letters = sa.Table(
     sa.Column("discarded_ms", sa.BigInteger, nullable=False),
     #: Zero while nobody has claimed it; its name in the first version, which had no bits beside the moment.
     sa.Column("claimed_until_ms", sa.BigInteger, key="claimed_until", nullable=False, default=0),
-    sa.Column("record", RECORD, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
     sa.Index("ojs_dead_letters_newest", "namespace", "discarded_ms", "id"),
     _by_prefix("ojs_dead_letters_by_type", "type"),
     _by_prefix("ojs_dead_letters_by_error_type", "error_type"),
@@ -51,7 +47,7 @@ errors = sa.Table(
     sa.Column("namespace", sa.String(64), primary_key=True),
     sa.Column("job_id", ID, primary_key=True),
     sa.Column("place", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("record", RECORD, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
 )
 
 # What names few rows leads the indexes of these: a planner without statistics takes a namespace for such.
@@ -70,7 +66,7 @@ parked = sa.Table(
     #: Empty while nobody has claimed it.
     sa.Column("claim", sa.String(32), nullable=False),
     sa.Column("claimed_until_ms", sa.BigInteger, nullable=False),
-    sa.Column("record", RECORD, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
     sa.Index("ojs_parked_due", "framework", "namespace", "due_ms", "key"),
     sa.Index("ojs_parked_listed", "due_ms", "namespace", "key"),
     sa.Index("ojs_parked_job", "job_id", "namespace"),
@@ -85,9 +81,9 @@ reservations = sa.Table(
     sa.Column("settled", sa.Boolean, nullable=False),
     #: Empty where it is not known.
     sa.Column("publication", ID, nullable=False),
-    #: Empty once it has been settled for a dead one.
+    #: Empty once it has been settled for a dead holder.
     sa.Column("holder", ID, nullable=False),
-    #: The request that holds it, and whether it was told of a lost attempt; empty once it has been settled.
+    #: The request that made it, empty once it has been settled; and whether the answer was a lost attempt.
     sa.Column("mark", ID, nullable=False),
     sa.Column("lost", sa.Boolean, nullable=False),
     sa.Column("until_ms", sa.BigInteger, nullable=False),
@@ -106,8 +102,8 @@ shadows = sa.Table(
     sa.Column("kind", sa.String(MAX_TEXT), nullable=False),
     sa.Column("total", sa.BigInteger, nullable=False),
     sa.Column("last_ms", sa.BigInteger, nullable=False),
-    sa.Column("explanation", RECORD, nullable=False),
-    sa.Column("examples", RECORD, nullable=False),
+    sa.Column("explanation", sa.Text, nullable=False),
+    sa.Column("examples", sa.Text, nullable=False),
     #: How many examples there are.
     sa.Column("shown", sa.Integer, nullable=False),
 )
