@@ -26,9 +26,9 @@ class Which:
     """The options that say which dead letters; without any, all of them."""
 
     queue: Annotated[str | None, typer.Option("--queue", help="Of this queue.")] = None
-    type: Annotated[str | None, typer.Option("--type", help="Of this job type, or prefix.*")] = None
+    type: Annotated[str | None, typer.Option("--type", help="Of this job type, such as billing.*")] = None
     error_type: Annotated[
-        str | None, typer.Option("--error-type", help="Whose last error is of this type, or prefix.*")
+        str | None, typer.Option("--error-type", help="Whose last error is of this type, such as a.*")
     ] = None
     since: Annotated[str | None, typer.Option("--since", help=f"Dead since. {_WHEN}.")] = None
     until: Annotated[str | None, typer.Option("--until", help="Dead before. Written as --since.")] = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from ..migration.plan import Planned
 from ..spec.policy import AnyPartial, RetryPolicy
 from .printing import plain
 
-_GLOB = re.compile(r"([*?[])")
 _WAITS = ("initial_interval", "max_interval", "backoff_strategy", "backoff_coefficient", "jitter")
 
 
@@ -100,13 +98,8 @@ def _table(one: Planned) -> Iterator[str]:
         return
     yield from (f"# differs: {plain(text)}" for text in one.differences)
     yield from (f"# {plain(hazard.name)}: {plain(hazard.text)}" for hazard in one.hazards)
-    yield f"[policies.{_string(_pattern(one.name))}]"
+    yield f"[policies.{_string(one.name)}]"
     yield from (f"{field} = {_value(value)}" for field, value in one.entry.items())
-
-
-def _pattern(name: str) -> str:
-    """Return the pattern that matches a name and no other."""
-    return _GLOB.sub(r"[\1]", name)
 
 
 def _value(value: object) -> str:

@@ -29,7 +29,7 @@ group = typer.Typer(
 def list_(
     place: Place,
     queue: Annotated[str | None, typer.Option("--queue", help="Of this queue.")] = None,
-    type_: Annotated[str | None, typer.Option("--type", help="Of this job type, or prefix.*")] = None,
+    type_: Annotated[str | None, typer.Option("--type", help="Of this job type, such as billing.*")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
     everything: All = False,

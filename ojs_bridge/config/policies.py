@@ -1,15 +1,14 @@
-"""Which tasks or actors of a fleet are moved, and under which partial policy."""
+"""The tasks or actors of a fleet that are moved, and the partial policy of each."""
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..engine.retry_on import RetryOn, RetryOnLike
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..spec.patterns import check_errors
+from ..spec.patterns import check_errors, check_pattern, matches
 from ..spec.policy import AnyPartial, PolicyFields, RetryPolicy, check_partial
 
 _RETRY_ON = "retry_on"
@@ -73,14 +72,7 @@ class Policies:
     ) -> None:
         self._place = place
         self._default = [] if default is None else [_checked(default, f"{place}default")]
-        self._policies = (
-            None
-            if policies is None
-            else {
-                pattern: _checked(entry, f"{place}policies[{pattern!r}]")
-                for pattern, entry in policies.items()
-            }
-        )
+        self._policies = None if policies is None else dict(self._entries_of(policies))
 
     def of(self, name: str) -> list[AnyPartial] | None:
         """Return the partial policies for a name; None for one that stays with its framework."""
@@ -92,10 +84,18 @@ class Policies:
         said = [entry.retry_on for entry in self._entries(name) or () if entry.retry_on]
         return said[-1] if said else None
 
+    def _entries_of(self, policies: Mapping[str, AnyPartial]) -> Iterator[tuple[str, Entry]]:
+        for pattern, entry in policies.items():
+            try:
+                check_pattern(f"{self._place}policies", pattern)
+            except ValueError as error:
+                raise ConfigurationError(str(error)) from None
+            yield pattern, _checked(entry, f"{self._place}policies[{pattern!r}]")
+
     def _entries(self, name: str) -> list[Entry] | None:
         if self._policies is None:
             return self._default
-        named = [p for pattern, p in self._policies.items() if fnmatch.fnmatchcase(name, pattern)]
+        named = [p for pattern, p in self._policies.items() if matches(name, pattern)]
         return [*self._default, *named] if named else None
 
     def check(self, names: Iterable[str], what: str) -> None:
@@ -108,5 +108,5 @@ class Policies:
             if entry.retry_on:
                 entry.retry_on.resolve()
         for pattern in self._policies or ():
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+            if not any(matches(name, pattern) for name in known):
                 raise ConfigurationError(f"{self._place}policies[{pattern!r}] names no {what}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import os
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from ..errors import ConfigurationError
+from ..spec.patterns import check_pattern, matches
 
 #: What is read where no canary is given: a number, or a JSON object.
 VARIABLE = "OJS_BRIDGE_CANARY"
@@ -39,7 +39,7 @@ class Canary:
 
     def percentage(self, name: str) -> float:
         """Return how many of a hundred jobs of a task or actor are under the bridge."""
-        matching = [p for pattern, p in self._patterns.items() if fnmatch.fnmatchcase(name, pattern)]
+        matching = [p for pattern, p in self._patterns.items() if matches(name, pattern)]
         return matching[-1] if matching else 0
 
     def covers(self, name: str, job_id: str) -> bool:
@@ -54,7 +54,7 @@ class Canary:
         """Raise ConfigurationError for a pattern that matches none of the names, which are of `what`."""
         known = list(names)
         for pattern in self._patterns:
-            if pattern != "*" and not any(fnmatch.fnmatchcase(name, pattern) for name in known):
+            if pattern != "*" and not any(matches(name, pattern) for name in known):
                 raise ConfigurationError(f"{self._source}[{pattern!r}] names no {what}")
 
     def __str__(self) -> str:
@@ -65,8 +65,10 @@ class Canary:
         if not isinstance(percentages, Mapping):
             return {"*": self._percentage(self._source, percentages)}
         for pattern in percentages:
-            if not isinstance(pattern, str) or not pattern:
-                raise ConfigurationError(f"{self._source}: {pattern!r} must be a pattern of names")
+            try:
+                check_pattern(self._source, pattern)
+            except ValueError as error:
+                raise ConfigurationError(str(error)) from None
         return {p: self._percentage(f"{self._source}[{p!r}]", value) for p, value in percentages.items()}
 
     @staticmethod

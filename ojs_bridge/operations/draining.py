@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from ..engine.context import Context
 from ..engine.scheduler import CLAIM, UNPARK
 from ..errors import Unreachable
 from ..spec.job import format_time
+from ..spec.patterns import matches
 from ..store import Parked, ParkedFilter, Store
 from .letters import MAX_PAGE
 
@@ -30,7 +30,7 @@ class Drained:
 
 
 class Draining:
-    """One drain of a store: of the job types that `tasks`, patterns such as `billing.*`, name, or of all."""
+    """One drain of a store: of the job types that match one of `tasks`, which are patterns, or of all."""
 
     def __init__(
         self, context: Context, store: Store, tasks: Sequence[str], progress: Callable[[int], object]
@@ -68,7 +68,7 @@ class Draining:
                 return
 
     def _wants(self, type_: str) -> bool:
-        return not self._tasks or any(fnmatch.fnmatchcase(type_, pattern) for pattern in self._tasks)
+        return not self._tasks or any(matches(type_, pattern) for pattern in self._tasks)
 
     def _publish(self, page: Sequence[Parked]) -> int:
         """Publish what can be claimed of a page; return how many that were."""

@@ -30,7 +30,7 @@ class ParkedRetries:
         limit: int = 50,
         cursor: str | None = None,
     ) -> ParkedPage:
-        """Return a page, the next one due first; `type` takes `prefix.*`.
+        """Return a page, the next one due first; `type` is a type, or a pattern such as `billing.*`.
 
         Raises ValueError for a limit outside 1 to 1000 and for a cursor that no page gave out.
         """
@@ -62,20 +62,23 @@ class ParkedRetries:
     ) -> Drained:
         """Publish parked retries now, delayed by their framework until they are due: nobody needs the store.
 
-        Of the job types that `tasks`, patterns such as `billing.*`, name; none is all. Those that arrive
-        meanwhile too. `progress` is called with how many are published. Raises StoreError and Unreachable.
+        Of the job types that match one of `tasks`, patterns such as `billing.*`; none is all. Those that
+        arrive meanwhile too. `progress` is called with how many are published. Raises StoreError and
+        Unreachable, and ValueError for what is no pattern.
         """
         return self._draining(tasks, progress).run()
 
     def drainable(self, tasks: Sequence[str] = ()) -> Iterator[Parked]:
-        """Yield what `drain` would publish, the next one due first; raises StoreError."""
+        """Yield what `drain` would publish, the next one due first; raises StoreError and ValueError."""
         return map(self._shown, self._draining(tasks).retries())
 
     def _draining(self, tasks: Sequence[str], progress: Callable[[int], object] = lambda _: None) -> Draining:
+        for pattern in tasks:
+            check_pattern("tasks", pattern)
         return Draining(self._context, self._store, tasks, progress)
 
     def count(self, *, queue: str | None = None, type: str | None = None) -> int:  # noqa: A002
-        """Count the parked retries; `type` takes `prefix.*`; raises ValueError for another pattern."""
+        """Count the parked retries of a queue and of a type or pattern; raises ValueError for none."""
         check_pattern("type", type)
         return self._store.count_parked(ParkedFilter(queue, type))
 

@@ -66,7 +66,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class ParkedFilter:
-    """Which parked retries: by queue and job type, which takes `prefix.*`."""
+    """A choice of parked retries by queue and job type, which is a pattern."""
 
     queue: str | None = None
     type: str | None = None

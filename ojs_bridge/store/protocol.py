@@ -85,7 +85,7 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """Which dead letters: by queue, job type and last error type; both types take `prefix.*` (DLQ-006).
+    """A choice of dead letters by queue, and by job type and last error type, which are patterns (DLQ-006).
 
     And by when they died: `since` a time, and `until` one, which is not among them. `but_queues` leaves some
     queues out.

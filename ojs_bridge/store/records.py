@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from ..spec import patterns
 from ..spec.job import format_time, parse_time
 from .parked import Parked
 from .protocol import Letter
@@ -84,8 +85,5 @@ def index_text(text: str) -> str:
 
 
 def matches(text: str, pattern: str | None) -> bool:
-    """Return whether an indexed text is what a filter asks for: anything, exactly this, or `prefix.*`."""
-    if pattern is None:
-        return True
-    wanted = index_text(pattern)
-    return text.startswith(wanted[:-1]) if wanted.endswith(".*") else text == wanted
+    """Return whether an indexed text is of a filter's pattern; every one is where there is none."""
+    return pattern is None or patterns.matches(text, index_text(pattern))

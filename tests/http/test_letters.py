@@ -249,8 +249,6 @@ def test_a_message_that_cannot_be_sent_as_asked(door: House, framework: str, mes
         ("cursor=made-up", "cursor: 'made-up' was not given out by this store"),
         ("since=yesterday", "since: must be a time such as"),
         ("since=2026-01-01T00:00:00", "since: must be a time such as"),
-        ("error_type=*Backoff", "error_type: '*Backoff' must be a whole type, or a prefix"),
-        ("type=a.*.b", "type: 'a.*.b' must be a whole type, or a prefix"),
         ("until=", "until: must have 1 to 1000 characters"),
         ("queue=a&queue=b", "a parameter is given twice"),
         ("que=a", "que: is not a parameter here"),

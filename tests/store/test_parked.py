@@ -300,7 +300,7 @@ def test_a_cursor_that_no_page_gave_out(store: Store, cursor: str) -> None:
 
 
 def test_filters(store: Store) -> None:
-    """A queue whole, a type exactly or by `prefix.*`; both together."""
+    """A queue whole, a type whole or by a pattern; both together."""
     for name, type_ in TYPES.items():
         store.park(parked(name, type=type_, queue="q"))
     store.park(parked("elsewhere", type="auth.expired", queue="q.*"))

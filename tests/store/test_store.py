@@ -195,6 +195,7 @@ TYPES = {
     "percent": "au%",
     "underscore": "a_th.expired",
     "backslash": "auth\\.expired",
+    "brackets": "a[u]?/th.expired",
 }
 MATCHES = [
     ("auth.expired", ["exact"]),
@@ -207,7 +208,14 @@ MATCHES = [
     ("a_th.expired", ["underscore"]),
     ("auth\\.*", ["backslash"]),
     ("AUTH.*", ["upper"]),
-    ("*", []),
+    ("a[u]?/th.expired", ["brackets"]),
+    ("a[u]?/*", ["brackets"]),
+    ("a?th.expired", []),
+    ("[a]uth.*", []),
+    ("auth*", ["backslash", "bare", "deeper", "exact", "look-alike", "sibling"]),
+    ("*.expired", ["backslash", "brackets", "exact", "look-alike", "underscore", "upper"]),
+    ("auth.*d*", ["deeper", "exact", "sibling"]),
+    ("*\\*", ["backslash"]),
     ("", []),
 ]
 
@@ -215,7 +223,7 @@ MATCHES = [
 @pytest.mark.requirement("DLQ-006", "DLQ-R005")
 @pytest.mark.parametrize("field", ["type", "error_type"])
 def test_filters_on_types(store: Store, field: str) -> None:
-    """Exact or `prefix.*`, case-sensitive; SQL's own wildcards are ordinary characters."""
+    """Whole or by a pattern, case-sensitive; SQL's and the shell's wildcards are ordinary characters."""
     for name, value in TYPES.items():
         known = {"type": value} if field == "type" else {"errors": (entry(1), entry(2, type=value))}
         store.bury(letter(name, **known))

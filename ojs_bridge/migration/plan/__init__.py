@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 from ...config.policies import EntryFields
 from ...errors import ConfigurationError, NotExpressible
+from ...spec.patterns import matches
 from ...spec.policy import LARGEST, AnyPartial, RetryPolicy, partial_to_ojs
 from .waits import Wait, policy_wait
 
@@ -136,9 +136,9 @@ def planned(
     """
     names = sorted(known)
     for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
+        if not any(matches(name, pattern) for name in names):
             raise ConfigurationError(f"names: {pattern!r} names no {noun}")
-    chosen = (n for n in names if not patterns or any(fnmatch.fnmatchcase(n, x) for x in patterns))
+    chosen = (n for n in names if not patterns or any(matches(n, x) for x in patterns))
     return [_planned(name, read) for name in chosen]
 
 

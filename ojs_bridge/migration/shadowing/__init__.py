@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 import os
 import sys
@@ -13,6 +12,7 @@ from ...bridge import Bridge
 from ...config.policy_files import PoliciesOrFile
 from ...engine.runs import TaskPolicy
 from ...errors import ConfigurationError
+from ...spec.patterns import matches
 from .comparing import BRIDGED
 from .recording import FailedRun, Recorder, harmless
 
@@ -75,7 +75,7 @@ class Switch:
 
     def covers(self, name: str) -> bool:
         """Return whether a task or actor is shadowed."""
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
+        return any(matches(name, pattern) for pattern in self._patterns)
 
 
 class Shadow:

@@ -170,8 +170,8 @@ class SQLLetters(Database):
     def _matching(self, where: LetterFilter) -> Iterator[sa.ColumnElement[bool]]:
         yield letters.c.namespace == self._namespace
         yield from equals(letters.c.queue, where.queue)
-        yield from matching(letters.c.type, where.type)
-        yield from matching(letters.c.error_type, where.error_type)
+        yield from matching(letters.c.type, where.type, on_postgres=self._is_postgres)
+        yield from matching(letters.c.error_type, where.error_type, on_postgres=self._is_postgres)
         if where.since is not None:
             yield letters.c.discarded_ms >= to_ms(where.since)
         if where.until is not None:

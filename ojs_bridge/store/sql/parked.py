@@ -147,7 +147,7 @@ class SQLParked(Database):
     def _wanted(self, where: ParkedFilter) -> Iterator[sa.ColumnElement[bool]]:
         yield _c.namespace == self._namespace
         yield from equals(_c.queue, where.queue)
-        yield from matching(_c.type, where.type)
+        yield from matching(_c.type, where.type, on_postgres=self._is_postgres)
 
 
 def _parked(row: Any) -> Parked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -10,6 +11,7 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import Connection
 
+from ...spec.patterns import to_glob
 from ..records import index_text
 
 T = TypeVar("T")
@@ -98,17 +100,21 @@ def equals(column: sa.Column[str], wanted: str | None) -> Iterator[sa.ColumnElem
         yield column == index_text(wanted)
 
 
-def matching(column: sa.Column[str], pattern: str | None) -> Iterator[sa.ColumnElement[bool]]:
-    """Yield the condition that a column matches a value or `prefix.*`, none for None."""
+def matching(
+    column: sa.Column[str], pattern: str | None, *, on_postgres: bool
+) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield the condition that a column is of a pattern, none for None."""
     if pattern is None:
         return
     text = index_text(pattern)
-    if text.endswith(".*"):
-        # LIKE finds it in an index, but takes `auth` for `AUTH` on SQLite.
-        yield column.startswith(text[:-1], autoescape=True)
-        yield sa.func.substr(column, 1, len(text) - 1) == text[:-1]
-    else:
+    if "*" not in text:
         yield column == text
+    elif on_postgres:
+        escaped = re.sub("[/%_]", r"/\g<0>", text)
+        yield column.like(escaped.replace("*", "%"), escape="/")
+    else:
+        # SQLite's LIKE takes `auth` for `AUTH`.
+        yield column.op("GLOB")(to_glob(text))
 
 
 def write_cursor(ms: int, key: str) -> str:
