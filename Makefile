@@ -21,7 +21,7 @@ help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: .venv/.demo  ## watch failed jobs being retried and buried, on a private Valkey
-	.venv/bin/python -m ojs_bridge.demo
+	.venv/bin/python examples/demo/demo.py
 
 test:  ## run every test, and beside them the adapters' at the oldest supported versions
 	@echo 'The reports follow in some minutes, each when its run has ended.'
@@ -73,17 +73,17 @@ clean:  ## remove the environments and caches
 	@touch $@
 
 .venv/.demo: pyproject.toml | .venv/.pip
-	.venv/bin/python -m pip install --quiet --editable '.[demo]'
+	.venv/bin/python -m pip install --quiet --editable '.[celery,dramatiq,sql]' --group demo
 	@touch $@
 
 .venv/.installed: pyproject.toml | .venv/.pip
-	.venv/bin/python -m pip install --quiet --editable '.[demo,http,postgresql]' \
-		--group lint --group test --group doors --group web
+	.venv/bin/python -m pip install --quiet --editable '.[celery,cli,dramatiq,http,postgresql]' \
+		--group demo --group lint --group test --group doors --group web
 	@touch $@ .venv/.demo
 
 .venv-floor/.installed: pyproject.toml scripts/floor-requirements.txt | .venv-floor/.pip
 	.venv-floor/bin/python -m pip install --quiet --constraint scripts/floor-requirements.txt \
-		--editable '.[demo,postgresql]' --group test
+		--editable '.[celery,cli,dramatiq,postgresql]' --group demo --group test
 	@touch $@
 
 .venv-next/.installed: pyproject.toml | .venv-next/.pip

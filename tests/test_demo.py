@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-#: Has the demonstration expect of a job what its policy does not say.
+DEMO = Path(__file__).parent.parent / "examples" / "demo"
+
+#: Runs the demonstration with an expectation that is wrong.
 WRONG = """
 import dataclasses, sys
-from ojs_bridge.demo import __main__ as demo, jobs
+sys.path.insert(0, sys.argv[1])
+import demo, jobs
 jobs.JOBS["succeeds at once"] = dataclasses.replace(jobs.JOBS["succeeds at once"], ending="discarded")
 sys.exit(demo.main())
 """
@@ -28,7 +31,7 @@ def run(*arguments: str, folder: Path) -> tuple[int, str]:
 def test_the_demonstration(tmp_path: Path) -> None:
     """Every job ends as its policy says, and it says so, within a minute; it leaves nothing behind."""
     began = time.monotonic()
-    status, said = run("-m", "ojs_bridge.demo", folder=tmp_path)
+    status, said = run(str(DEMO / "demo.py"), folder=tmp_path)
     assert (status, said.strip().splitlines()[-1]) == (
         0,
         "every job ended as its policy says, and no retry ran early",
@@ -39,7 +42,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
 
 def test_a_job_that_does_not_end_as_it_should(tmp_path: Path) -> None:
     """It is named, and the exit status says so."""
-    status, said = run("-c", WRONG, folder=tmp_path)
+    status, said = run("-c", WRONG, str(DEMO), folder=tmp_path)
     assert status == 1, said
     for framework in ("celery", "dramatiq"):
         assert f"not as planned: {framework}: succeeds at once: completed after 1 runs" in said, said

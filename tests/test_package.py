@@ -38,7 +38,7 @@ FLOORS = [
     {"bridge"},
     {"celery", "dramatiq"},
     {"migration"},
-    {"demo", "http"},
+    {"http"},
     {"cli"},
 ]
 #: The floors below the adapters.

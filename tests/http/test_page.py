@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,8 +17,8 @@ import pytest
 import redis
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from examples.demo.workers import WORKERS, environment
 from ojs_bridge import Bridge, Parked, open_store
-from ojs_bridge.demo.__main__ import WORKERS
 from tests.servers import Valkey, eventually
 from tests.servers.ports import free_port
 from tests.store.test_store import letter
@@ -34,7 +33,7 @@ EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='ow
 
 SEND = """
 import json, sys
-from ojs_bridge.demo import celery_app, dramatiq_app
+import celery_app, dramatiq_app
 for name, retry in json.loads(sys.argv[1]).items():
     retry = retry or {"on_exhaustion": "dead_letter"}
     celery_app.demo.apply_async((name,), ojs_retry=retry)
@@ -42,8 +41,8 @@ for name, retry in json.loads(sys.argv[1]).items():
 """
 SERVE = """
 import sys
-from ojs_bridge.demo import celery_app, dramatiq_app
-from ojs_bridge.demo.project import bridge
+import celery_app, dramatiq_app
+from project import bridge
 from ojs_bridge.http import serve
 serve(bridge, port=int(sys.argv[1]), operator_token=sys.argv[2] or None)
 """
@@ -65,14 +64,7 @@ class Door:
         self.url = f"http://127.0.0.1:{self.port}/"
         self.store = open_store(store)
         self.valkey = redis.Redis.from_url(valkey_url, decode_responses=True)
-        self.environment = {
-            **os.environ,
-            "OJS_DEMO_VALKEY": valkey_url,
-            "OJS_BRIDGE_STORE": store,
-            "PYTHONPATH": str(ROOT),
-            "C_FORCE_ROOT": "1",
-            "dramatiq_worker_timeout": "100",
-        }
+        self.environment = {**environment(valkey_url, store), "C_FORCE_ROOT": "1"}
 
     def python(self, code: str, *words: str) -> list[str]:
         """The command that runs some code with words."""

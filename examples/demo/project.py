@@ -1,4 +1,4 @@
-"""What the demonstration's Celery app and Dramatiq broker share: the bridge, and a record of what happens."""
+"""The bridge of the demonstration's Celery app and Dramatiq broker, and the record of its events."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import json
 import os
 
 import redis
+from jobs import DEFAULT_POLICY, ERRORS, JOBS, REPLAYED
 
-from ..bridge import Bridge
-from ..engine.events import Event
-from .jobs import DEFAULT_POLICY, ERRORS, JOBS, REPLAYED
+from ojs_bridge import Bridge, Event
 
 VALKEY_URL = os.environ.get("OJS_DEMO_VALKEY", "redis://127.0.0.1:6379/0")
 EVENTS = "demo:events"

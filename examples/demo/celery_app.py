@@ -1,12 +1,12 @@
-"""The demonstration's Celery app: `celery -A ojs_bridge.demo.celery_app worker`."""
+"""The demonstration's Celery app: `celery -A celery_app worker`."""
 
 from __future__ import annotations
 
 from celery import Celery
+from jobs import TASK_POLICY
+from project import VALKEY_URL, bridge, perform
 
-from ..celery import install, ojs_task
-from .jobs import TASK_POLICY
-from .project import VALKEY_URL, bridge, perform
+from ojs_bridge.celery import install, ojs_task
 
 app = Celery("demo", broker=VALKEY_URL)
 app.conf.update(

@@ -1,13 +1,13 @@
-"""The demonstration's Dramatiq broker: `dramatiq ojs_bridge.demo.dramatiq_app`."""
+"""The demonstration's Dramatiq broker: `dramatiq dramatiq_app`."""
 
 from __future__ import annotations
 
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
+from jobs import TASK_POLICY
+from project import VALKEY_URL, bridge, perform
 
-from ..dramatiq import OJSRetries
-from .jobs import TASK_POLICY
-from .project import VALKEY_URL, bridge, perform
+from ojs_bridge.dramatiq import OJSRetries
 
 broker = RedisBroker(url=VALKEY_URL)
 broker.add_middleware(OJSRetries(bridge))

@@ -1,4 +1,4 @@
-"""What the demonstration knows of its jobs, from their events, and how it shows them."""
+"""The board: the state of each job, from its events, in tables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from jobs import JOBS, DemoJob
 from rich.box import SIMPLE
 from rich.table import Table
-
-from ..spec.job import parse_time
-from .jobs import JOBS, DemoJob
 
 STYLES = {
     "completed": "green",
@@ -46,7 +44,7 @@ class Track:
 
     def hear(self, event: Mapping[str, Any]) -> None:
         """Take in one event of this job."""
-        data, at = event["data"], parse_time(event["time"])
+        data, at = event["data"], _time(event["time"])
         match event["type"]:
             case "job.started":
                 self._started(at)
@@ -68,7 +66,7 @@ class Track:
 
     def _waits(self, state: str, data: Mapping[str, Any]) -> None:
         self.state = state
-        self.due = parse_time(data["next_retry_at"])
+        self.due = _time(data["next_retry_at"])
         self.delays.append(Delay(data["delay_ms"] / 1000, self.due))
 
     @property
@@ -146,6 +144,11 @@ class Board:
                 cells = [_planned_and_measured(tracks[name], index) for tracks in (first, *others)]
                 table.add_row(name, str(index + 1), *(cell for pair in cells for cell in pair))
         return table
+
+
+def _time(text: str) -> datetime:
+    """Return the time of an event; Python 3.10 does not read a final Z."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def _planned_and_measured(track: Track, index: int) -> tuple[str, str]:

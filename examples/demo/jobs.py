@@ -1,4 +1,4 @@
-"""The demonstration's jobs: what each one does, under which policy, and how it has to end."""
+"""The demonstration's jobs: the errors of each, its policy, and the end that it must have."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..spec.policy import PolicyFields
-from ..spec.responses import DeadLetter, Discard, Fail, Retry, Snooze
+from ojs_bridge import DeadLetter, Discard, Fail, Retry, Snooze
 
 Ending = Literal["completed", "discarded", "dead-lettered", "refused"]
 
 #: The app's own default policy, over the spec's.
-DEFAULT_POLICY: PolicyFields = {"initial_interval": "PT0.4S", "max_interval": "PT2S"}
+DEFAULT_POLICY: dict[str, Any] = {"initial_interval": "PT0.4S", "max_interval": "PT2S"}
 
 #: The policy of the task and of the actor that run every job of the demonstration.
-TASK_POLICY: PolicyFields = {"non_retryable_errors": ["payment.card_stolen", "auth.*"]}
+TASK_POLICY: dict[str, Any] = {"non_retryable_errors": ["payment.card_stolen", "auth.*"]}
 
 #: The job that is replayed at the end, once its cause is mended.
 REPLAYED = "exhausts, is dead-lettered"

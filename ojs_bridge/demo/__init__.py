@@ -1,1 +1,0 @@
-"""The demonstration behind `make demo`: real workers of both frameworks on an embedded Valkey."""
