@@ -87,5 +87,5 @@ clean:  ## remove the environments and caches
 	@touch $@
 
 .venv-next/.installed: pyproject.toml | .venv-next/.pip
-	.venv-next/bin/python -m pip install --quiet --editable '.[demo,postgresql]' --group test
+	.venv-next/bin/python -m pip install --quiet --editable '.[celery,cli,dramatiq,postgresql]' --group demo --group test
 	@touch $@

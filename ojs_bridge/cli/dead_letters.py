@@ -1,24 +1,34 @@
-"""`ojs-bridge dead-letters`: list, show, stats, delete, purge, prune."""
+"""`ojs-bridge dead-letters`: all its commands but `replay`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from ..errors import ConfigurationError, LetterNotFound
-from ..operations.dead_letters import DeadLetters
+from ..errors import ConfigurationError
+from ..operations.letters import loaded
 from ..operations.retention import Retention
-from ..store import Letter
-from .answers import counts, each, letters_table, show_bulk, show_letters, show_matched, told
-from .asking import ask
-from .details import details
+from .commands import All, AsJson, Cursor, DryRun, Ids, Limit, Yes, ask, command, each
 from .finding import Place
-from .kinds import Which, count, every
-from .operation import command
-from .options import All, AsJson, Cursor, DryRun, Ids, Limit, Yes
+from .letters import (
+    Filter,
+    count,
+    counts,
+    details,
+    every,
+    found_of,
+    letters_table,
+    show_bulk,
+    show_letters,
+    show_matched,
+    told,
+)
 from .printing import progress_bar, say, show, show_json
 
 group = typer.Typer(
@@ -28,19 +38,21 @@ group = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+#: The name of stdin and stdout in place of a file's.
+_PIPE = "-"
 
 
 @command(group, "list")
 def list_(
     place: Place,
-    which: Which,
+    chosen: Filter,
     limit: Limit = 50,
     cursor: Cursor = None,
     everything: All = False,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, newest first; the cursor of the next page goes to stderr."""
-    letters, kind = place.bridge.dead_letters, which.kind(place.bridge.engine.now())
+    letters, kind = place.bridge.dead_letters, chosen.kind(place.bridge.engine.now())
     if everything:
         show_letters(every(letters, kind), place.in_namespace, as_json=as_json)
         return
@@ -91,16 +103,16 @@ def delete(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) ->
 @command(group, "purge")
 def purge(
     place: Place,
-    which: Which,
+    chosen: Filter,
     everything: Annotated[bool, typer.Option("--all", help="All there are.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int | None:
     """Delete all dead letters of a kind; asks."""
-    if which == Which() and not everything:
+    if chosen == Filter() and not everything:
         raise ValueError("purge: say which: options such as --queue and --type, or --all")
-    letters, kind = place.bridge.dead_letters, which.kind_until(place.bridge.engine.now())
+    letters, kind = place.bridge.dead_letters, chosen.kind_until(place.bridge.engine.now())
     matched = count(every(letters, kind))
     if dry_run:
         show_matched(matched, "deleted", as_json=as_json)
@@ -137,17 +149,8 @@ def prune(
         show(f"{told(pruned)} pruned")
 
 
-def found_of(letters: DeadLetters, ids: Iterable[str]) -> Iterator[Letter]:
-    """Yield the dead letters of some ids that there are."""
-    for letter_id in ids:
-        try:
-            yield letters.get(letter_id)
-        except LetterNotFound:
-            continue
-
-
 def _limits(place: Place, max_age: str | None, max_count: int | None) -> Retention | None:
-    """Return the limits given, None for the app's own; raises ConfigurationError unless it is one of them."""
+    """Return the given limits, None for the app's own; raises ConfigurationError for both or neither."""
     if place.has_app:
         if max_age is not None or max_count is not None:
             raise ConfigurationError("prune: the app has its own retention: leave the limits out")
@@ -161,9 +164,67 @@ def _limits(place: Place, max_age: str | None, max_count: int | None) -> Retenti
 
 
 def _excess(place: Place, retention: Retention) -> int:
-    """Return how many letters exceed a retention."""
+    """Return the number of letters that exceed a retention."""
     now, excess = place.bridge.engine.now(), 0
     for where, limits in retention.rules():
         old = place.kept.count(replace(where, until=now - limits.age))
         excess += max(old, place.kept.count(where) - limits.max_count)
     return excess
+
+
+@command(group, "export")
+def export(
+    place: Place,
+    chosen: Filter,
+    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Where to; - is stdout.")] = _PIPE,
+) -> None:
+    """Write dead letters as JSON lines that import reads, the oldest first, messages and all.
+
+    With --app the app's redaction hides what it hides everywhere, and the lines cannot be imported.
+    """
+    letters, kind = place.bridge.dead_letters, chosen.kind_until(place.bridge.engine.now())
+    if file == _PIPE:
+        sys.stdout.writelines(f"{line}\n" for line in letters.export(**kind))
+        return
+    total = letters.purge(**kind).matched
+    with Path(file).open("w", encoding="utf-8") as written, progress_bar("exporting", total) as progress:
+        for done, line in enumerate(letters.export(**kind), 1):
+            written.write(f"{line}\n")
+            progress(done)
+
+
+@command(group, "import")
+def import_(
+    place: Place,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What export has written; - is stdin.")],
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Take dead letters from what export has written; one of the same id is replaced; asks.
+
+    All or nothing: where a line is damaged, it is named.
+    """
+    bridge = place.bridge if place.has_app else place.bridge_with(None, new=True)
+    lines = _lines(file)
+    ask(f"Put {told(_checked(lines))} into {place}?", yes=yes)
+    with Console(file=sys.stderr).status("importing"):
+        taken = bridge.dead_letters.load(lines)
+    if as_json:
+        show_json({"imported": taken})
+    else:
+        show(f"{told(taken)} imported")
+
+
+def _checked(lines: Sequence[str]) -> int:
+    """Return the number of dead letters in some lines; raises ValueError, before the question is asked."""
+    return sum(1 for _ in (loaded(number, line) for number, line in enumerate(lines, 1) if line.strip()))
+
+
+def _lines(file: str) -> list[str]:
+    """Return the lines of a file; raises OSError, and ValueError for a file that is no text."""
+    try:
+        text = sys.stdin.read() if file == _PIPE else Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"file: {file!r} is not UTF-8") from None
+    # splitlines() would also split at characters that JSON allows within a line.
+    return text.split("\n")

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
+from ..config.sources import layered
 from ..errors import ConfigurationError
 from ..migration.plan import Planned
-from .apps import app_of, is_celery, load_tasks
-from .failing import INCOMPLETE
+from ..migration.shadowing import bridge_of_shadow
+from ..migration.shadowing.comparing import TaskReport, reports
+from ..store import Store, open_store
+from .commands import INCOMPLETE
+from .finding import app_of, is_celery, load_tasks
 from .plan_files import check_path, differences, write
-from .plan_pages import show_all, show_first_page
-from .plan_tables import as_markdown
-from .plan_verifying import verified
+from .plan_pages import as_markdown, show_all, show_first_page
 from .printing import say, show, show_json
 
 
@@ -99,7 +103,7 @@ def plan(
         loaded = app_of(app, modules or ())
         found = _of(loaded, tasks or ())
     if answer.verify:
-        found = verified(loaded, found)
+        found = _verified(loaded, found)
     if answer.other is not None:
         return _show_differences(answer.other, found, whole=not tasks)
     match answer.how:
@@ -143,3 +147,43 @@ def _of(app: Any, names: Sequence[str]) -> list[Planned]:
     from ..migration.plan.dramatiq import of_dramatiq
 
     return of_dramatiq(app, names)
+
+
+def _verified(app: Any, found: Sequence[Planned]) -> list[Planned]:
+    """Return a plan with what was measured, and with what shadow mode has seen; raises StoreError.
+
+    Raises ConfigurationError for an app that is under the bridge already.
+    """
+    store = _store_of(app)
+    seen = {one.task: _told(one) for one in reports(store.shadows())} if store else {}
+    logging.disable(logging.CRITICAL)  # each run fails, and says so
+    try:
+        with redirect_stdout(sys.stderr):
+            found = _measured(app, found)
+    finally:
+        logging.disable(logging.NOTSET)
+    return [replace(one, production=seen.get(one.name, "")) for one in found]
+
+
+def _measured(app: Any, found: Sequence[Planned]) -> list[Planned]:
+    if is_celery(app):
+        from ..migration.plan.celery.measuring import measured
+
+        return measured(app, found)
+    from ..migration.plan.dramatiq.measuring import measured as measured_on_dramatiq
+
+    return measured_on_dramatiq(app, found)
+
+
+def _store_of(app: Any) -> Store | None:
+    """Return the store that has tallies of shadow mode: that of the app's shadow, or the configured one."""
+    if shadowed := bridge_of_shadow(app):
+        return shadowed.store
+    url = layered(store=None)["store"].value
+    return open_store(str(url)) if url else None
+
+
+def _told(one: TaskReport) -> str:
+    rate = "" if one.shadow_match_rate is None else f", shadow_match_rate {one.shadow_match_rate:.4f}"
+    kinds = "".join(f", {tally.kind} {tally.count:,}" for tally in one.differences)
+    return f"{one.compared:,} of {one.failed:,} failed runs compared{rate}{kinds}"

@@ -10,7 +10,7 @@ from ..config.policy_files import load, read_toml
 from ..errors import ConfigurationError
 from ..migration.plan import Planned
 from ..spec.policy import AnyPartial, RetryPolicy
-from .printing import plain
+from .printing import counted, plain
 
 _WAITS = ("initial_interval", "max_interval", "backoff_strategy", "backoff_coefficient", "jitter")
 
@@ -43,7 +43,7 @@ def write(file: str, app: str, found: Sequence[Planned]) -> str:
     except ValueError as error:
         raise ConfigurationError(f"write: {file!r} cannot take tables at its end: {error}") from None
     path.write_text(text, encoding="utf-8")
-    count = f"{len(new):,} task{'' if len(new) == 1 else 's'}"
+    count = counted(len(new), "task", "tasks")
     return f"{count} added to {file}, and what was in it stays as it was: --diff shows what differs"
 
 

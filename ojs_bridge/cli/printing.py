@@ -1,4 +1,4 @@
-"""How commands answer: tables for people, lines of JSON for pipes; everything else goes to stderr."""
+"""Answers on stdout: tables for people, lines of JSON for pipes; everything else goes to stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-#: Where nobody's screen is too narrow, a line of a table stays one line.
+#: Columns without a screen: a row of a table stays on one line.
 _UNBOUNDED = 1000
 
 
@@ -44,14 +44,19 @@ def say(line: str) -> None:
 
 
 def show_on_stderr(renderable: RenderableType) -> None:
-    """Write to stderr what somebody is to read before they answer."""
+    """Write to stderr, for the operator to read before an answer."""
     Console(file=sys.stderr, highlight=False).print(renderable)
 
 
 def plain(value: object) -> str:
-    """Return a text that changes nothing on a terminal but what it says: control characters are escaped."""
+    """Return a text that a terminal shows and does not obey: control characters are escaped."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """Return a number of things in words."""
+    return f"1 {one}" if number == 1 else f"{number:,} {many}"
 
 
 def time_of(at: datetime | None) -> str:
@@ -88,7 +93,7 @@ class Rows:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Rows:
-    """Return a table of what things are named by, in the first column, and what they are."""
+    """Return a table; the first cell of a row names its thing."""
     return Rows(headings, [[*map(_cell, row)] for row in rows])
 
 
@@ -98,7 +103,7 @@ def _cell(value: object) -> Text:
 
 @contextmanager
 def progress_bar(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield what is called with how many are done; the bar is on stderr, and only on a terminal."""
+    """Yield a function that takes the number done; the bar is on stderr, and only on a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:

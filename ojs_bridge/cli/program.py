@@ -11,13 +11,11 @@ import typer
 
 from ..errors import ConfigurationError
 from . import __doc__ as about
-from . import dead_letters, moving, plan, policy, replays, retries, shadow
+from . import dead_letters, plan, policy, replays, retries, shadow
+from .commands import command
 from .finding import CELERY_APP, Place
-from .operation import command
 
 _GROUPS = (dead_letters, retries, policy, shadow)
-#: Those that add their commands to the dead letters when they are imported.
-_MORE = (replays, moving)
 _EXIT_CODES = (about or "").partition("\n\n")[2]
 
 program = typer.Typer(
@@ -29,6 +27,7 @@ program = typer.Typer(
 )
 for module in _GROUPS:
     program.add_typer(module.group, epilog=program.info.epilog)
+command(dead_letters.group, "replay")(replays.replay)
 command(program, "plan")(plan.plan)
 
 

@@ -1,8 +1,7 @@
-"""`ojs-bridge dead-letters replay`: single ones, with changes, or all of a kind."""
+"""`ojs-bridge dead-letters replay`: single letters, with changes, or all of a kind."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,20 +14,15 @@ from ..operations.dead_letters import DeadLetters
 from ..operations.replaying import override_of
 from ..spec.policy import check_partial
 from ..store import Letter
-from .answers import counts, each, show_bulk, show_letters, show_matched, told
-from .asking import ask
-from .dead_letters import found_of, group
-from .failing import INCOMPLETE
+from .commands import INCOMPLETE, AsJson, DryRun, Yes, ask, each, json_of
 from .finding import Place
-from .kinds import Which, count, every
-from .operation import command
-from .options import AsJson, DryRun, Yes
+from .letters import Filter, count, counts, every, found_of, show_bulk, show_letters, show_matched, told
 from .printing import progress_bar, say
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What is changed of single letters: None keeps; raises ValueError and InvalidRetryPolicy."""
+    """The options that change single letters; None changes nothing."""
 
     set_queue: Annotated[str | None, typer.Option("--set-queue", help="Send it to this queue.")] = None
     args: Annotated[str | None, typer.Option("--args", metavar="JSON", help="A list, in place of its.")] = (
@@ -45,7 +39,7 @@ class Changes:
     ] = None
 
     def read(self) -> dict[str, Any]:
-        """Return the changes as the library takes them."""
+        """Return the changes as the library takes them; raises ValueError and InvalidRetryPolicy."""
         given = {name: json_of(name, getattr(self, name)) for name in ("args", "kwargs", "meta")}
         policy = json_of("policy", self.policy)
         try:
@@ -57,11 +51,10 @@ class Changes:
         return changes
 
 
-@command(group, "replay")
 def replay(
     *,
     place: Place,
-    which: Which,
+    chosen: Filter,
     changes: Changes,
     ids: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Job ids.")] = None,
     everything: Annotated[
@@ -75,7 +68,7 @@ def replay(
     as_json: AsJson = False,
 ) -> int | None:
     """Send dead letters back to their queues through their app: same ids, fresh attempts, history kept."""
-    _check(ids, which, changes, rate, everything=everything)
+    _check(ids, chosen, changes, rate, everything=everything)
     bridge = place.bridge if dry_run else place.publishing_bridge
     letters = bridge.dead_letters
     if ids and dry_run:
@@ -83,7 +76,7 @@ def replay(
     if ids:
         overrides = changes.read()
         return each(ids, lambda letter_id: letters.retry(letter_id, **overrides), "replayed", as_json=as_json)
-    kind = which.kind_until(bridge.engine.now())
+    kind = chosen.kind_until(bridge.engine.now())
     stuck = Counter[str]()
     matched = count(_noting(every(letters, kind), letters, stuck))
     if dry_run:
@@ -98,12 +91,12 @@ def replay(
 
 
 def _check(
-    ids: list[str] | None, which: Which, changes: Changes, rate: float | None, *, everything: bool
+    ids: list[str] | None, chosen: Filter, changes: Changes, rate: float | None, *, everything: bool
 ) -> None:
     """Raise ValueError for options that do not go together."""
     if bool(ids) == everything:
         raise ValueError("replay: say which: ids, or --all with options such as --queue and --type")
-    if ids and (which != Which() or rate is not None):
+    if ids and (chosen != Filter() or rate is not None):
         raise ValueError("replay: --rate and the options that say which go with --all, not with ids")
     if everything and changes != Changes():
         raise ValueError("replay: changes go with ids, not with --all")
@@ -130,18 +123,10 @@ def _noting(found: Iterable[Letter], letters: DeadLetters, stuck: Counter[str]) 
 
 
 def _tell(stuck: Counter[str], place: Place) -> int | None:
-    """Say which letters this app cannot replay; returns the exit code."""
+    """Tell of the letters that this app cannot replay; return the exit code."""
     if not place.has_app:
         say("which of them can be published only their app knows: --app MODULE:APP")
         return None
     for type_, number in stuck.most_common():
         say(f"{told(number)} of type {type_!r} would stay: this app does not know it")
     return INCOMPLETE if stuck else None
-
-
-def json_of(name: str, text: str | None) -> Any:
-    """Return what an option holds in JSON; raises ValueError."""
-    try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name}: {text!r} is not JSON: {error}") from None

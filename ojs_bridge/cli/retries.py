@@ -8,17 +8,14 @@ from typing import Annotated
 import typer
 
 from ..errors import RetryNotFound
+from ..operations.draining import Drained
 from ..operations.letters import MAX_PAGE
 from ..operations.parked_retries import ParkedRetries
 from ..spec.policy import attempts_told
 from ..store import Parked
-from .answers import each
-from .asking import ask
-from .drained import show_drained, told
+from .commands import INCOMPLETE, All, AsJson, Cursor, DryRun, Ids, Limit, Yes, ask, command, each
 from .finding import Place
-from .operation import command
-from .options import All, AsJson, Cursor, DryRun, Ids, Limit, Yes
-from .printing import Rows, progress_bar, say, show, show_json, table, time_of
+from .printing import Rows, counted, progress_bar, say, show, show_json, table, time_of
 
 group = typer.Typer(
     name="retries", help="The retries that wait in the store until they are due.", no_args_is_help=True
@@ -58,7 +55,7 @@ def cancel(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) ->
     retries = place.bridge.retries
     found = [*_found(retries, ids)]
     if found:
-        ask(f"Cancel {told(len(found))} in {place}?", _table(found), yes=yes)
+        ask(f"Cancel {_told(len(found))} in {place}?", _table(found), yes=yes)
     return each(ids, retries.cancel, "cancelled", as_json=as_json)
 
 
@@ -85,10 +82,16 @@ def drain(
         return None
     number = sum(1 for _ in retries.drainable(tasks or ()))
     if number:
-        ask(f"Publish {told(number)} of {place} now, as delayed messages?", yes=yes)
+        ask(f"Publish {_told(number)} of {place} now, as delayed messages?", yes=yes)
     with progress_bar("draining", number) as progress:
         drained = retries.drain(tasks or (), progress=progress)
-    return show_drained(drained, as_json=as_json)
+    if as_json:
+        failed = [{"id": job_id, "error": why} for job_id, why in drained.failed.items()]
+        others = dict(drained.others)
+        show_json({"published": drained.published, "failed": failed, "held": drained.held, "others": others})
+    else:
+        _show_drained(drained)
+    return INCOMPLETE if drained.failed or drained.held else None
 
 
 def _show(retries: Iterable[Parked], *, as_json: bool) -> None:
@@ -101,19 +104,12 @@ def _show(retries: Iterable[Parked], *, as_json: bool) -> None:
 
 
 def _table(retries: Iterable[Parked]) -> Rows:
-    headings = ("id", "type", "queue", "attempts", "due (UTC)", "reason")
-    rows = (
-        (
-            x.id,
-            x.type,
-            x.queue,
-            attempts_told(x.attempts, x.max_attempts, "/"),
-            time_of(x.next_retry_at),
-            x.reason,
-        )
-        for x in retries
-    )
-    return table(headings, rows)
+    return table(("id", "type", "queue", "attempts", "due (UTC)", "reason"), map(_row, retries))
+
+
+def _row(parked: Parked) -> tuple[object, ...]:
+    attempts = attempts_told(parked.attempts, parked.max_attempts, "/")
+    return (parked.id, parked.type, parked.queue, attempts, time_of(parked.next_retry_at), parked.reason)
 
 
 def _every(retries: ParkedRetries, queue: str | None, type_: str | None) -> Iterator[Parked]:
@@ -132,3 +128,20 @@ def _found(retries: ParkedRetries, ids: Iterable[str]) -> Iterator[Parked]:
             yield retries.get(job_id)
         except RetryNotFound:
             continue
+
+
+def _show_drained(drained: Drained) -> None:
+    show(f"{_told(drained.published)} published")
+    if drained.failed:
+        show(table(("id", "why it stays"), drained.failed.items()))
+    if drained.held:
+        say(
+            f"staying: {_told(drained.held)} that others publish at this moment, or that "
+            "workers which still run have parked again; stop those, and drain again in a minute"
+        )
+    for framework, number in drained.others.items():
+        say(f"staying: {_told(number)} of {framework}; drain with an app of its own, --app MODULE:APP")
+
+
+def _told(number: int) -> str:
+    return counted(number, "retry", "retries")

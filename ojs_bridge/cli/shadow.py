@@ -1,4 +1,4 @@
-"""`ojs-bridge shadow`: what shadow mode has found, and forgetting it."""
+"""`ojs-bridge shadow`: the report of shadow mode, and its end."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from rich.text import Text
 
 from ..migration.shadowing.comparing import TaskReport, meaning, reports
 from ..store import Tally
-from .asking import ask
+from .commands import AsJson, Yes, ask, command
 from .finding import Place
-from .operation import command
-from .options import AsJson, Yes
-from .printing import plain, show, show_json, table, time_of
+from .printing import counted, plain, show, show_json, table, time_of
 
 group = typer.Typer(
     name="shadow",
@@ -52,7 +50,7 @@ def clear(place: Place, yes: Yes = False, as_json: AsJson = False) -> None:
     if as_json:
         show_json({"tasks": len(found)})
     else:
-        show(f"{len(found)} {'task' if len(found) == 1 else 'tasks'} forgotten")
+        show(f"{counted(len(found), 'task', 'tasks')} forgotten")
 
 
 def _summary(found: list[TaskReport]) -> RenderableType:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge.cli.plan_files import write
-from ojs_bridge.cli.plan_pages import show_first_page
-from ojs_bridge.cli.plan_tables import as_markdown
+from ojs_bridge.cli.plan_pages import as_markdown, show_first_page
 from ojs_bridge.config.policy_files import load, read_file
 from ojs_bridge.migration.plan import Hazard, Native, Open, Planned
 from ojs_bridge.migration.plan.waits import Wait

@@ -1,0 +1,220 @@
+"""Dead letters on the command line: the options that choose them, and their tables, counts and details."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import LetterNotFound
+from ..operations.dead_letters import DeadLetters
+from ..operations.letters import MAX_PAGE, Kind
+from ..operations.replaying import Bulk
+from ..spec.duration import parse_duration
+from ..spec.policy import attempts_told
+from ..store import Letter, Stats
+from .commands import INCOMPLETE
+from .printing import Rows, counted, plain, show, show_json, table, time_of
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_AGO = re.compile(r"(\d+)([smhdw])", re.ASCII)
+_WHEN = "A time (ISO 8601; UTC if it has no zone), or how long ago: PT2H or 2h"
+
+
+@dataclass(frozen=True)
+class Filter:
+    """The options that choose dead letters; without any, all of them."""
+
+    queue: Annotated[str | None, typer.Option("--queue", help="Of this queue.")] = None
+    type: Annotated[str | None, typer.Option("--type", help="Of this job type, such as billing.*")] = None
+    error_type: Annotated[
+        str | None, typer.Option("--error-type", help="Whose last error is of this type, such as a.*")
+    ] = None
+    since: Annotated[str | None, typer.Option("--since", help=f"Dead since. {_WHEN}.")] = None
+    until: Annotated[str | None, typer.Option("--until", help="Dead before. Written as --since.")] = None
+    text: Annotated[
+        str | None, typer.Option("--text", help="With this text in arguments or error messages.")
+    ] = None
+
+    def kind(self, now: datetime) -> Kind:
+        """Return the filter as the library takes it; raises ValueError for a time that cannot be read."""
+        return Kind(
+            queue=self.queue,
+            type=self.type,
+            error_type=self.error_type,
+            since=None if self.since is None else _time("since", self.since, now),
+            until=None if self.until is None else _time("until", self.until, now),
+            text=self.text,
+        )
+
+    def kind_until(self, now: datetime) -> Kind:
+        """Return the filter without the letters that die from now on: only what was shown is changed."""
+        kind = self.kind(now)
+        until, end = kind["until"], now + timedelta(milliseconds=1)
+        return Kind(**{**kind, "until": end if until is None else min(until, end)})
+
+
+def _time(name: str, text: str, now: datetime) -> datetime:
+    try:
+        if ago := _AGO.fullmatch(text):
+            return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+        if text.startswith("P"):
+            return now - parse_duration(text)
+        at = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+        return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        raise ValueError(
+            f"{name}: {text!r} must be a time such as 2026-11-21T10:00:00Z, or how long ago, as PT2H or 2h"
+        ) from None
+
+
+def every(letters: DeadLetters, kind: Kind) -> Iterator[Letter]:
+    """Yield all dead letters of a kind, newest first."""
+    cursor = None
+    while True:
+        page = letters.list(limit=MAX_PAGE, cursor=cursor, **kind)
+        yield from page.letters
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def found_of(letters: DeadLetters, ids: Iterable[str]) -> Iterator[Letter]:
+    """Yield the dead letters of some ids; ids without a letter are left out."""
+    for letter_id in ids:
+        try:
+            yield letters.get(letter_id)
+        except LetterNotFound:
+            continue
+
+
+def count(letters: Iterable[Letter]) -> Stats:
+    """Return the number of dead letters, and their numbers by queue, type and error type."""
+    found = [(x.queue, x.type, x.error_type, x.discarded_at) for x in letters]
+    queues, types, errors = (Counter(str(row[place]) for row in found) for place in range(3))
+    times = [row[3] for row in found]
+    return Stats(len(found), queues, types, errors, min(times, default=None), max(times, default=None))
+
+
+def told(number: int) -> str:
+    """Return a number of dead letters in words."""
+    return counted(number, "dead letter", "dead letters")
+
+
+def letters_table(letters: Iterable[Letter]) -> Rows:
+    """Return a table of dead letters."""
+    headings = ("id", "type", "queue", "error type", "attempts", "died (UTC)")
+    return table(headings, map(_row, letters))
+
+
+def _row(letter: Letter) -> tuple[object, ...]:
+    attempts = attempts_told(letter.attempt, letter.max_attempts, "/")
+    return (
+        *(letter.id, letter.type, letter.queue, letter.error_type),
+        *(attempts, time_of(letter.discarded_at)),
+    )
+
+
+def show_letters(letters: Iterable[Letter], where: str = "", *, as_json: bool) -> None:
+    """Answer with dead letters; in JSON each as soon as it is read."""
+    if as_json:
+        for letter in letters:
+            show_json(letter.to_ojs())
+        return
+    found = [*letters]
+    show(letters_table(found) if found else f"no dead letters{where}")
+
+
+def counts(stats: Stats) -> list[Any]:
+    """Return the number of dead letters, and tables of their kinds, the most frequent first."""
+    span = f", from {time_of(stats.oldest_at)} to {time_of(stats.newest_at)} UTC" if stats.total else ""
+    by = {"queue": stats.by_queue, "type": stats.by_type, "error type": stats.by_error_type}
+    most = {name: sorted(found.items(), key=lambda item: -item[1]) for name, found in by.items() if found}
+    return [f"{told(stats.total)}{span}", *(table((name, "letters"), rows) for name, rows in most.items())]
+
+
+def show_matched(stats: Stats, done: str, *, as_json: bool) -> None:
+    """Answer with the letters that a change would reach."""
+    if as_json:
+        show_bulk(Bulk(stats.total, confirmed=False), done, as_json=True)
+    else:
+        show(*counts(stats))
+
+
+def show_bulk(bulk: Bulk, done: str, *, as_json: bool) -> int | None:
+    """Answer with the result of a change of many letters; return the exit code."""
+    if as_json:
+        errors = [{"id": letter_id, "error": why} for letter_id, why in bulk.errors]
+        numbers = {"matched": bulk.matched, "succeeded": bulk.succeeded, "failed": bulk.failed}
+        show_json({**numbers, "errors": errors, "confirmed": bulk.confirmed})
+    else:
+        stayed = f", {bulk.failed:,} stayed" if bulk.failed else ""
+        show(f"{told(bulk.succeeded)} {done}{stayed}")
+        if bulk.errors:
+            show(table(("id", "why it stayed"), bulk.errors))
+    return INCOMPLETE if bulk.failed else None
+
+
+def details(letter: Letter) -> Iterator[RenderableType]:
+    """Yield a letter's facts, its arguments, its policy and its history with backtraces."""
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(letter):
+        facts.add_row(Text(name, style="bold"), Text(plain(value)))
+    yield facts
+    replay = 0
+    for error in letter.errors:
+        yield ""
+        if error.get("replay", 0) != replay:
+            replay = error.get("replay", 0)
+            yield Text(plain(f"replay {replay}"), style="bold")
+        yield from _error(error)
+
+
+def _facts(letter: Letter) -> Iterator[tuple[str, object]]:
+    reading = letter.reading
+    yield "id", letter.id
+    yield "type", letter.type
+    yield "queue", letter.queue
+    yield "framework", letter.framework
+    yield "attempts", attempts_told(letter.attempt, letter.max_attempts)
+    yield "cause", letter.cause
+    yield "reason", letter.reason
+    yield "enqueued", f"{time_of(letter.created_at)} UTC" if letter.created_at else "unknown"
+    yield "died", f"{time_of(letter.discarded_at)} UTC"
+    yield "replayed", "never" if not letter.replay_count else f"{letter.replay_count} times"
+    if reading.args is None:
+        yield "arguments", reading.note or "unknown"
+    else:
+        yield "args", reading.args
+        yield "kwargs", reading.kwargs
+    if reading.meta:
+        yield "meta", reading.meta
+    yield "policy", letter.policy or "unknown"
+    if letter.retry:
+        yield "of which its own", letter.retry
+
+
+def _error(error: Any) -> Iterator[RenderableType]:
+    code = f" ({error['code']})" if error.get("code") else ""
+    head = f"attempt {error.get('attempt')}  {error.get('timestamp', '')}  {error.get('type')}{code}"
+    yield Text(plain(head), style="bold")
+    yield Text(f"  {plain(error.get('message') or '')}")
+    if error.get("details"):
+        yield Text(f"  {plain(error['details'])}")
+    for line in _lines(error.get("backtrace")):
+        yield Text(f"    {plain(line)}", style="dim")
+
+
+def _lines(backtrace: Any) -> Iterator[str]:
+    """Yield the lines of a backtrace; an imported letter may hold anything in its place."""
+    frames = backtrace if isinstance(backtrace, list) else [] if backtrace is None else [backtrace]
+    for frame in frames:
+        yield from str(frame).splitlines()
