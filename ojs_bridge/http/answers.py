@@ -1,21 +1,27 @@
-"""Answers in the Open Job Spec's JSON, and refusals in its shape of an error (spec http 4 and 16)."""
+"""Answers in the Open Job Spec's JSON, their headers, and refusals (spec http 4 and 16)."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
+from uuid import uuid4
 
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import (
     ConfigurationError,
     InvalidRetryPolicy,
     InvalidState,
+    NotFound,
     StoreError,
     Unpublishable,
     Unreachable,
@@ -24,6 +30,23 @@ from ..errors import (
 logger = logging.getLogger("ojs_bridge")
 
 MEDIA_TYPE = "application/openjobspec+json"
+VERSION = "1.0"
+#: The keys of a request's scope for its id, and for the headers that inner layers add to its answer.
+REQUEST_ID = "ojs.request_id"
+ADDED = "ojs.added_headers"
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "OJS-Version": VERSION,
+}
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 class Answer(Response):
@@ -32,12 +55,12 @@ class Answer(Response):
     media_type = MEDIA_TYPE
 
     def render(self, content: object) -> bytes:
-        """Write the content, in ASCII: what a job says of itself may be no valid Unicode."""
+        """Write the content, in ASCII: the texts of a job may be no valid Unicode."""
         return written(content).encode("ascii")
 
 
 class Refusal(Exception):
-    """Why a request is not done, with the status and the code that say so."""
+    """The reason why a request is not done, with its status and its code."""
 
     def __init__(
         self,
@@ -76,25 +99,41 @@ def invalid(message: str, **details: Any) -> Refusal:
 
 
 def forbidden(message: str) -> Refusal:
-    """Return the refusal of a request that whoever sends it may not make."""
+    """Return the refusal of a request that its sender may not make."""
     return Refusal(403, "x_forbidden", message)
 
 
 def not_found(resource: str, resource_id: str) -> Refusal:
-    """Return the refusal for what is not there."""
+    """Return the refusal for an entry that is not there."""
     details = {"resource_type": resource, "resource_id": resource_id}
     return Refusal(
         404, "not_found", f"there is no {resource.replace('_', ' ')} {resource_id!r}", details=details
     )
 
 
-def held(error: Exception) -> Refusal:
-    """Return the refusal for what somebody else has in hand at this moment."""
-    return Refusal(409, "x_conflict", str(error), retryable=True)
+@contextmanager
+def conflicts() -> Iterator[None]:
+    """Refuse a request for an entry that was there, and that another process has in hand at this moment."""
+    try:
+        yield
+    except NotFound as error:
+        raise Refusal(409, "x_conflict", str(error), retryable=True) from None
+
+
+def too_many(message: str, seconds: int, headers: dict[str, str] | None = None) -> Refusal:
+    """Return the refusal of a request that may be repeated after some seconds."""
+    return Refusal(
+        429,
+        "rate_limited",
+        f"{message}; try again in {seconds} s",
+        retryable=True,
+        details={"retry_after_seconds": seconds},
+        headers={**(headers or {}), "Retry-After": str(seconds)},
+    )
 
 
 def refusal_of(error: Exception, request_id: str) -> Refusal:
-    """Return what is said of an error; of one that nobody foresaw only the log is told more."""
+    """Return the refusal for an error; the details of an unforeseen error go to the log alone."""
     match error:
         case Refusal():
             return error
@@ -113,7 +152,7 @@ def refusal_of(error: Exception, request_id: str) -> Refusal:
 
 
 async def raise_refusal(request: Request, error: Exception) -> Response:
-    """Raise what is said of a path or a method that is not served."""
+    """Raise the refusal for a path or a method that is not served."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     code = "not_found" if status == 404 else "x_method_not_allowed"  # noqa: PLR2004
     headers = getattr(error, "headers", None)
@@ -121,7 +160,7 @@ async def raise_refusal(request: Request, error: Exception) -> Response:
 
 
 def written(content: object) -> str:
-    """Return content as JSON, which has no words for NaN and infinity, though Python's writer does."""
+    """Return content as JSON; NaN and infinity, which JSON does not have, become texts."""
     try:
         return json.dumps(content, allow_nan=False)
     except ValueError:
@@ -139,3 +178,45 @@ def _finite(value: object) -> object:
 def _unavailable(error: Exception, request_id: str, message: str) -> Refusal:
     logger.warning("request %s: %s: %s", request_id, message, error)
     return Refusal(503, "backend_error", message, retryable=True, headers={"Retry-After": "5"})
+
+
+class Door:
+    """The outermost layer: it adds the headers to every answer, and answers every error."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; the start of a server and a WebSocket pass unchanged."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = scope[REQUEST_ID] = _id_of(Headers(scope=scope).get("x-request-id", ""))
+        added = scope[ADDED] = dict[str, str]()
+        begun = False
+
+        async def headed(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                _add_headers(message, {**HEADERS, **added, "X-Request-Id": request_id})
+            await send(message)
+
+        try:
+            await self._app(scope, receive, headed)
+        except Exception as error:
+            refusal = refusal_of(error, request_id)
+            if begun:
+                raise
+            answer = Answer(refusal.to_ojs(request_id), refusal.status, refusal.headers)
+            await answer(scope, receive, headed)
+
+
+def _id_of(told: str) -> str:
+    return told if _REQUEST_ID.fullmatch(told) else f"req_{uuid4()}"
+
+
+def _add_headers(message: Message, added: Mapping[str, str]) -> None:
+    headers = MutableHeaders(scope=message)
+    headers.update(added)
+    headers.setdefault("Cache-Control", "no-store")

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from importlib import resources
+from pathlib import PurePath
+
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
 
 from ..bridge import Bridge
 from ..errors import ConfigurationError
 from ..operations.letters import needed
-from . import openapi, page
-from .answers import raise_refusal
-from .door import Door
+from . import openapi
+from .answers import Door, raise_refusal
 from .guarding import Access, Guard, access_at
-from .letters import Letters
-from .retries import Retries
+from .letters import LETTERS, Letters
+from .retries import RETRIES, Retries
+
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_FILES = {file.name: file for file in (resources.files(__package__) / "page").iterdir()}
 
 
 def app_for(
@@ -58,11 +65,26 @@ def serve(
 def guarded(bridge: Bridge, access: Access) -> Starlette:
     """Return the app that lets in whom `access` lets in; raises ConfigurationError without a store."""
     needed(bridge.store, "what the HTTP door shows")
-    api = [*Letters(bridge).routes(), *Retries(bridge).routes(), openapi.route()]
+    letters, retries = Letters(bridge), Retries(bridge)
+    api = [
+        *(operation.route(letters) for operation in LETTERS),
+        *(operation.route(retries) for operation in RETRIES),
+        openapi.route(),
+    ]
+    # The page's files need no token: the page asks for its data with the token that is typed in.
+    page = [Route("/", _page, methods=["GET"]), Route("/page/{name}", _page, methods=["GET"])]
     app = Starlette(
-        routes=[Mount("/ojs/v1", routes=api, middleware=[Middleware(Guard, access=access)]), *page.routes()],
+        routes=[Mount(openapi.BASE, routes=api, middleware=[Middleware(Guard, access=access)]), *page],
         middleware=[Middleware(Door)],
         exception_handlers={HTTPException: raise_refusal},
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _page(request: Request) -> Response:
+    name = request.path_params.get("name", "index.html")
+    found, media_type = _FILES.get(name), TYPES.get(PurePath(name).suffix)
+    if found is None or media_type is None:
+        raise HTTPException(404)
+    return Response(found.read_bytes(), media_type=media_type, headers={"Cache-Control": "no-cache"})

@@ -1,9 +1,9 @@
-"""Replays and purges of many: a few at a time, with their progress told line by line to who asks for it."""
+"""Replays and purges of many letters: a few at a time; a client may ask for their progress, line by line."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -15,38 +15,37 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..operations.replaying import Bulk
-from .answers import Answer, refusal_of, written
-from .door import REQUEST_ID
-from .limits import too_many
+from .answers import REQUEST_ID, Answer, refusal_of, too_many, written
+from .shapes import Action, Result
 
 LINES = "application/x-ndjson"
 #: Each holds a thread for as long as it takes.
 MAX_RUNNING = 4
 
-Line: TypeAlias = dict[str, Any]
+#: The number of letters done so far, and at last the result or an error.
+Line: TypeAlias = Mapping[str, object]
 Progress: TypeAlias = Callable[[int], object]
 Work: TypeAlias = Callable[[Progress], Bulk]
 
 
 class Bulks:
-    """Does what concerns many letters; `changed` is called when it has been done."""
+    """Runs the changes of many letters; `changed` is called after each."""
 
     def __init__(self, changed: Callable[[], object]) -> None:
         self._running = 0
         self._changed = changed
 
-    async def answer(self, request: Request, action: str, work: Work) -> Response:
-        """Do the work and return its result, or the answer that tells its progress while it does it."""
+    async def answer(self, request: Request, action: Action, work: Work) -> Response:
+        """Do the work and answer with its result, or line by line for a client that accepts lines."""
         self._check()
         if LINES in request.headers.get("accept", ""):
             return _Lines(lambda told: self._run(action, work, told))
         return Answer(await self._run(action, work, lambda _line: None))
 
-    async def _run(self, action: str, work: Work, told: Callable[[Line], object]) -> Line:
-        # What is told fails when nobody listens any more, and ends the work after a batch.
-        return result_of(
-            action, await self.run(lambda: work(lambda n: anyio.from_thread.run_sync(told, {"done": n})))
-        )
+    async def _run(self, action: Action, work: Work, told: Callable[[Line], object]) -> Result:
+        # A line fails when the client has gone away, which ends the work after a batch.
+        done = await self.run(lambda: work(lambda n: anyio.from_thread.run_sync(told, {"done": n})))
+        return _result_of(action, done)
 
     async def run(self, work: Callable[[], Bulk]) -> Bulk:
         """Do work that may take long in one of few threads; raises Refusal when none is free."""
@@ -63,8 +62,8 @@ class Bulks:
             raise too_many(f"{MAX_RUNNING} replays, purges or counts are running", 10)
 
 
-def result_of(action: str, done: Bulk) -> Line:
-    """Return the result of a replay or a purge of many in the spec's form (adm 6.5)."""
+def _result_of(action: Action, done: Bulk) -> Result:
+    """Return the result of a change of many letters in the spec's form (adm 6.5)."""
     return {
         "action": action,
         "matched": done.matched,
@@ -75,9 +74,9 @@ def result_of(action: str, done: Bulk) -> Line:
 
 
 class _Lines(Response):
-    """An answer in lines of JSON: how many are done, again and again, and at last the result or an error.
+    """An answer in lines of JSON: the number of letters done so far, and at last the result or an error.
 
-    The work ends when whoever asked for it goes away: what was not dealt with stays.
+    The work ends when the client goes away: the letters that it has not reached stay.
     """
 
     media_type = LINES

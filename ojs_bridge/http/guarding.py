@@ -1,10 +1,12 @@
-"""Who may come in: the tokens, and on a loopback address without tokens the Host and Origin headers."""
+"""The guard: tokens, or on a loopback address the Host and Origin headers; and so many requests a second."""
 
 from __future__ import annotations
 
 import hmac
 import ipaddress
+import math
 import re
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
@@ -13,22 +15,56 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ConfigurationError
-from .answers import MEDIA_TYPE, Refusal, forbidden
-from .door import ADDED, VERSION
-from .limits import Bucket
+from .answers import ADDED, VERSION, Refusal, forbidden, too_many
+from .fields import JSON_TYPES, content_type
 
 Role = Literal["operator", "reader"]
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-JSON_TYPES = (MEDIA_TYPE, "application/json")
 MIN_TOKEN = 16
 _TOKEN = re.compile(rf"[!-~]{{{MIN_TOKEN},}}")
 READS = ("GET", "HEAD")
 
 
+@dataclass(slots=True)
+class Bucket:
+    """So many requests at once, and so many a second in the long run."""
+
+    burst: int
+    rate: float
+    _left: float = field(init=False)
+    _at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._left, self._at = float(self.burst), time.monotonic()
+
+    def take(self) -> dict[str, str]:
+        """Take one request, and return the headers that tell what is left (spec http 18); raises Refusal."""
+        now = time.monotonic()
+        self._left = min(self.burst, self._left + (now - self._at) * self.rate)
+        self._at = now
+        if self._left < 1:
+            raise self._refusal()
+        self._left -= 1
+        return self._told()
+
+    def _told(self) -> dict[str, str]:
+        full = time.time() + (self.burst - self._left) / self.rate
+        return {
+            "X-RateLimit-Limit": str(self.burst),
+            "X-RateLimit-Remaining": str(int(self._left)),
+            "X-RateLimit-Reset": str(math.ceil(full)),
+        }
+
+    def _refusal(self) -> Refusal:
+        return too_many(
+            f"more than {self.burst} requests at once", math.ceil((1 - self._left) / self.rate), self._told()
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a request must bring: a token, or else one of the `hosts` in its Host header, None for any."""
+    """A request needs a token, or else one of the `hosts` in its Host header; None allows any."""
 
     operator: str | None = None
     reader: str | None = None
@@ -84,7 +120,7 @@ def access_at(host: str, operator: str | None, reader: str | None) -> Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine alone."""
+    """Return whether only this machine can reach a host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -92,14 +128,14 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Admits requests to what lies behind it."""
+    """Admits requests to the API behind it."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a request that is admitted; raises Refusal for another."""
+        """Serve an admitted request; raises Refusal for any other."""
         if scope["type"] == "http":
             scope[ADDED].update(self._access.admit(scope["method"], Headers(scope=scope)))
         await self._app(scope, receive, send)
@@ -128,11 +164,6 @@ def _check_version(headers: Headers) -> None:
     wanted = headers.get("ojs-version", VERSION)
     if wanted.partition(".")[0] != VERSION.partition(".")[0]:
         raise Refusal(422, "unsupported", f"OJS-Version: {wanted!r} is not served here, but {VERSION} is")
-
-
-def content_type(headers: Headers) -> str:
-    """Return the media type of a request's body, in lower case and without parameters."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _host(url: str) -> str | None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from typing import cast
 
 from ..bridge import Bridge
 from ..errors import RetryNotFound
 from ..spec.job import format_time
 from ..store import Parked, ParkedPage
-from .answers import Answer, held, not_found
-from .asking import PAGE, json_of, page_of, query_of
+from . import shapes
+from .answers import conflicts, not_found
+from .fields import WORD
+from .paging import PAGE, page_of
+from .routes import Asked, Operation, answers
+
+RETRIES: list[Operation] = []
 
 
 class Retries:
@@ -24,60 +24,47 @@ class Retries:
         self._retries = bridge.retries
         self._now = bridge.engine.now
 
-    def routes(self) -> list[Route]:
-        """Return the routes; an id may hold anything, slashes too."""
-        return [
-            Route("/retries", self.list, methods=["GET"]),
-            Route("/retries/{id:path}/run", self.run, methods=["POST"]),
-            Route("/retries/{id:path}", self.get, methods=["GET"]),
-            Route("/retries/{id:path}", self.cancel, methods=["DELETE"]),
-        ]
-
-    async def list(self, request: Request) -> Response:
-        """Answer with a page of retries, the next one due first."""
-        query = query_of(request, "queue", "type", *PAGE)
-        return Answer(await run_in_threadpool(self._list, query))
-
-    def _list(self, query: dict[str, str]) -> dict[str, Any]:
-        queue, type_ = query.get("queue"), query.get("type")
+    @answers(RETRIES, "GET", "/retries", query={"queue": WORD, "type": WORD, **PAGE})
+    def list(self, asked: Asked) -> shapes.ParkedPage:
+        """List parked retries, the next one due first."""
+        queue, type_ = asked.query.get("queue"), asked.query.get("type")
 
         def read(limit: int, cursor: str | None) -> ParkedPage:
             return self._retries.list(queue=queue, type=type_, limit=limit, cursor=cursor)
 
-        page, told = page_of(read, query)
-        total = self._retries.count() if queue is type_ is None else None
-        return {"jobs": [parked.to_ojs() for parked in page.retries], "pagination": {"total": total, **told}}
+        def total(_page: ParkedPage, _offset: int) -> int | None:
+            return self._retries.count() if queue is type_ is None else None
 
-    async def get(self, request: Request) -> Response:
-        """Answer with a job's retry."""
-        query_of(request)
-        return Answer((await self._parked(request)).to_ojs())
+        page, place = page_of(read, asked.query, total)
+        return {"jobs": [_shown(parked) for parked in page.retries], "pagination": place}
 
-    async def run(self, request: Request) -> Response:
-        """Make a retry due now; a worker's scheduler publishes it."""
-        query_of(request)
-        await json_of(request)
-        parked = await self._parked(request)
+    @answers(RETRIES, "POST", "/retries/{id}/run")
+    def run(self, asked: Asked) -> shapes.ParkedJob:
+        """Make a parked retry due now; a worker's scheduler publishes it."""
+        parked = self._parked(asked.id)
+        with conflicts():
+            self._retries.run(parked.id)
+        return {"job": {**_shown(parked), "next_retry_at": format_time(self._now())}}
+
+    @answers(RETRIES, "GET", "/retries/{id}")
+    def get(self, asked: Asked) -> shapes.Parked:
+        """Get a parked retry."""
+        return _shown(self._parked(asked.id))
+
+    @answers(RETRIES, "DELETE", "/retries/{id}")
+    def cancel(self, asked: Asked) -> shapes.Deleted:
+        """Delete a parked retry: its job never runs again."""
+        parked = self._parked(asked.id)
+        with conflicts():
+            self._retries.cancel(parked.id)
+        return {"deleted": True, "job_id": parked.id}
+
+    def _parked(self, job_id: str) -> Parked:
         try:
-            await run_in_threadpool(self._retries.run, parked.id)
-        except RetryNotFound as error:
-            raise held(error) from None
-        return Answer({"job": {**parked.to_ojs(), "next_retry_at": format_time(self._now())}})
-
-    async def cancel(self, request: Request) -> Response:
-        """Delete a retry: its job never runs again."""
-        query_of(request)
-        await json_of(request)
-        parked = await self._parked(request)
-        try:
-            await run_in_threadpool(self._retries.cancel, parked.id)
-        except RetryNotFound as error:
-            raise held(error) from None
-        return Answer({"deleted": True, "job_id": parked.id})
-
-    async def _parked(self, request: Request) -> Parked:
-        job_id = request.path_params["id"]
-        try:
-            return await run_in_threadpool(self._retries.get, job_id)
+            return self._retries.get(job_id)
         except RetryNotFound:
             raise not_found("parked_retry", job_id) from None
+
+
+def _shown(parked: Parked) -> shapes.Parked:
+    return cast(shapes.Parked, parked.to_ojs())

@@ -18,8 +18,7 @@ from starlette.testclient import TestClient
 
 from ojs_bridge import Bridge, Letter
 from ojs_bridge.http.app import guarded
-from ojs_bridge.http.guarding import LOOPBACK, Access
-from ojs_bridge.http.limits import Bucket
+from ojs_bridge.http.guarding import LOOPBACK, Access, Bucket
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
 from tests.servers.ports import free_port
 from tests.servers.process import eventually

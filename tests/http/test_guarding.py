@@ -13,9 +13,8 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from ojs_bridge import Bridge, ConfigurationError
-from ojs_bridge.http import app_for, limits, serve
-from ojs_bridge.http.guarding import LOOPBACK, Access, access_at
-from ojs_bridge.http.limits import Bucket
+from ojs_bridge.http import app_for, guarding, serve
+from ojs_bridge.http.guarding import LOOPBACK, Access, Bucket, access_at
 from tests.http.doors import API, LETTERS, OPERATOR, READER, RETRIES, House, client_at, house, with_token
 
 
@@ -165,7 +164,7 @@ def test_a_body_of_another_type(door: House) -> None:
 def test_too_many_requests(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes and reads apart; the answers tell what is left, and when to come again (http 18)."""
     stopped = time.monotonic()
-    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: stopped, time=time.time))
+    monkeypatch.setattr(guarding, "time", SimpleNamespace(monotonic=lambda: stopped, time=time.time))
     access = Access(hosts=LOOPBACK, writes=Bucket(2, 0.5))
     client = client_at(door.bridge, access)
     left = [client.delete(f"{LETTERS}/x").headers["x-ratelimit-remaining"] for _ in range(2)]

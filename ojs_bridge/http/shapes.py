@@ -1,0 +1,192 @@
+"""The shapes of the answers: mypy checks the handlers against them, and the OpenAPI document has them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, WithJsonSchema
+from typing_extensions import TypedDict
+
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+Time: TypeAlias = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
+Action: TypeAlias = Literal["retry", "purge"]
+
+
+class Problem(TypedDict):
+    """An error, in the spec's shape (http 16.1)."""
+
+    code: str
+    message: str
+    retryable: bool
+    details: dict[str, Any]
+    request_id: str
+
+
+class Error(TypedDict):
+    """The answer to a request that was not done."""
+
+    error: Problem
+
+
+class ErrorEntry(TypedDict, total=False):
+    """A failed attempt in a job's history."""
+
+    attempt: Count
+    type: str
+    message: str
+    code: str | None
+    details: dict[str, Any]
+    backtrace: list[str] | None
+    timestamp: Time | None
+    occurred_at: Time | None
+
+
+class Job(TypedDict):
+    """The fields that dead letters and parked retries share; `note` says why arguments cannot be read."""
+
+    id: str
+    type: str
+    queue: str
+    args: list[Any] | None
+    kwargs: dict[str, Any] | None
+    meta: dict[str, Any]
+    note: str
+    parameters: list[str]
+    attempt: Count
+    max_attempts: Count
+    errors: list[ErrorEntry]
+
+
+class LetterMetadata(TypedDict):
+    """And `ojs.replay_count`, the number of replays."""
+
+    framework: str
+    cause: str
+    reason: str
+    created_at: Time | None
+    discarded_at: Time
+
+
+class Letter(Job):
+    """A dead letter."""
+
+    state: Literal["discarded"]
+    retry: dict[str, Any] | None
+    policy: dict[str, Any] | None
+    metadata: LetterMetadata
+
+
+class LetterDetail(Letter):
+    """A dead letter with the seconds before each retry that its policy asks for, at most fifty."""
+
+    schedule: list[Annotated[float, Field(ge=0)]]
+
+
+class ParkedMetadata(TypedDict):
+    """The framework of a parked retry, and the reason and the time of its parking."""
+
+    framework: str
+    reason: str
+    parked_at: Time
+
+
+class Parked(Job):
+    """A parked retry."""
+
+    state: Literal["retryable"]
+    next_retry_at: Time
+    metadata: ParkedMetadata
+
+
+class Pagination(TypedDict):
+    """The place of a page; `total` is null where a count would take too long."""
+
+    total: Count | None
+    limit: Count
+    offset: Count
+    has_more: bool
+    next_cursor: str | None
+
+
+class Page(TypedDict):
+    """A page of dead letters."""
+
+    jobs: list[Letter]
+    pagination: Pagination
+
+
+class ParkedPage(TypedDict):
+    """A page of parked retries."""
+
+    jobs: list[Parked]
+    pagination: Pagination
+
+
+class Replayed(TypedDict):
+    """A job that was sent back to its queue."""
+
+    id: str
+    type: str
+    state: Literal["available"]
+    queue: str
+    attempt: Literal[0]
+    max_attempts: Count
+    retry: dict[str, Any] | None
+    metadata: dict[str, Any]
+    re_enqueued_at: Time
+
+
+class ReplayedJob(TypedDict):
+    """The answer to a replay."""
+
+    job: Replayed
+
+
+class ParkedJob(TypedDict):
+    """The answer to a change of a parked retry."""
+
+    job: Parked
+
+
+class Failed(TypedDict):
+    """A letter that stays, and the reason."""
+
+    job_id: str
+    error: str
+
+
+class Result(TypedDict):
+    """The result of a replay or a purge of many letters (adm 6.5)."""
+
+    action: Action
+    matched: Count
+    succeeded: Count
+    failed: Count
+    errors: list[Failed]
+
+
+class Deleted(TypedDict):
+    """The answer to a deletion."""
+
+    deleted: Literal[True]
+    job_id: str
+
+
+class Timeline(TypedDict):
+    """The number of deaths in each step of time."""
+
+    since: Time
+    step_seconds: float
+    counts: list[Count]
+
+
+class Stats(TypedDict):
+    """The numbers of dead letters, and the limits of their retention."""
+
+    total: Count
+    by_queue: dict[str, Count]
+    by_type: dict[str, Count]
+    by_error_type: dict[str, Count]
+    oldest_at: Time | None
+    newest_at: Time | None
+    retention: dict[str, Any]
