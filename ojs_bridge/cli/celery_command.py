@@ -14,7 +14,7 @@ from . import MISSING
 
 
 def _command(name: str, does: str) -> click.Command:
-    """Return a command of Celery's that has one group of ours do the rest."""
+    """Return a command of Celery's that gives its words to one of our groups."""
 
     @click.command(
         name,

@@ -12,25 +12,27 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
 from rich.console import RenderableType
+from typer import Argument, Option
 
-from ..errors import InvalidRetryPolicy, LetterNotFound, RetryNotFound, StoreError, Unpublishable, Unreachable
+from ..errors import InvalidRetryPolicy, NotFound, StoreError, Unpublishable, Unreachable
 from .printing import say, show, show_json, show_on_stderr
 
 F = TypeVar("F", bound=Callable[..., int | None])
+Entry = TypeVar("Entry")
 
 INCOMPLETE = 1
 REFUSED = 2
 OUT_OF_REACH = 3
 
-AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Answer in JSON, one object a line.")]
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Limit: TypeAlias = Annotated[int, typer.Option("--limit", help="How many, 1 to 1000.")]
+AsJson: TypeAlias = Annotated[bool, Option("--json", help="Answer in JSON, one object a line.")]
+Yes: TypeAlias = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
+Limit: TypeAlias = Annotated[int, Option(help="How many, 1 to 1000.")]
 Cursor: TypeAlias = Annotated[
-    str | None, typer.Option("--cursor", help="Go on after an earlier page: the cursor that it told.")
+    str | None, Option(help="Go on after an earlier page: the cursor that it told.")
 ]
-All: TypeAlias = Annotated[bool, typer.Option("--all", help="All of them, page after page.")]
-DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only show which.")]
-Ids: TypeAlias = Annotated[list[str], typer.Argument(metavar="ID...", help="Job ids.")]
+All: TypeAlias = Annotated[bool, Option("--all", help="All of them, page after page.")]
+DryRun: TypeAlias = Annotated[bool, Option("--dry-run", help="Only show which.")]
+Ids: TypeAlias = Annotated[list[str], Argument(metavar="ID...", help="Job ids.")]
 
 
 def command(group: typer.Typer, name: str) -> Callable[[F], F]:
@@ -88,7 +90,7 @@ def _errors_told() -> Iterator[None]:
         raise _failed(message, OUT_OF_REACH) from None
     except InvalidRetryPolicy as error:
         raise _failed("\n".join(error.problems), REFUSED) from None
-    except (LetterNotFound, RetryNotFound, Unpublishable) as error:
+    except (NotFound, Unpublishable) as error:
         raise _failed(str(error), INCOMPLETE) from None
     except BrokenPipeError:
         raise
@@ -146,6 +148,15 @@ def _tell_done(job_id: str, done: str, *, as_json: bool) -> None:
         show_json({"id": job_id, done: True})
     else:
         show(f"{job_id}: {done}")
+
+
+def found_of(get: Callable[[str], Entry], ids: Sequence[str]) -> Iterator[Entry]:
+    """Yield the entries of some ids; an id without an entry is left out."""
+    for job_id in ids:
+        try:
+            yield get(job_id)
+        except NotFound:
+            continue
 
 
 def json_of(name: str, text: str | None) -> Any:

@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from ..errors import ConfigurationError
 from ..operations.letters import loaded
 from ..operations.retention import Retention
-from .commands import All, AsJson, Cursor, DryRun, Ids, Limit, Yes, ask, command, each
+from .commands import All, AsJson, Cursor, DryRun, Ids, Limit, Yes, ask, command, each, found_of
 from .finding import Place
 from .letters import (
     Filter,
@@ -22,7 +23,6 @@ from .letters import (
     counts,
     details,
     every,
-    found_of,
     letters_table,
     show_bulk,
     show_letters,
@@ -65,7 +65,7 @@ def list_(
 @command(group, "show")
 def show_one(
     place: Place,
-    letter_id: Annotated[str, typer.Argument(metavar="ID", help="Its job's id.")],
+    letter_id: Annotated[str, Argument(metavar="ID", help="Its job's id.")],
     as_json: AsJson = False,
 ) -> None:
     """Show all there is of a dead letter: arguments, history with backtraces, reason, policy."""
@@ -94,7 +94,7 @@ def stats(place: Place, as_json: AsJson = False) -> None:
 def delete(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> int | None:
     """Delete dead letters by their ids; asks."""
     letters = place.bridge.dead_letters
-    found = [*found_of(letters, ids)]
+    found = [*found_of(letters.get, ids)]
     if found:
         ask(f"Delete {told(len(found))} from {place}?", letters_table(found), yes=yes)
     return each(ids, letters.delete, "deleted", as_json=as_json)
@@ -104,7 +104,7 @@ def delete(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) ->
 def purge(
     place: Place,
     chosen: Filter,
-    everything: Annotated[bool, typer.Option("--all", help="All there are.")] = False,
+    everything: Annotated[bool, Option("--all", help="All there are.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -127,12 +127,8 @@ def purge(
 @command(group, "prune")
 def prune(
     place: Place,
-    max_age: Annotated[
-        str | None, typer.Option("--max-age", help="Delete what is older, such as P180D; without --app.")
-    ] = None,
-    max_count: Annotated[
-        int | None, typer.Option("--max-count", help="Keep so many, the newest; without --app.")
-    ] = None,
+    max_age: Annotated[str | None, Option(help="Delete what is older, such as P180D; without --app.")] = None,
+    max_count: Annotated[int | None, Option(help="Keep so many, the newest; without --app.")] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -176,7 +172,7 @@ def _excess(place: Place, retention: Retention) -> int:
 def export(
     place: Place,
     chosen: Filter,
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Where to; - is stdout.")] = _PIPE,
+    file: Annotated[str, Argument(metavar="[FILE]", help="Where to; - is stdout.")] = _PIPE,
 ) -> None:
     """Write dead letters as JSON lines that import reads, the oldest first, messages and all.
 
@@ -196,7 +192,7 @@ def export(
 @command(group, "import")
 def import_(
     place: Place,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What export has written; - is stdin.")],
+    file: Annotated[str, Argument(metavar="FILE", help="What export has written; - is stdin.")],
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

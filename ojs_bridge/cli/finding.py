@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from ..bridge import Bridge
 from ..config.sources import layered
@@ -43,20 +43,14 @@ class Place:
 
     store: Annotated[
         str | None,
-        typer.Option(
-            "--store",
-            rich_help_panel=_PANEL,
-            help=f"URL of the store, such as sqlite:///ojs.db, or {_STORE}.",
-        ),
+        Option(rich_help_panel=_PANEL, help=f"URL of the store, such as sqlite:///ojs.db, or {_STORE}."),
     ] = None
     namespace: Annotated[
-        str | None,
-        typer.Option("--namespace", rich_help_panel=_PANEL, help="Its namespace, or OJS_BRIDGE_NAMESPACE."),
+        str | None, Option(rich_help_panel=_PANEL, help="Its namespace, or OJS_BRIDGE_NAMESPACE.")
     ] = None
     app: Annotated[
         str | None,
-        typer.Option(
-            "--app",
+        Option(
             metavar="MODULE:APP",
             envvar="OJS_BRIDGE_APP",
             show_envvar=False,

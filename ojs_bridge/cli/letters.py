@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any
 
-import typer
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
-from ..errors import LetterNotFound
 from ..operations.dead_letters import DeadLetters
 from ..operations.letters import MAX_PAGE, Kind
 from ..operations.replaying import Bulk
@@ -33,16 +32,12 @@ _WHEN = "A time (ISO 8601; UTC if it has no zone), or how long ago: PT2H or 2h"
 class Filter:
     """The options that choose dead letters; without any, all of them."""
 
-    queue: Annotated[str | None, typer.Option("--queue", help="Of this queue.")] = None
-    type: Annotated[str | None, typer.Option("--type", help="Of this job type, such as billing.*")] = None
-    error_type: Annotated[
-        str | None, typer.Option("--error-type", help="Whose last error is of this type, such as a.*")
-    ] = None
-    since: Annotated[str | None, typer.Option("--since", help=f"Dead since. {_WHEN}.")] = None
-    until: Annotated[str | None, typer.Option("--until", help="Dead before. Written as --since.")] = None
-    text: Annotated[
-        str | None, typer.Option("--text", help="With this text in arguments or error messages.")
-    ] = None
+    queue: Annotated[str | None, Option(help="Of this queue.")] = None
+    type: Annotated[str | None, Option(help="Of this job type, such as billing.*")] = None
+    error_type: Annotated[str | None, Option(help="Whose last error is of this type, such as a.*")] = None
+    since: Annotated[str | None, Option(help=f"Dead since. {_WHEN}.")] = None
+    until: Annotated[str | None, Option(help="Dead before. Written as --since.")] = None
+    text: Annotated[str | None, Option(help="With this text in arguments or error messages.")] = None
 
     def kind(self, now: datetime) -> Kind:
         """Return the filter as the library takes it; raises ValueError for a time that cannot be read."""
@@ -85,15 +80,6 @@ def every(letters: DeadLetters, kind: Kind) -> Iterator[Letter]:
         cursor = page.next_cursor
         if cursor is None:
             return
-
-
-def found_of(letters: DeadLetters, ids: Iterable[str]) -> Iterator[Letter]:
-    """Yield the dead letters of some ids; ids without a letter are left out."""
-    for letter_id in ids:
-        try:
-            yield letters.get(letter_id)
-        except LetterNotFound:
-            continue
 
 
 def count(letters: Iterable[Letter]) -> Stats:

@@ -1,4 +1,4 @@
-"""`ojs-bridge plan`: what moving a fleet to the bridge would change, task by task."""
+"""`ojs-bridge plan`: the changes that the bridge would bring to a fleet, task by task."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from ..config.sources import layered
 from ..errors import ConfigurationError
@@ -27,7 +28,7 @@ from .printing import say, show, show_json
 
 
 class Format(str, Enum):
-    """How a plan is told."""
+    """The form of a plan."""
 
     TABLE = "table"
     MARKDOWN = "markdown"
@@ -36,18 +37,18 @@ class Format(str, Enum):
 
 @dataclass(frozen=True)
 class Answer:
-    """The options that say how a plan is told, and where it is written."""
+    """The options for the form of a plan, and for its file."""
 
     how: Annotated[
         Format,
-        typer.Option("--format", help="A table for people, Markdown for a review, JSON one task a line."),
+        Option("--format", help="A table for people, Markdown for a review, JSON one task a line."),
     ] = Format.TABLE
     every: Annotated[
-        bool, typer.Option("--all", help="All tasks and all that is said of them, not only what matters.")
+        bool, Option("--all", help="All tasks and all that is said of them, not only what matters.")
     ] = False
     file: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--write",
             metavar="FILE.toml",
             help="Also write the policies, as `install` reads them; to a file that is there, add what it "
@@ -56,39 +57,33 @@ class Answer:
     ] = None
     other: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--diff", metavar="FILE", help="Only show how this file differs from the plan, and exit 1 if so."
         ),
     ] = None
     verify: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--verify",
             help="Also run what can be run, in memory, with failures in place of the bodies, and show what "
             "shadow mode has seen. Runs hooks and receivers of signals.",
         ),
     ] = False
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an import that fails.")] = (
-        False
-    )
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an import that fails.")] = False
 
 
 def plan(
     app: Annotated[
         str,
-        typer.Argument(
-            metavar="MODULE:APP", help="The Celery app or Dramatiq broker, as its framework writes it."
-        ),
+        Argument(metavar="MODULE:APP", help="The Celery app or Dramatiq broker, as its framework writes it."),
     ],
     tasks: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TASK", help="Only these: names, or patterns such as a.*"),
+        Argument(metavar="TASK", help="Only these: names, or patterns such as a.*"),
     ] = None,
     modules: Annotated[
         list[str] | None,
-        typer.Option(
-            "--import", metavar="MODULE", help="Import this one too, as `dramatiq broker MODULE` does."
-        ),
+        Option("--import", metavar="MODULE", help="Import this one too, as `dramatiq broker MODULE` does."),
     ] = None,
     *,
     answer: Answer,
@@ -121,7 +116,7 @@ def plan(
 
 @contextmanager
 def _traceback(*, shown: bool) -> Iterator[None]:
-    """Show on stderr the traceback of what an import raised."""
+    """Show on stderr the traceback of a failed import."""
     try:
         yield
     except ConfigurationError as error:
@@ -150,13 +145,13 @@ def _of(app: Any, names: Sequence[str]) -> list[Planned]:
 
 
 def _verified(app: Any, found: Sequence[Planned]) -> list[Planned]:
-    """Return a plan with what was measured, and with what shadow mode has seen; raises StoreError.
+    """Return a plan with measurements, and with the tallies of shadow mode; raises StoreError.
 
     Raises ConfigurationError for an app that is under the bridge already.
     """
     store = _store_of(app)
     seen = {one.task: _told(one) for one in reports(store.shadows())} if store else {}
-    logging.disable(logging.CRITICAL)  # each run fails, and says so
+    logging.disable(logging.CRITICAL)  # each run fails, and logs it
     try:
         with redirect_stdout(sys.stderr):
             found = _measured(app, found)

@@ -16,7 +16,7 @@ _WAITS = ("initial_interval", "max_interval", "backoff_strategy", "backoff_coeff
 
 
 def check_path(file: str) -> None:
-    """Raise ConfigurationError for a file that no plan is written to, or that cannot be read."""
+    """Raise ConfigurationError for a file that cannot take a plan, or that cannot be read."""
     if not file.endswith(".toml"):
         raise ConfigurationError(f"write: {file!r} must end in .toml")
     if Path(file).exists():
@@ -48,9 +48,9 @@ def write(file: str, app: str, found: Sequence[Planned]) -> str:
 
 
 def differences(file: str, found: Sequence[Planned], *, whole: bool = True) -> Iterator[str]:
-    """Yield how a file of policies differs from what a plan proposes, task by task.
+    """Yield the differences between a file of policies and a plan, task by task.
 
-    A pattern that names no task is a difference, too, where the plan is of the `whole` fleet.
+    A pattern that names no task is a difference, too, if the plan is of the `whole` fleet.
     """
     there = load(file, "diff")
     if whole:
@@ -72,7 +72,7 @@ def differences(file: str, found: Sequence[Planned], *, whole: bool = True) -> I
 
 
 def _unlike(layers: Sequence[AnyPartial], planned: AnyPartial) -> Iterator[str]:
-    """Yield the fields that differ: those that the plan says, and the waits of what is retried at all."""
+    """Yield the fields that differ: the plan's own fields, and the waits of a task that is retried."""
     said, wanted = RetryPolicy.merge(*layers).to_ojs(), RetryPolicy.merge(planned)
     names = {*wanted.to_ojs(only=planned), *(_WAITS if wanted.runs > 1 else ())}
     for name, value in wanted.to_ojs().items():

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.text import Text
+from typer import Argument, Option
 
 from ..config.policy_files import Named, read_file
 from ..config.settings import the_retry
@@ -47,9 +48,7 @@ class Wait:
 
 
 @command(group, "check")
-def check(
-    file: Annotated[str, typer.Argument(metavar="FILE", help=_FILE)], as_json: AsJson = False
-) -> int | None:
+def check(file: Annotated[str, Argument(metavar="FILE", help=_FILE)], as_json: AsJson = False) -> int | None:
     """Say of each policy of a file what is wrong with it, or OK; exit code 1 if one is invalid."""
     found = read_file(file)
     for named in found:
@@ -59,11 +58,9 @@ def check(
 
 @command(group, "show")
 def show_(
-    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help=_FILE)] = None,
-    policy: Annotated[
-        str | None, typer.Option("--policy", metavar="JSON", help="A policy, in place of a file.")
-    ] = None,
-    png: Annotated[str | None, typer.Option("--png", metavar="PATH", help="Also draw it, as a PNG.")] = None,
+    file: Annotated[str | None, Argument(metavar="[FILE]", help=_FILE)] = None,
+    policy: Annotated[str | None, Option(metavar="JSON", help="A policy, in place of a file.")] = None,
+    png: Annotated[str | None, Option(metavar="PATH", help="Also draw it, as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> int | None:
     """Show when retries come: of a file, --policy, the configured `retry`, or the spec's default."""

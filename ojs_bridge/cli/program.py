@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from ..errors import ConfigurationError
 from . import __doc__ as about
@@ -34,8 +35,8 @@ command(program, "plan")(plan.plan)
 @command(program, "serve")
 def serve(
     place: Place,
-    host: Annotated[str, typer.Option("--host", help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="On which port.")] = 8787,
+    host: Annotated[str, Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="On which port.")] = 8787,
 ) -> None:
     """Serve the HTTP API and the board; OJS_BRIDGE_OPERATOR_TOKEN and OJS_BRIDGE_READER_TOKEN guard them."""
     try:

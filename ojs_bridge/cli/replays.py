@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ..errors import InvalidRetryPolicy
 from ..operations.dead_letters import DeadLetters
 from ..operations.replaying import override_of
 from ..spec.policy import check_partial
 from ..store import Letter
-from .commands import INCOMPLETE, AsJson, DryRun, Yes, ask, each, json_of
+from .commands import INCOMPLETE, AsJson, DryRun, Yes, ask, each, found_of, json_of
 from .finding import Place
-from .letters import Filter, count, counts, every, found_of, show_bulk, show_letters, show_matched, told
+from .letters import Filter, count, counts, every, show_bulk, show_letters, show_matched, told
 from .printing import progress_bar, say
 
 
@@ -24,19 +24,11 @@ from .printing import progress_bar, say
 class Changes:
     """The options that change single letters; None changes nothing."""
 
-    set_queue: Annotated[str | None, typer.Option("--set-queue", help="Send it to this queue.")] = None
-    args: Annotated[str | None, typer.Option("--args", metavar="JSON", help="A list, in place of its.")] = (
-        None
-    )
-    kwargs: Annotated[
-        str | None, typer.Option("--kwargs", metavar="JSON", help="An object, in place of its.")
-    ] = None
-    meta: Annotated[
-        str | None, typer.Option("--meta", metavar="JSON", help="Headers or options, merged over its.")
-    ] = None
-    policy: Annotated[
-        str | None, typer.Option("--policy", metavar="JSON", help="A partial policy, merged over its.")
-    ] = None
+    set_queue: Annotated[str | None, Option(help="Send it to this queue.")] = None
+    args: Annotated[str | None, Option(metavar="JSON", help="A list, in place of its.")] = None
+    kwargs: Annotated[str | None, Option(metavar="JSON", help="An object, in place of its.")] = None
+    meta: Annotated[str | None, Option(metavar="JSON", help="Headers or options, merged over its.")] = None
+    policy: Annotated[str | None, Option(metavar="JSON", help="A partial policy, merged over its.")] = None
 
     def read(self) -> dict[str, Any]:
         """Return the changes as the library takes them; raises ValueError and InvalidRetryPolicy."""
@@ -56,13 +48,9 @@ def replay(
     place: Place,
     chosen: Filter,
     changes: Changes,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Job ids.")] = None,
-    everything: Annotated[
-        bool, typer.Option("--all", help="All of the kind that the options say; asks.")
-    ] = False,
-    rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", help="With --all: at most so many a second.")
-    ] = None,
+    ids: Annotated[list[str] | None, Argument(metavar="[ID...]", help="Job ids.")] = None,
+    everything: Annotated[bool, Option("--all", help="All of the kind that the options say; asks.")] = False,
+    rate: Annotated[float | None, Option(metavar="N", help="With --all: at most so many a second.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -105,7 +93,7 @@ def _check(
 
 
 def _look_at(letters: DeadLetters, ids: Sequence[str], place: Place, *, as_json: bool) -> int | None:
-    found = {letter.id: letter for letter in found_of(letters, ids)}
+    found = {letter.id: letter for letter in found_of(letters.get, ids)}
     show_letters(found.values(), as_json=as_json)
     wrong = {i: f"there is no dead letter {i!r}" for i in ids if i not in found}
     if place.has_app:

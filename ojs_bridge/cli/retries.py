@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 import typer
+from typer import Option
 
-from ..errors import RetryNotFound
 from ..operations.draining import Drained
 from ..operations.letters import MAX_PAGE
 from ..operations.parked_retries import ParkedRetries
 from ..spec.policy import attempts_told
 from ..store import Parked
-from .commands import INCOMPLETE, All, AsJson, Cursor, DryRun, Ids, Limit, Yes, ask, command, each
+from .commands import INCOMPLETE, All, AsJson, Cursor, DryRun, Ids, Limit, Yes, ask, command, each, found_of
 from .finding import Place
 from .printing import Rows, counted, progress_bar, say, show, show_json, table, time_of
 
@@ -25,8 +25,8 @@ group = typer.Typer(
 @command(group, "list")
 def list_(
     place: Place,
-    queue: Annotated[str | None, typer.Option("--queue", help="Of this queue.")] = None,
-    type_: Annotated[str | None, typer.Option("--type", help="Of this job type, such as billing.*")] = None,
+    queue: Annotated[str | None, Option(help="Of this queue.")] = None,
+    type_: Annotated[str | None, Option("--type", help="Of this job type, such as billing.*")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
     everything: All = False,
@@ -53,7 +53,7 @@ def run(place: Place, ids: Ids, as_json: AsJson = False) -> int | None:
 def cancel(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> int | None:
     """Delete parked retries: their jobs never run again; asks."""
     retries = place.bridge.retries
-    found = [*_found(retries, ids)]
+    found = [*found_of(retries.get, ids)]
     if found:
         ask(f"Cancel {_told(len(found))} in {place}?", _table(found), yes=yes)
     return each(ids, retries.cancel, "cancelled", as_json=as_json)
@@ -64,7 +64,7 @@ def drain(
     place: Place,
     tasks: Annotated[
         list[str] | None,
-        typer.Option("--task", metavar="PATTERN", help="Only of job types such as billing.*; repeatable."),
+        Option("--task", metavar="PATTERN", help="Only of job types such as billing.*; repeatable."),
     ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
@@ -120,14 +120,6 @@ def _every(retries: ParkedRetries, queue: str | None, type_: str | None) -> Iter
         cursor = page.next_cursor
         if cursor is None:
             return
-
-
-def _found(retries: ParkedRetries, ids: Iterable[str]) -> Iterator[Parked]:
-    for job_id in ids:
-        try:
-            yield retries.get(job_id)
-        except RetryNotFound:
-            continue
 
 
 def _show_drained(drained: Drained) -> None:

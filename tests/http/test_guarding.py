@@ -1,4 +1,4 @@
-"""Who is let in, and who is not."""
+"""The guard: tokens, foreign pages, limits and headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dead letters' routes: their shapes, what they do, and what goes wrong."""
+"""The dead letters' routes: their shapes, their effects and their errors."""
 
 from __future__ import annotations
 
