@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 
 from ..spec.job import parse_time
-from ..spec.patterns import check_pattern
 from .answers import MEDIA_TYPE, Refusal, invalid
 
 Schema: TypeAlias = dict[str, Any]
@@ -142,15 +141,6 @@ def _word(name: str, told: object) -> str:
     return told
 
 
-def _pattern(name: str, told: object) -> str:
-    word = _word(name, told)
-    try:
-        check_pattern(name, word)
-    except ValueError as error:
-        raise invalid(str(error)) from None
-    return word
-
-
 def _time(name: str, told: object) -> datetime:
     try:
         return min(max(parse_time(_word(name, told).upper()), EARLIEST), LATEST)
@@ -183,7 +173,7 @@ def _flag_word(name: str, told: str) -> bool:
 
 _WORD: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_WORD}
 WORD = Field(_WORD, _word)
-PATTERN = Field(_WORD, _pattern)
+PATTERN = Field({**_WORD, "description": "A name, or a pattern such as billing.*"}, _word)
 TIME = Field({"type": "string", "format": "date-time"}, _time)
 CURSOR = Field(
     {**_WORD, "pattern": "^[0-9]{1,15}:", "description": "The next_cursor of the page before"}, _word

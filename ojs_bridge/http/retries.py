@@ -10,7 +10,7 @@ from ..spec.job import format_time
 from ..store import Parked, ParkedPage
 from . import shapes
 from .answers import conflicts, not_found
-from .fields import WORD
+from .fields import PATTERN, WORD
 from .paging import PAGE, page_of
 from .routes import Asked, Operation, answers
 
@@ -24,7 +24,7 @@ class Retries:
         self._retries = bridge.retries
         self._now = bridge.engine.now
 
-    @answers(RETRIES, "GET", "/retries", query={"queue": WORD, "type": WORD, **PAGE})
+    @answers(RETRIES, "GET", "/retries", query={"queue": WORD, "type": PATTERN, **PAGE})
     def list(self, asked: Asked) -> shapes.ParkedPage:
         """List parked retries, the next one due first."""
         queue, type_ = asked.query.get("queue"), asked.query.get("type")
