@@ -27,8 +27,8 @@ test:  ## run every test, and beside them the adapters' at the oldest supported 
 	@echo 'The reports follow in some minutes, each when its run has ended.'
 	@$(MAKE) --jobs=2 --keep-going --output-sync=target main floor
 
-quick: lint types  ## check style and types, and run every test that needs no server
-	.venv/bin/python -m pytest --no-servers -rfE $(PARALLEL) --numprocesses=2
+quick: lint types  ## check style and types, and run every test that starts no other program
+	.venv/bin/python -m pytest --quick -rfE $(PARALLEL) --numprocesses=4
 
 main: .venv/.installed servers  ## run every test
 	.venv/bin/python -m pytest $(PARALLEL) --numprocesses=$(TEST_WORKERS)

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
@@ -16,13 +17,14 @@ import redis
 from hypothesis import HealthCheck, settings
 from xdist.workermanage import NodeManager
 
-from tests.servers import Postgres, RabbitMQ, Server, Valkey
+from tests.servers import Postgres, RabbitMQ, Valkey
 from tests.servers.sharing import Kind, Lender, borrowed
 
 SERVERS = {"postgres", "rabbitmq", "valkey"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: list[int] = []
 _lenders: list[Lender] = []
+_running = threading.Event()
 
 # A busy machine is no failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -31,8 +33,8 @@ settings.load_profile("patient")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Have a termination tear the servers down as an interrupt does."""
-    if config.getoption("--no-servers"):
-        Server.start = skip_test  # type: ignore[method-assign]
+    if config.getoption("--quick"):
+        sys.addaudithook(skip_slow_test)
     if hasattr(config, "workerinput"):
         for sent in SIGNALS:
             signal.signal(sent, interrupt_once)
@@ -43,20 +45,31 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of `make quick`."""
-    parser.addoption("--no-servers", action="store_true", help="run only the tests that need no server")
+    parser.addoption("--quick", action="store_true", help="run only the tests that start no other program")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without servers, leave out the tests whose fixtures start one."""
-    if config.getoption("--no-servers"):
+    """Leave out, when it is to be quick, the tests whose fixtures start a server."""
+    if config.getoption("--quick"):
         served = [item for item in items if SERVERS & set(getattr(item, "fixturenames", ()))]
         config.hook.pytest_deselected(items=served)
         items[:] = [item for item in items if item not in served]
 
 
-def skip_test(server: Server) -> None:
-    """Skip a test that starts a server by itself."""
-    pytest.skip(f"starts {type(server).__name__}")
+def pytest_runtest_logstart() -> None:
+    """Take note that a test runs, rather than that its module is imported."""
+    _running.set()
+
+
+def pytest_runtest_logfinish() -> None:
+    """Take note that it has ended."""
+    _running.clear()
+
+
+def skip_slow_test(event: str, arguments: object) -> None:
+    """Skip a test as it starts another program: a server, a worker, or another Python."""
+    if event == "subprocess.Popen" and _running.is_set():
+        pytest.skip("starts another program")
 
 
 def interrupt_once(sent: int, frame: object) -> None:
@@ -68,7 +81,7 @@ def interrupt_once(sent: int, frame: object) -> None:
 
 def pytest_configure_node(node: Any) -> None:
     """Lend the processes of `pytest -n` the servers that are slow to start."""
-    if not node.config.getoption("--no-servers"):
+    if not node.config.getoption("--quick"):
         if not _lenders:
             _lenders.append(Lender({"Postgres": Postgres, "RabbitMQ": RabbitMQ}))
         node.workerinput["lender"] = _lenders[0].address
