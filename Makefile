@@ -28,7 +28,7 @@ test:  ## run every test, and beside them the adapters' at the oldest supported 
 	@$(MAKE) --jobs=2 --keep-going --output-sync=target main floor
 
 quick: lint types  ## check style and types, and run every test that starts no other program
-	.venv/bin/python -m pytest --quick -rfE $(PARALLEL) --numprocesses=4
+	.venv/bin/python -m pytest --quick -rfE $(PARALLEL) --numprocesses=3
 
 main: .venv/.installed servers  ## run every test
 	.venv/bin/python -m pytest $(PARALLEL) --numprocesses=$(TEST_WORKERS)
