@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +114,7 @@ def _excluded(policy: RetryPolicy) -> tuple[tuple[type[BaseException], ...], lis
 
     As in a policy's matching, a name is a class's full or bare one.
     """
-    loaded = sorted(_subclasses(BaseException), key=_full_name)
+    loaded = sorted({*_subclasses(BaseException)}, key=_full_name)
     classes: dict[type[BaseException], None] = {}
     lost = []
     for pattern in policy.non_retryable_errors:
@@ -128,13 +128,10 @@ def _excluded(policy: RetryPolicy) -> tuple[tuple[type[BaseException], ...], lis
     return tuple(classes), lost
 
 
-def _subclasses(cls: type[BaseException]) -> set[type[BaseException]]:
-    found, ahead = {cls}, [cls]
-    while ahead:
-        new = set(type.__subclasses__(ahead.pop())) - found
-        found |= new
-        ahead.extend(new)
-    return found
+def _subclasses(cls: type[BaseException]) -> Iterator[type[BaseException]]:
+    for one in type.__subclasses__(cls):
+        yield one
+        yield from _subclasses(one)
 
 
 def _full_name(cls: type[BaseException]) -> str:

@@ -18,7 +18,7 @@ from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF
 from dramatiq.results import Results
 from dramatiq.results.backends import StubBackend
 
-from ojs_bridge import Bridge, ConfigurationError, Jitter, RetryPolicy
+from ojs_bridge import Bridge, Jitter, RetryPolicy
 from ojs_bridge.dramatiq import install
 from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, Native, Planned, Runs
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
@@ -281,17 +281,6 @@ def test_an_actor_that_speaks_of_policies_already() -> None:
     assert [hazard.name for hazard in found.hazards] == ["already-moved"]
     other = plan_of(bridged(), ojs_retry=RetryPolicy(max_attempts=2, jitter=Jitter(1, 2)))
     assert (other.policy, len(other.differences)) == ({"max_attempts": 2}, 1)
-
-
-def test_names_are_patterns() -> None:
-    """One that matches nothing is refused."""
-    broker = StubBroker()
-    for name in ("b.two", "a.one", "a.three"):
-        dramatiq.actor(never, broker=broker, actor_name=name)
-    assert [found.name for found in of_dramatiq(broker)] == ["a.one", "a.three", "b.two"]
-    assert [found.name for found in of_dramatiq(broker, ["a.*"])] == ["a.one", "a.three"]
-    with pytest.raises(ConfigurationError, match="names: 'c' names no actor"):
-        of_dramatiq(broker, ["a.*", "c"])
 
 
 def test_throws_is_what_the_policy_rules_out() -> None:

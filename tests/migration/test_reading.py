@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from celery import signals
 
+from ojs_bridge import ConfigurationError
 from ojs_bridge.migration.plan import NOT_KNOWN, Native, Planned
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
@@ -425,32 +427,33 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("fleet_of_a_test", None)
 
 
-def not_known(found: Planned, text: str) -> None:
-    """Check that nothing is said of a task, but for the line that leaves it open."""
+def plan_of(module: Any, text: str) -> Planned:
+    """The plan of the only task or actor of a module."""
+    fleet = module(text)
+    (found,) = of_celery(fleet.app, ["job"]) if text.startswith(CELERY) else of_dramatiq(fleet.broker)
+    return found
+
+
+TEXTS = {
+    **{name: CELERY + text for name, text in NOT_READ.items()},
+    **{f"{name}, on Dramatiq": DRAMATIQ + text for name, text in NOT_READ_ON_DRAMATIQ.items()},
+}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_what_is_not_known(module: Any, text: str) -> None:
+    """No number, no policy, and the line that is to be looked at."""
+    found = plan_of(module, text)
     line = next(n for n, words in enumerate(text.split("\n"), 1) if "# HERE" in words)
     assert [x.where for x in found.open if x.where == f"fleet_of_a_test.py:{line}"], found.open
     assert (found.native, found.policy, found.differences) == (Native.unknown(), None, ())
     assert found.verdict == NOT_KNOWN
 
 
-@pytest.mark.parametrize("text", NOT_READ.values(), ids=NOT_READ)
-def test_what_celery_does_is_not_known(module: Any, text: str) -> None:
-    """No number, no policy, and the line that is to be looked at."""
-    (found,) = of_celery(module(CELERY + text).app, ["job"])
-    not_known(found, CELERY + text)
-
-
-@pytest.mark.parametrize("text", NOT_READ_ON_DRAMATIQ.values(), ids=NOT_READ_ON_DRAMATIQ)
-def test_what_dramatiq_does_is_not_known(module: Any, text: str) -> None:
-    """Nor here: bodies, helpers and middleware are read for what can change the answer."""
-    (found,) = of_dramatiq(module(DRAMATIQ + text).broker)
-    not_known(found, DRAMATIQ + text)
-
-
 @pytest.mark.parametrize(("text", "runs", "waits"), READ.values(), ids=READ)
 def test_what_is_read(module: Any, text: str, runs: Any, waits: tuple[float, ...]) -> None:
     """A number only where no other can be right."""
-    (found,) = of_celery(module(CELERY + text).app, ["job"])
+    found = plan_of(module, CELERY + text)
     assert found.native is not None
     assert (found.native.runs, found.native.waits) == (runs, tuple(map(Wait.of, waits)))
     assert (found.verdict, found.policy is None, found.exact) == ("read", False, True)
@@ -468,7 +471,7 @@ class Custom(Task):
 def job(self):
     os.getpid()
 """
-    (found,) = of_celery(module(CELERY + own).app, ["job"])
+    found = plan_of(module, CELERY + own)
     assert (found.native, str(found.open[0])) == (
         Native.unknown(),
         "job: its own Request, of fleet_of_a_test, is not read",
@@ -508,3 +511,35 @@ def with_lazy_things() -> None:
 def test_nothing_is_asked_for_anything() -> None:
     """Names are looked up, and what they stand for is let alone."""
     assert native(app_with(with_lazy_things)).runs == 1
+
+
+FLEETS = [
+    (of_celery, "app", CELERY, "app.task(options, name={!r}, shared=False)\n", "task"),
+    (
+        of_dramatiq,
+        "broker",
+        DRAMATIQ,
+        "dramatiq.actor(lambda: None, broker=broker, actor_name={!r})\n",
+        "actor",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("plan", "attribute", "start", "declare", "noun"), FLEETS, ids=["celery", "dramatiq"]
+)
+def test_names_and_patterns(
+    module: Any, plan: Any, attribute: str, start: str, declare: str, noun: str
+) -> None:
+    """All of the fleet's own, sorted, or those that a pattern names; a pattern that names none is refused."""
+    text = start + "".join(map(declare.format, ("b.one", "a.two", "a.one")))
+    fleet = getattr(module(text), attribute)
+    for names, found in (
+        ((), ["a.one", "a.two", "b.one"]),
+        (["a.*"], ["a.one", "a.two"]),
+        (["b.*", "a.two"], ["a.two", "b.one"]),
+    ):
+        assert [one.name for one in plan(fleet, names)] == found
+    for pattern in ("c.*", "celery.*"):
+        with pytest.raises(ConfigurationError, match=re.escape(f"names: {pattern!r} names no {noun}")):
+            plan(fleet, ["a.one", pattern])

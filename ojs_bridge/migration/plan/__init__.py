@@ -1,9 +1,10 @@
-"""The plan of a fleet: each task today, the retry policy nearest to that, and the hazards of moving it."""
+"""The plan of a fleet: each task today, the policy nearest to that, the hazards; and its check by running."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias, cast
 
 from ...config.policies import EntryFields
@@ -24,6 +25,9 @@ NOT_KNOWN: NotKnown = "not known"
 MOST = 20
 #: From here on the waits are taken to stay as they are.
 SETTLED = 1000
+#: How many runs of a task are measured at most; a longer task is stopped there, and stays as it was read.
+LIMIT = 50
+_SLACK = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,20 +186,17 @@ def _attempts_of(policy: RetryPolicy) -> str:
     return "no max_attempts" if policy.max_attempts >= LARGEST else f"max_attempts={policy.runs}"
 
 
-def counting(option: str, runs: Runs, value: float | None) -> Hazard:
-    """Return the hazard of an option that counts retries, where `max_attempts` counts runs."""
-    if runs == ENDLESS:
+def counting(runs: Runs) -> Hazard:
+    """Return the hazard of `max_retries`, which counts retries, where `max_attempts` counts runs."""
+    if not isinstance(runs, int):
         return Hazard(
             "infinite-retries",
-            f"{option} retries a job without end, however long it has failed, and so does the bridge: say a "
-            "max_attempts; a job in flight that has had as many runs then ends at its next failure, or "
+            "max_retries=None retries a job without end, however long it has failed, and so does the bridge: "
+            "say a max_attempts; a job in flight that has had as many runs then ends at its next failure, or "
             'begins afresh under install(in_flight="afresh")',
         )
-    times = "once" if runs == 1 else f"{runs} times"
-    return Hazard(
-        "counts-retries",
-        f"{option} counts retries, so that a job runs {times}; max_attempts counts runs: {runs}, not {value}",
-    )
+    retries = f"max_retries={runs - 1} counts retries, so that a job runs {runs} times"
+    return Hazard("counts-retries", f"{retries}; max_attempts counts runs: {runs}, not {runs - 1}")
 
 
 def pickled(subject: str) -> Hazard:
@@ -203,3 +204,70 @@ def pickled(subject: str) -> Hazard:
     return Hazard(
         "pickle", f"{subject}: who can write to the broker or the dead letters runs code in the workers"
     )
+
+
+class Injected(Exception):
+    """The failure that is injected into a task that names none of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A job whose every run failed: its runs, the seconds between them, and its end."""
+
+    runs: int
+    waits: tuple[float, ...]
+    end: str
+
+
+#: A task's name, with what was measured of it under a policy.
+Moved: TypeAlias = tuple[str, tuple[Measured, RetryPolicy]]
+#: Moves tasks, by their entries, to a bridge with a store's URL.
+Moving: TypeAlias = Callable[[str, Mapping[str, EntryFields]], Iterator[Moved]]
+
+
+def measure(found: Sequence[Planned], native: Callable[[str], Measured], move: Moving) -> list[Planned]:
+    """Return a plan with what was measured of each task, natively and then under its policy."""
+    names = measurable(found)
+    today = {name: native(name) for name in names}
+    with TemporaryDirectory() as folder:
+        entries = {one.name: one.entry for one in found if one.name in names}
+        then = dict(move(f"sqlite:///{folder}/ojs.db", entries))
+    return [_judged(one, today[one.name], *then[one.name]) if one.name in names else one for one in found]
+
+
+def measurable(found: Iterable[Planned]) -> list[str]:
+    """Return the names of the tasks of which an injected failure tells something.
+
+    A task whose code asks for retries itself never reaches that code then.
+    """
+    return [one.name for one in found if one.policy is not None and not (one.retry_on or one.open)]
+
+
+def _judged(one: Planned, native: Measured, moved: Measured, policy: RetryPolicy) -> Planned:
+    told = one.native or Native.unknown()
+    if wrong := _unlike(native, told.runs, told.waits):
+        found = Open("measured", f"{wrong}, not as it was read")
+        return replace(one, native=Native.unknown(), policy=None, differences=(), open=(found,))
+    waits = tuple(policy_wait(policy, n) for n in range(1, min(policy.runs, LIMIT + 1)))
+    differences = [f"measured under the policy: {x}" for x in [_unlike(moved, told.runs, waits)] if x]
+    if native.end != moved.end:
+        differences.append(f"measured: it ends in {moved.end} under the policy, and in {native.end} today")
+    return replace(one, measured=bool(native.end), differences=(*one.differences, *differences))
+
+
+def _unlike(measured: Measured, runs: object, waits: tuple[Wait, ...] | NotKnown) -> str:
+    """Return in words the first measure that is not as expected."""
+    if measured.runs != (min(runs, LIMIT) if isinstance(runs, int) else LIMIT):
+        return f"it ran {measured.runs:,} times"
+    if waits == NOT_KNOWN:
+        return ""
+    for n, (seconds, wait) in enumerate(zip(measured.waits, waits, strict=False), 1):
+        if not wait.least - _SLACK <= seconds <= wait.most + _SLACK:
+            return f"retry {n} waited {seconds:g} s"
+    return ""
+
+
+def raised_for(classes: Iterable[type[BaseException]]) -> BaseException:
+    """Return an error of the first of some classes, whatever its constructor wants."""
+    cls = next(iter(classes), Injected)
+    return cls.__new__(cls, "injected by ojs-bridge plan --verify")

@@ -19,8 +19,6 @@ from .native import (
     differences_of,
     policy_of,
     read,
-    retry_kwargs,
-    runs_of,
 )
 from .reading import Fleet
 
@@ -85,25 +83,11 @@ def _of_limits(reading: Reading) -> Iterator[Hazard]:
             "unused-autoretry",
             "autoretry_for was set after the task was registered: Celery does not read it, nothing retries",
         )
-    if reading.wait:
-        counts = [limit for limit in _limits(reading) if runs_of(limit[1]) == runs]
-        yield from (counting(text, runs, value) for text, value in counts[:1])
-    elif explicit(task, "max_retries"):
+    if reading.wait and runs != 1:
+        yield counting(runs)
+    elif not reading.wait and explicit(task, "max_retries"):
         text = f"max_retries={task.max_retries} is never read: nothing retries, it runs once"
         yield Hazard("unused-max-retries", text)
-
-
-def _limits(reading: Reading) -> Iterator[tuple[str, float | None]]:
-    """Yield the limits of the retries, in words, with their values; the first that is said counts."""
-    task = reading.task
-    asked = retry_kwargs(task).get("max_retries") if autoretries(task) else None
-    if asked is not None:
-        yield f"retry_kwargs={{'max_retries': {asked}}}", asked
-    for ask in reading.asks:
-        if ask.max_retries is not None:
-            yield f"self.retry(max_retries={ask.max_retries}) in {ask.where}", ask.max_retries
-    if explicit(task, "max_retries"):
-        yield f"max_retries={task.max_retries}", task.max_retries
 
 
 def _of_long_waits(app: Celery, reading: Reading) -> Iterator[Hazard]:

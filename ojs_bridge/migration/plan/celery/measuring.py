@@ -17,8 +17,7 @@ from ....celery.attach import POLICIES, task_policy
 from ....config.policies import EntryFields
 from ....engine.events import Event
 from ....errors import ConfigurationError
-from .. import Planned
-from ..measuring import LIMIT, Measured, Moved, exactly, measure, raised_for
+from .. import LIMIT, Measured, Moved, Planned, measure, raised_for
 from .native import autoretries
 
 
@@ -52,7 +51,7 @@ def _native(task: Task) -> Measured:
 def _moved(app: Celery, url: str, entries: Mapping[str, EntryFields]) -> Iterator[Moved]:
     events: list[Event] = []
     bridge = Bridge(url, listeners=[events.append], retry={})
-    install(app, bridge, policies=exactly(entries), canary=100)
+    install(app, bridge, policies=entries, canary=100)
     for name in entries:
         events.clear()
         found = _applied(app.tasks[name], "run")

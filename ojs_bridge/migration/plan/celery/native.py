@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from celery import Task
 
@@ -30,19 +30,15 @@ class Reading:
     open: tuple[Open, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """`autoretry_for`, or a plain call of `self.retry`: how often a task runs by it, and its waits."""
-
-    runs: Runs
-    wait: Callable[[int], Wait]
+#: `autoretry_for`, or a plain call of `self.retry`: how often a task runs by it, and its waits.
+_Way: TypeAlias = tuple[Runs, Callable[[int], Wait]]
 
 
 def read(fleet: Fleet, task: Task) -> Reading:
     """Read a task's options and its code, neither of which is run."""
     code = read_code(fleet, task)
     ways = [*_ways(task, code.asks)]
-    natives = {_native(task, code.asks, way) for way in ways or [_Way(1, _constant(0))]}
+    natives = {_native(task, code.asks, *way) for way in ways or [(1, _constant(0))]}
     opened = [*code.open, *(code.of_retries if ways else ())]
     if autoretries(task) and retry_kwargs(task).get("eta"):
         opened.append(
@@ -52,7 +48,7 @@ def read(fleet: Fleet, task: Task) -> Reading:
         opened.append(Open(code.asks[-1].where, "its limit or wait is not that of the task's other retries"))
     if opened:
         return Reading(task, Native.unknown(), open=tuple(dict.fromkeys(opened)))
-    return Reading(task, natives.pop(), tuple(code.asks), ways[0].wait if ways else None)
+    return Reading(task, natives.pop(), tuple(code.asks), ways[0][1] if ways else None)
 
 
 def autoretries(task: Task) -> bool:
@@ -65,23 +61,19 @@ def retry_kwargs(task: Task) -> dict[str, Any]:
     return dict(automatic(task, "retry_kwargs", default=None) or {})
 
 
-def runs_of(limit: float | None) -> Runs:
-    """Return how often a job runs; Celery compares, so that a limit below 0 is 0 and 2.5 is 2."""
-    return ENDLESS if limit is None or limit == math.inf else max(math.floor(limit), 0) + 1
-
-
 def _ways(task: Task, asks: Iterable[Ask]) -> Iterator[_Way]:
     if autoretries(task):
         given = retry_kwargs(task)
-        yield _way(
-            task, given.get("max_retries"), _backoff(task) or _constant_of(task, given.get("countdown"))
-        )
+        wait = _backoff(task) or _constant_of(task, given.get("countdown"))
+        yield _runs(task, given.get("max_retries")), wait
     for ask in asks:
-        yield _way(task, ask.max_retries, _constant_of(task, ask.countdown))
+        yield _runs(task, ask.max_retries), _constant_of(task, ask.countdown)
 
 
-def _way(task: Task, limit: float | None, wait: Callable[[int], Wait]) -> _Way:
-    return _Way(runs_of(task.max_retries if limit is None else limit), wait)
+def _runs(task: Task, limit: float | None) -> Runs:
+    """Return how often a job runs; Celery compares, so that a limit below 0 is 0 and 2.5 is 2."""
+    limit = task.max_retries if limit is None else limit
+    return ENDLESS if limit is None or limit == math.inf else max(math.floor(limit), 0) + 1
 
 
 def _constant_of(task: Task, countdown: float | None) -> Callable[[int], Wait]:
@@ -103,14 +95,14 @@ def _backoff(task: Task) -> Callable[[int], Wait] | None:
     return lambda n: celery_wait(n, int(max(1.0, factor)), longest, jitter=jitter)
 
 
-def _native(task: Task, asks: Iterable[Ask], way: _Way) -> Native:
-    once = way.runs == 1
+def _native(task: Task, asks: Iterable[Ask], runs: Runs, wait: Callable[[int], Wait]) -> Native:
+    once = runs == 1
     return Native.computed(
-        way.runs,
-        way.wait,
+        runs,
+        wait,
         retries="nothing" if once else "; ".join(_retried(task, asks)),
         final="every error" if once else _final(task),
-        at_the_end=_listed(_end(task, asks)),
+        at_the_end=", ".join(_end(task, asks)),
     )
 
 
@@ -120,7 +112,7 @@ def _retried(task: Task, asks: Iterable[Ask]) -> Iterator[str]:
         but = f", but not {excluded} (dont_autoretry_for)" if excluded else ""
         yield f"{_names(task.autoretry_for)} (autoretry_for){but}"
     if places := [ask.where for ask in asks]:
-        yield f"what its code calls self.retry for, in {_listed(places)}"
+        yield f"what its code calls self.retry for, in {', '.join(places)}"
 
 
 def _final(task: Task) -> str:
@@ -128,7 +120,7 @@ def _final(task: Task) -> str:
         return "every error that reaches Celery without self.retry"
     excluded = _names(getattr(task, "dont_autoretry_for", ()))
     rest = () if Exception in tuple(task.autoretry_for) else ("every other error",)
-    return _listed([*filter(None, [excluded]), *rest]) or "nothing"
+    return ", ".join([*filter(None, [excluded]), *rest]) or "nothing"
 
 
 def _end(task: Task, asks: Iterable[Ask]) -> Iterator[str]:
@@ -148,17 +140,8 @@ def _end(task: Task, asks: Iterable[Ask]) -> Iterator[str]:
         yield "its message is gone"
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Return names as a sentence lists them: a, b and c."""
-    *most, last = [*names] or [""]
-    return f"{', '.join(most)} and {last}" if most else last
-
-
 def _names(classes: Iterable[type]) -> str:
-    return _listed(
-        cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-        for cls in classes
-    )
+    return ", ".join(cls.__qualname__ for cls in classes)
 
 
 def policy_of(reading: Reading) -> dict[str, Any] | None:

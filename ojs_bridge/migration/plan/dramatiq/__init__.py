@@ -11,7 +11,7 @@ import dramatiq
 from dramatiq import Actor
 from dramatiq.broker import Broker
 from dramatiq.common import xq_name
-from dramatiq.middleware import AgeLimit, Middleware, Retries, TimeLimit
+from dramatiq.middleware import AgeLimit, Middleware, TimeLimit
 
 from ....dramatiq.brokers import PATIENCE, is_broker, is_redis
 from ....dramatiq.native_options import native_partial
@@ -19,7 +19,6 @@ from ....dramatiq.translate import RETRY_OPTION
 from ....spec.duration import spoken
 from ....spec.policy import RetryPolicy, partial_to_ojs
 from .. import (
-    ENDLESS,
     NOT_KNOWN,
     Hazard,
     Native,
@@ -149,9 +148,8 @@ def _hazards(settings: Settings, native: Native, broker: Broker) -> Iterator[Haz
 
 
 def _of_retries(settings: Settings, native: Native) -> Iterator[Hazard]:
-    changed = settings.max_retries != Retries().max_retries or "max_retries" in settings.actor.options
-    if native.runs == ENDLESS or (native.runs not in (NOT_KNOWN, 1) and changed):
-        yield counting(f"max_retries={settings.max_retries}", native.runs, settings.max_retries)
+    if native.runs not in (NOT_KNOWN, 1):
+        yield counting(native.runs)
     if settings.retry_when is not None:
         asked = (
             "the bridge goes on asking it: say a max_attempts for what it never ends"

@@ -17,8 +17,7 @@ from ....config.policies import EntryFields
 from ....dramatiq import install
 from ....dramatiq.actors import settings_of
 from ....errors import ConfigurationError
-from .. import Planned
-from ..measuring import LIMIT, Measured, Moved, exactly, measurable, measure, raised_for
+from .. import LIMIT, Measured, Moved, Planned, measurable, measure, raised_for
 from .reading import retries_of, task_policy
 
 #: The options of an actor by which it is retried.
@@ -58,7 +57,7 @@ def measured(broker: Broker, found: Sequence[Planned]) -> list[Planned]:
 
 def _moved(broker: StubBroker, url: str, entries: Mapping[str, EntryFields]) -> Iterator[Moved]:
     bridge = _Ahead(url, retry={}, park_after=timedelta(days=3650))
-    install(broker, bridge, policies=exactly(entries), canary=100)
+    install(broker, bridge, policies=entries, canary=100)
     broker.emit_after("process_boot")
     for name, actor in broker.actors.items():
         if moved := task_policy(broker, actor):
