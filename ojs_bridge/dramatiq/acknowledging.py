@@ -17,7 +17,7 @@ from ..engine.runs import Run
 from ..spec.decision import Complete
 from ..store import Settle
 from .brokers import is_redis, redis_outages
-from .on_redis import acks_of
+from .compat import acks_of
 
 #: keys: heartbeats, our unacknowledged ids, the queue's messages. words: now, our worker's id, the message's.
 #: What Dramatiq's own does; 1 when the message was still ours, and is gone.

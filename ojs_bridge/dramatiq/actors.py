@@ -21,6 +21,7 @@ from ..engine.runs import Native, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..spec.job import Job
 from ..spec.policy import RetryPolicy
+from .delivery import delivery_of
 from .native_options import INTERVALS, NATIVE_FIELDS, native_partial
 from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, job_of, names_exceptions
 
@@ -30,9 +31,6 @@ logger = logging.getLogger("ojs_bridge")
 RETRY_ON_OPTION = "ojs_retry_on"
 #: The actor option that carries an error map.
 ERRORS_OPTION = "ojs_errors"
-#: Where a delivery keeps whether it is under the bridge.
-_COVERED = "_ojs_covered"
-
 
 #: The settings of a broker that has no `Retries`.
 NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
@@ -89,10 +87,10 @@ class Actors:
         task = self.tasks.get(message._message.actor_name)
         if task is None or self.canary is None:
             return task
-        state = message.__dict__
-        if _COVERED not in state:
-            state[_COVERED] = self._covers(self.canary, message._message)
-        return task if state[_COVERED] else None
+        delivery = delivery_of(message)
+        if delivery.is_covered is None:
+            delivery.is_covered = self._covers(self.canary, message._message)
+        return task if delivery.is_covered else None
 
     def of_message(self, task: TaskPolicy, message: Message[Any]) -> TaskPolicy:
         """Return the settings of a message, native options of its own included; raises InvalidRetryPolicy."""

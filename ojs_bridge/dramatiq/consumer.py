@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
-import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,68 +15,16 @@ from dramatiq.errors import ConnectionClosed
 from ..errors import StoreError
 from .acknowledging import Ack, Ending
 from .brokers import is_rabbitmq, is_redis, redis_outages, told
-from .holding import received
+from .delivery import NATIVE, Delivery, Settlement, delivery_of
 from .on_rabbitmq import confirm, published_dead
-from .on_redis import Hands, enrich, is_replaced, replace_on
+from .on_redis import Hands, enrich, replace_on
 from .receiving import Wakes, readable, sound, taking
 from .translate import encodable
 
 logger = logging.getLogger("ojs_bridge")
 
-#: Where a message keeps how it is to be settled.
-MARK = "_ojs_settlement"
-_ENDING = "_ojs_ending"
-_FROM = "_ojs_consumer"
-_GIVEN = "_ojs_given_back"
-
 #: How long a job waits before it is given back, so that what fails for good does not spin, in seconds.
 HOLD_SECONDS = 1.0
-
-
-class Settlement(enum.Enum):
-    """How a message that the bridge has dealt with leaves the consumer."""
-
-    DROP = enum.auto()
-    """Acknowledge: nothing of it is needed any more."""
-    DEAD = enum.auto()
-    """Keep it, with its final state, in the broker's own dead queue."""
-    HOLD = enum.auto()
-    """Give it back to its queue after a while: it was interrupted before it was settled otherwise."""
-    UNBEGUN = enum.auto()
-    """As HOLD: it runs, and the bridge begins it only if it fails."""
-    GIVE_BACK = enum.auto()
-    """Give it back to its queue: this worker shuts down."""
-    ENDING = enum.auto()
-    """Acknowledge it as its `Ending` does."""
-    NATIVE = enum.auto()
-    """As Dramatiq itself would."""
-
-
-#: Looked up once, because enumerations are slow and every job comes by here.
-NATIVE, HOLD, UNBEGUN = Settlement.NATIVE, Settlement.HOLD, Settlement.UNBEGUN
-
-
-def is_dropped(message: MessageProxy) -> bool:
-    """Return whether a message left its broker for good, even if StubBroker shows it to unit tests."""
-    return message.__dict__.get(MARK) is Settlement.DROP
-
-
-def leave_by(message: MessageProxy, ending: Ending) -> None:
-    """Say that a message leaves by its own ending."""
-    message.__dict__[_ENDING] = ending
-    mark(message, Settlement.ENDING)
-
-
-def mark(message: MessageProxy, settlement: Settlement) -> None:
-    """Say how a message is to be settled, whatever Dramatiq thinks of it."""
-    message.__dict__[MARK] = settlement
-
-
-def publication(message: MessageProxy) -> str:
-    """Return what tells one message of a job's first run from another; "" where RabbitMQ cannot tell."""
-    if redis_id := message._message.options.get("redis_message_id"):
-        return str(redis_id)
-    return "" if getattr(message, "redelivered", False) else str(uuid.uuid4())
 
 
 class SettlingConsumer(Consumer):
@@ -106,7 +52,8 @@ class SettlingConsumer(Consumer):
         settle, takes, put = self._settle, self._takes, self._hands.put
 
         def ack(message: MessageProxy) -> None:
-            if getattr(message, MARK, NATIVE) is not NATIVE:
+            delivery: Delivery | None = message.ojs_delivery
+            if delivery is not None and delivery.settlement is not NATIVE:
                 settle(message, acknowledge)
                 return
             try:
@@ -123,41 +70,40 @@ class SettlingConsumer(Consumer):
         self._settle(message, self._inner.nack)
 
     def _settle(self, message: MessageProxy, otherwise: Ack) -> None:
-        state = message.__dict__
-        if _FROM in state and state[_FROM] is not self._inner:
+        delivery = delivery_of(message)
+        if delivery.consumer is not None and delivery.consumer is not self._inner:
             # RabbitMQ counts delivery tags per channel: this one now names somebody else's message.
-            if ending := state.get(_ENDING):
-                ending.settle()
+            if delivery.ending:
+                delivery.ending.settle()
             logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", message.message_id)
             return
         try:
-            settlement = state.get(MARK, NATIVE)
-            if settlement is NATIVE:
+            if delivery.settlement is NATIVE:
                 otherwise(message)
             else:
-                self._carry_out(settlement, message, otherwise)
+                self._carry_out(delivery, message, otherwise)
         except (StoreError, *redis_outages()) as error:  # type: ignore[misc]
             # After any other error Dramatiq leaves the message in a live worker's set, where nobody finds it.
             raise ConnectionClosed(error) from None
-        if self._takes and _GIVEN not in state:
+        if self._takes and not delivery.is_given_back:
             self._hands.put(message)
 
-    def _carry_out(self, settlement: Settlement, message: MessageProxy, otherwise: Ack) -> None:
-        match settlement:
-            case Settlement.ENDING:
-                self._end(message, message.__dict__[_ENDING], otherwise)
+    def _carry_out(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:
+        match delivery.settlement:
+            case Settlement.ENDING if delivery.ending:
+                self._end(delivery.ending, message, otherwise)
             case Settlement.DROP:
-                self._drop(message, otherwise)
+                self._drop(delivery, message, otherwise)
             case Settlement.DEAD:
                 _bury(self._broker, self._inner, message)
             case Settlement.HOLD | Settlement.UNBEGUN:
                 time.sleep(HOLD_SECONDS)
-                self._give_back(message)
+                self._give_back(delivery, message)
             case Settlement.GIVE_BACK:
-                self._give_back(message)
+                self._give_back(delivery, message)
 
-    def _drop(self, message: MessageProxy, otherwise: Ack) -> None:
-        if is_replaced(message):
+    def _drop(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:
+        if delivery.is_replaced:
             self._forget(message)
         elif hasattr(self._inner, "dead_letters"):
             # StubBroker: a unit test finds what has failed there, and `join` raises its error.
@@ -168,17 +114,16 @@ class SettlingConsumer(Consumer):
     def _forget(self, message: MessageProxy) -> None:
         getattr(self._inner, "queued_message_ids", set()).discard(message.message_id)
 
-    def _give_back(self, message: MessageProxy) -> None:
-        state = message.__dict__
-        if _GIVEN in state and message in self._hands:
+    def _give_back(self, delivery: Delivery, message: MessageProxy) -> None:
+        if delivery.is_given_back and message in self._hands:
             # The last time failed half-way: it went back, came again, and runs. It is not this one any more.
             return
-        state[_GIVEN] = True
+        delivery.is_given_back = True
         # First, or this very process might fetch it again and take it for the one it has.
         self._hands.put(message)
         _give_back(self._inner, message)
 
-    def _end(self, message: MessageProxy, ending: Ending, otherwise: Ack) -> None:
+    def _end(self, ending: Ending, message: MessageProxy, otherwise: Ack) -> None:
         if otherwise == self._inner.ack:
             ending.acknowledge(message, self._inner.ack)
             self._forget(message)
@@ -207,8 +152,7 @@ class SettlingConsumer(Consumer):
         message = self._take()
         if message is not None:
             if self._is_tagged:
-                message.__dict__[_FROM] = self._inner
-                received(message)
+                message.ojs_delivery = Delivery(self._inner, time.monotonic())  # type: ignore[attr-defined]
             elif self._takes and not self._hands.take(message):
                 return None
         return message

@@ -17,7 +17,7 @@ from ..engine.storage_retry import pause
 from ..operations.letters import CLAIM_SECONDS
 from ..store.records import from_ms
 from .brokers import is_rabbitmq, is_redis
-from .consumer import is_dropped
+from .delivery import is_dropped
 
 #: What a dead queue holds: encoded messages, but StubBroker's the messages themselves.
 Held: TypeAlias = bytes | MessageProxy

@@ -24,7 +24,7 @@ from ..spec.job import Job
 from .acknowledging import Acknowledging, Ending
 from .actors import Actors
 from .brokers import is_rabbitmq, is_redis, outages, told
-from .consumer import Settlement, leave_by, mark, publication
+from .delivery import Settlement, leave_by, mark, publication
 from .holding import HELD_AT_MOST, GiveUp, Holding, is_old
 from .native_options import UNBOUNDED, is_exhausted, say_end, say_retry
 from .on_rabbitmq import have_queue

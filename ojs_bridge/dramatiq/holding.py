@@ -14,6 +14,7 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Interrupt, ShutdownNotifications, TimeLimit
 
 from ..engine.waiting import Outage
+from .delivery import delivery_of
 
 #: How long a delivery from RabbitMQ is held at most, in seconds: half of what RabbitMQ itself allows (its
 #: `consumer_timeout`) before it closes the channel and delivers again all that was delivered there.
@@ -22,17 +23,10 @@ HELD_AT_MOST = 900.0
 #: How long a time limit that has struck but not arrived yet is waited for, in seconds.
 ARRIVAL_SECONDS = 0.25
 
-_RECEIVED = "_ojs_received"
-
-
-def received(message: MessageProxy) -> None:
-    """Take note that RabbitMQ has just delivered a message."""
-    message.__dict__[_RECEIVED] = time.monotonic()
-
 
 def is_old(message: MessageProxy) -> bool:
     """Return whether a delivery was held for as long as it may be."""
-    since = message.__dict__.get(_RECEIVED)
+    since = delivery_of(message).received
     return since is not None and time.monotonic() - since > HELD_AT_MOST
 
 

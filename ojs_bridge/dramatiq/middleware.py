@@ -23,8 +23,9 @@ from ..errors import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import ERRORS_OPTION, RETRY_ON_OPTION, Actors, BootError, settings_of
 from .brokers import say_caveats
-from .consumer import HOLD, MARK, NATIVE, UNBEGUN, Settlement, SettlingConsumer, mark, wrap
+from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
+from .delivery import HOLD, NATIVE, UNBEGUN, Delivery, Settlement, delivery_of, mark
 from .execution import Execution, NotSent
 from .holding import GiveUp, Holding
 from .other_middleware import count_members_once, drop, hear_first
@@ -33,8 +34,6 @@ from .translate import HEADER, RETRY_OPTION, LostAttempt, Refused
 from .watch import Watch
 
 logger = logging.getLogger("ojs_bridge")
-
-_RUN = "_ojs_run"
 
 
 class OJSRetries(Retries):
@@ -153,19 +152,21 @@ class OJSRetries(Retries):
         # Attributes, not items of its __dict__: every job comes by here, and building that costs more.
         envelope = message._message
         name, options = envelope.actor_name, envelope.options
+        delivery = message.ojs_delivery
+        if delivery is None:
+            delivery = message.ojs_delivery = Delivery()
         if self._light.get(name) is not None and (not options or READ.isdisjoint(options)):
-            message._ojs_settlement = UNBEGUN
+            delivery.settlement = UNBEGUN
             return
         task = self._tasks.get(name)
         if task is None:
-            message._ojs_settlement = NATIVE
             return
         # Whatever ends this delivery before something durable follows it gives the job back.
-        message._ojs_settlement = UNBEGUN
+        delivery.settlement = UNBEGUN
         if message.failed:
             return
         try:
-            self._begin(broker, message, task)
+            self._begin(broker, message, delivery, task)
         except MiddlewareError:
             raise
         except Exception as error:
@@ -173,17 +174,16 @@ class OJSRetries(Retries):
             logger.exception("job %s: kept in the broker's dead queue", message.message_id)
             raise _kept_dead(message, repr(error)) from None
 
-    def _begin(self, broker: Broker, message: Any, task: TaskPolicy) -> None:
+    def _begin(self, broker: Broker, message: Any, delivery: Delivery, task: TaskPolicy) -> None:
         if self._canary is not None and self._actors.task_of(message) is None:
-            self._let_wait(broker, message)
+            self._let_wait(broker, message, delivery)
             return
         if self._holding.is_stopping and self._holding.stops():
             raise _given_back(message)
         if self._is_silent and READ.isdisjoint(message._message.options):
             return
         execution = Execution(self._engine, broker, message, self._holding)
-        message._ojs_settlement = HOLD
-        message._ojs_run = None
+        delivery.settle(HOLD)
         try:
             begun = execution.begin(task, self._actors)
         except GiveUp:
@@ -192,20 +192,20 @@ class OJSRetries(Retries):
             self._holding.begins(message)
         if isinstance(begun, (Postpone, Drop)):
             raise SkipMessage(_why(begun))
-        message._ojs_run = begun
+        delivery.begun = begun
         if isinstance(begun, Refuse):
             raise Refused(begun.decision.reason)
         if isinstance(begun, Lost):
             raise LostAttempt(begun.failure.message)
 
-    def _let_wait(self, broker: Broker, message: Any) -> None:
+    def _let_wait(self, broker: Broker, message: Any, delivery: Delivery) -> None:
         """Leave a delivery to the native retries, unless it comes before the time that the bridge gave it."""
-        message._ojs_settlement = NATIVE
+        delivery.settlement = NATIVE
         if HEADER not in message._message.options:
             return
         execution = Execution(self._engine, broker, message, self._holding)
         while (postponed := execution.early()) is not None:
-            message.__dict__.update({MARK: HOLD, _RUN: None})
+            delivery.settle(HOLD)
             try:
                 put = execution.put_aside(postponed)
                 if isinstance(put, Refuse):
@@ -216,15 +216,15 @@ class OJSRetries(Retries):
                 raise _given_back(message) from None
         if execution.held:
             self._holding.begins(message)
-        message._ojs_settlement = NATIVE
+        delivery.settlement = NATIVE
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Leave a message that another middleware skipped to Dramatiq."""
-        begun = message.__dict__.pop(_RUN, UNBEGUN)
-        if isinstance(begun, Run):
-            self._engine.release(begun)
-        if begun is not None:
-            mark(message, NATIVE)
+        delivery = delivery_of(message)
+        if isinstance(delivery.begun, Run):
+            self._engine.release(delivery.begun)
+        if delivery.begun is not None:
+            delivery.settle(NATIVE)
 
     def after_process_message(
         self,
@@ -235,8 +235,10 @@ class OJSRetries(Retries):
         exception: BaseException | None = None,
     ) -> None:
         """Have the outcome judged and the decision carried out; whatever happens, the job is somewhere."""
-        if exception is None and message._ojs_settlement is UNBEGUN:
-            message._ojs_settlement = NATIVE
+        delivery = message.ojs_delivery or delivery_of(message)
+        if exception is None and delivery.settlement is UNBEGUN:
+            delivery.settlement = NATIVE
+            delivery.begun = None
             return
         name = message._message.actor_name
         task = self._actors.task_of(message) if self._canary else self._tasks.get(name)
@@ -244,9 +246,7 @@ class OJSRetries(Retries):
             super().after_process_message(broker, message, result=result, exception=exception)
             return
         # Dramatiq emits this a second time when an interrupt breaks into the first.
-        state = message.__dict__
-        begun = state.get(_RUN, None if state.get(MARK) is NATIVE else UNBEGUN)
-        message._ojs_run = None
+        begun, delivery.begun = delivery.begun, None
         if begun is not None:
             self._conclude(broker, message, task, begun, exception)
 
@@ -283,13 +283,14 @@ class OJSRetries(Retries):
 
     def _check_success(self, message: Any) -> None:
         """Raise TakenOver for a job that succeeded after its reservation was taken over."""
-        begun = message.__dict__.get(_RUN)
+        delivery = delivery_of(message)
+        begun = delivery.begun
         if not isinstance(begun, Run):
             return
         try:
             self._engine.check(begun)
         except TakenOver as late:
-            message._ojs_run = None
+            delivery.begun = None
             self._holding.disarm(None)
             drop(message, late)
             raise
@@ -335,16 +336,14 @@ class OJSRetries(Retries):
 
 
 def _given_back(message: Any) -> SkipMessage:
-    message._ojs_run = None
-    mark(message, Settlement.GIVE_BACK)
+    delivery_of(message).settle(Settlement.GIVE_BACK)
     message.options["store_results"] = False
     return SkipMessage("this worker shuts down")
 
 
 def _kept_dead(message: Any, why: str) -> SkipMessage:
-    message._ojs_run = None
     message.fail()
-    mark(message, Settlement.DEAD)
+    delivery_of(message).settle(Settlement.DEAD)
     return SkipMessage(f"the job could not be begun: {why}")
 
 

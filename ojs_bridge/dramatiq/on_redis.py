@@ -12,6 +12,8 @@ import dramatiq
 from dramatiq.broker import MessageProxy
 from dramatiq.common import xq_name
 
+from .compat import acks_of
+from .delivery import delivery_of
 from .translate import encodable
 
 logger = logging.getLogger("ojs_bridge")
@@ -56,11 +58,6 @@ class Hands:
             broker.do_requeue(queue_name, *ids[start : start + 1000])
 
 
-def acks_of(broker: Any, queue_name: str) -> str:
-    """Return the key of what this worker has fetched from a queue and not acknowledged."""
-    return f"{broker.namespace}:__acks__.{broker.broker_id}.{queue_name}"
-
-
 class Replacing(threading.local):
     """The message, of this thread, that what is enqueued next takes the place of."""
 
@@ -68,12 +65,6 @@ class Replacing(threading.local):
 
 
 _replacing = Replacing()
-_REPLACED = "_ojs_replaced"
-
-
-def is_replaced(message: MessageProxy) -> bool:
-    """Return whether something took a message's place on its broker, so that it need not be acknowledged."""
-    return _REPLACED in message.__dict__
 
 
 #: KEYS: our unacknowledged ids, the old queue's messages, the new queue's, the new queue. ARGV: the old id,
@@ -119,7 +110,7 @@ def replace_on(broker: Any, hands: Hands, woken: Callable[[str], None]) -> None:
         words = (old.options["redis_message_id"], redis_id, encoded)
         if not broker.client.eval(_REPLACE, len(keys), *keys, *words):
             logger.warning("job %s: its delivery was taken away, and is somebody else's", old.message_id)
-        old.__dict__[_REPLACED] = True
+        delivery_of(old).is_replaced = True
         woken(queue_name)
 
     broker.do_enqueue = do_enqueue

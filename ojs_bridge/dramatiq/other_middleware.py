@@ -10,7 +10,7 @@ from dramatiq.broker import Broker
 from dramatiq.middleware import GroupCallbacks, Middleware, group_callbacks
 
 from ..engine.reservations import TakenOver
-from .consumer import Settlement, mark
+from .delivery import Settlement, mark
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -20,7 +20,7 @@ from dramatiq.errors import ConnectionClosed, DecodeError
 from dramatiq.worker import _ConsumerThread as ConsumerThread
 
 from .brokers import is_rabbitmq, is_redis, outages, redis_outages, told
-from .on_redis import acks_of
+from .compat import acks_of
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry as RedisRetry
 
 from ojs_bridge import Bridge, DeadLetter, Event, StorageRetry
-from ojs_bridge.dramatiq import consumer
+from ojs_bridge.dramatiq import consumer, delivery
 from ojs_bridge.engine.engine import Engine
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard
 from tests.servers import RabbitMQ, Valkey, eventually
@@ -101,7 +101,7 @@ def test_what_is_given_back_as_redis_goes_away_is_not_taken_from_who_gets_it(
         raise redis.ConnectionError
 
     fleet.broker.do_requeue = answer_is_lost
-    consumer.mark(given, consumer.Settlement.GIVE_BACK)
+    delivery.mark(given, delivery.Settlement.GIVE_BACK)
     with pytest.raises(ConnectionClosed):
         deliveries.ack(given)
     fleet.broker.do_requeue = requeue

@@ -15,7 +15,7 @@ from ...bridge import Bridge
 from ...config.policy_files import PoliciesOrFile
 from ...config.settings import the_policies
 from ...dramatiq.actors import NO_RETRIES, Actors, settings_of
-from ...dramatiq.consumer import MARK, NATIVE
+from ...dramatiq.delivery import is_native
 from ...dramatiq.publishing import FRAMEWORK
 from ...dramatiq.translate import RETRY_WHEN_SAID_NO, bare_job, max_age, outcome
 from ...engine.runs import TaskPolicy
@@ -73,7 +73,7 @@ class BrokerShadow(Shadow, Middleware):
     def _note(self, message: MessageProxy, exception: BaseException, sent: Sent | None) -> None:
         """Have a failed run compared to what Dramatiq did about it, if its actor is shadowed."""
         name = message._message.actor_name
-        task = self._policy(name, is_bridged=message.__dict__.get(MARK, NATIVE) is not NATIVE)
+        task = self._policy(name, is_bridged=not is_native(message))
         if task is None:
             return
         options = self._broker.get_actor(name).options
