@@ -16,6 +16,7 @@ import pytest
 import ojs_bridge
 from ojs_bridge.celery import compat as celery_compat
 from ojs_bridge.config.sources import tomllib
+from ojs_bridge.dramatiq.compat import NAMES as DRAMATIQ_NAMES
 
 PACKAGE = Path(ojs_bridge.__file__).parent
 OPTIONAL = {"celery", "dramatiq", "kombu", "pika", "redis", "sqlalchemy"} | {
@@ -244,9 +245,13 @@ def texts(tree: ast.AST) -> set[str]:
 
 
 #: The rooms whose framework's private names stand in their `compat`, and those names.
-FENCED = {"celery": {name.name for name in celery_compat.names()}}
-#: Python's own names with an underscore, and a name of a framework's that other objects have, too.
-OF_PYTHON, COMMON = {"_exit", "_getframe", "_replace"}, {"connection"}
+FENCED = {
+    "celery": {name.name for name in celery_compat.names()},
+    "dramatiq": {part for name in DRAMATIQ_NAMES.all for part in name.name.split(" or ")},
+}
+#: Python's own names with an underscore, and names of a framework's that other objects have, too.
+OF_PYTHON = {"_exit", "_getframe", "_replace"}
+COMMON = {"channel", "confirm_delivery", "connection", "queue"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ..engine.runs import Run
 from ..spec.decision import Complete
 from ..store import Settle
 from .brokers import is_redis, redis_outages
-from .compat import acks_of
+from .compat import REDIS_ID, acks_of, database_of, heartbeats_of, message_in, messages_of, worker_id
 
 #: keys: heartbeats, our unacknowledged ids, the queue's messages. words: now, our worker's id, the message's.
 #: What Dramatiq's own does; 1 when the message was still ours, and is gone.
@@ -79,13 +79,13 @@ class RedisAcknowledging(Acknowledging):
         joint = self._joint
         if joint is None:
             return False
-        keys, words = self._keys_of(message._message.queue_name), self._words_of(message)
+        keys, words = self._keys_of(message_in(message).queue_name), self._words_of(message)
         self._engine.settle_with(run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words)))
         return True
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
         """Acknowledge, and have the store forget what cannot come again."""
-        if self._script(keys=self._keys_of(message._message.queue_name), args=self._words_of(message)):
+        if self._script(keys=self._keys_of(message_in(message).queue_name), args=self._words_of(message)):
             self._engine.acknowledged(run.reservation)
 
     def _take_note(self, run: Run, settled: bool, acknowledged: bool) -> bool:
@@ -98,28 +98,24 @@ class RedisAcknowledging(Acknowledging):
         if offer is None:
             return None
         client = self._broker.client
-        database = client.connection_pool.connection_kwargs.get("db") or 0
         try:
-            joint = offer(_ACKNOWLEDGE, run_id=client.info("server").get("run_id"), database=int(database))
+            run_id = client.info("server").get("run_id")
+            joint = offer(_ACKNOWLEDGE, run_id=run_id, database=database_of(client))
         except (*redis_outages(), _response_error()):
             return None
-        probe = [current_millis(), self._broker.broker_id, ""]
+        probe = [current_millis(), worker_id(self._broker), ""]
         return joint if joint and joint.works(self._keys_of("ojs"), probe) else None
 
     def _keys_of(self, queue_name: str) -> list[bytes]:
         keys = self._keys.get(queue_name)
         if keys is None:
-            space = self._broker.namespace
-            names = (
-                f"{space}:__heartbeats__",
-                acks_of(self._broker, queue_name),
-                f"{space}:{queue_name}.msgs",
-            )
+            broker = self._broker
+            names = heartbeats_of(broker), acks_of(broker, queue_name), messages_of(broker, queue_name)
             keys = self._keys[queue_name] = [name.encode() for name in names]
         return keys
 
     def _words_of(self, message: MessageProxy) -> list[Any]:
-        return [current_millis(), self._broker.broker_id, message._message.options["redis_message_id"]]
+        return [current_millis(), worker_id(self._broker), message_in(message).options[REDIS_ID]]
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from dramatiq import Actor, Message
 from dramatiq.broker import MessageProxy
-from dramatiq.middleware import Retries
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..config.policy_files import PoliciesOrFile
@@ -21,6 +20,7 @@ from ..engine.runs import Native, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..spec.job import Job
 from ..spec.policy import RetryPolicy
+from .compat import message_in
 from .delivery import delivery_of
 from .native_options import INTERVALS, NATIVE_FIELDS, native_partial
 from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, job_of, names_exceptions
@@ -34,12 +34,6 @@ ERRORS_OPTION = "ojs_errors"
 
 #: The settings of a broker that has no `Retries`.
 NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
-
-
-def settings_of(retries: Retries) -> dict[str, Any]:
-    """Return what a `Retries` says of the actors that do not say it themselves."""
-    names = ("max_retries", "min_backoff", "max_backoff", "retry_when")
-    return {name: getattr(retries, name) for name in names}
 
 
 class BootError(MiddlewareError, ConfigurationError):
@@ -84,12 +78,12 @@ class Actors:
 
     def task_of(self, message: MessageProxy) -> TaskPolicy | None:
         """Return the policy of a delivery; None for one that is left to the native retries, to its end."""
-        task = self.tasks.get(message._message.actor_name)
+        task = self.tasks.get(message_in(message).actor_name)
         if task is None or self.canary is None:
             return task
         delivery = delivery_of(message)
         if delivery.is_covered is None:
-            delivery.is_covered = self._covers(self.canary, message._message)
+            delivery.is_covered = self._covers(self.canary, message_in(message))
         return task if delivery.is_covered else None
 
     def of_message(self, task: TaskPolicy, message: Message[Any]) -> TaskPolicy:

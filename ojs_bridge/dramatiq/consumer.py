@@ -15,6 +15,7 @@ from dramatiq.errors import ConnectionClosed
 from ..errors import StoreError
 from .acknowledging import Ack, Ending
 from .brokers import is_rabbitmq, is_redis, redis_outages, told
+from .compat import fetch_no_more, forget, give_back_tag, has_tag, put_back, shows_dead, take_fetched
 from .delivery import NATIVE, Delivery, Settlement, delivery_of
 from .on_rabbitmq import confirm, published_dead
 from .on_redis import Hands, enrich, replace_on
@@ -104,15 +105,12 @@ class SettlingConsumer(Consumer):
 
     def _drop(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:
         if delivery.is_replaced:
-            self._forget(message)
-        elif hasattr(self._inner, "dead_letters"):
+            forget(self._inner, message)
+        elif shows_dead(self._inner):
             # StubBroker: a unit test finds what has failed there, and `join` raises its error.
             otherwise(message)
         else:
             self._inner.ack(message)
-
-    def _forget(self, message: MessageProxy) -> None:
-        getattr(self._inner, "queued_message_ids", set()).discard(message.message_id)
 
     def _give_back(self, delivery: Delivery, message: MessageProxy) -> None:
         if delivery.is_given_back and message in self._hands:
@@ -126,7 +124,7 @@ class SettlingConsumer(Consumer):
     def _end(self, ending: Ending, message: MessageProxy, otherwise: Ack) -> None:
         if otherwise == self._inner.ack:
             ending.acknowledge(message, self._inner.ack)
-            self._forget(message)
+            forget(self._inner, message)
         else:
             ending.settle()
             otherwise(message)
@@ -137,7 +135,7 @@ class SettlingConsumer(Consumer):
         for message in given:
             self._hands.put(message)
         with _closing():
-            if hasattr(self._inner, "dead_letters"):
+            if shows_dead(self._inner):
                 # A broker in memory would forget them.
                 for message in given:
                     _give_back(self._inner, message)
@@ -161,14 +159,14 @@ class SettlingConsumer(Consumer):
         """Leave to other workers what comes from now on; on RabbitMQ only what they get first."""
         if self._takes:
             # The delayed queue's consumer goes on, and is the heartbeat of jobs that still run.
-            self._inner.prefetch = 0  # type: ignore[attr-defined]
+            fetch_no_more(self._inner)
 
     def close(self) -> None:
         """Close the broker's own consumer, and give back what it has fetched and Dramatiq would forget.
 
         Raises ConnectionClosed, after whatever went wrong: anything else would end Dramatiq's thread.
         """
-        fetched, self._inner.message_cache = getattr(self._inner, "message_cache", []), []  # type: ignore[attr-defined]
+        fetched = take_fetched(self._inner)
         try:
             with _closing():
                 if fetched:
@@ -230,16 +228,12 @@ def _bury(broker: Any, inner: Consumer, message: MessageProxy) -> None:
         enrich(broker, message)
 
 
-def _give_back(inner: Any, message: Any) -> None:
-    if hasattr(message, "_tag"):
-        if message._tag in inner.known_tags:
-            inner.known_tags.discard(message._tag)
-            inner.connection.add_callback_threadsafe(
-                lambda: inner.channel.basic_nack(message._tag, requeue=True)
-            )
-    elif hasattr(inner, "dead_letters"):
-        inner.queue.put(encodable(message).encode())
+def _give_back(inner: Any, message: MessageProxy) -> None:
+    if has_tag(message):
+        give_back_tag(inner, message)
+    elif shows_dead(inner):
+        put_back(inner, encodable(message).encode())
         inner.ack(message)
     else:
         inner.requeue([message])
-        getattr(inner, "queued_message_ids", set()).discard(message.message_id)
+        forget(inner, message)

@@ -17,6 +17,7 @@ from ..engine.storage_retry import pause
 from ..operations.letters import CLAIM_SECONDS
 from ..store.records import from_ms
 from .brokers import is_rabbitmq, is_redis
+from .compat import dead_of, parameters_of, shown_dead
 from .delivery import is_dropped
 
 #: What a dead queue holds: encoded messages, but StubBroker's the messages themselves.
@@ -44,7 +45,7 @@ class Places(Protocol):
 
 def forget_shown(broker: Any, message_id: str) -> None:
     """Have StubBroker show a message no more among its dead letters, because it is replayed."""
-    for letters in [*getattr(broker, "dead_letters_by_queue", {}).values()]:
+    for letters in [*shown_dead(broker).values()]:
         for shown in [m for m in [*letters] if m.message_id == message_id and is_dropped(m)]:
             letters.remove(shown)
 
@@ -91,7 +92,7 @@ class _InMemory:
 
     def _letters(self, queue: str) -> list[MessageProxy]:
         # Other brokers have none that anybody could read.
-        found: list[MessageProxy] = getattr(self._broker, "dead_letters_by_queue", {}).get(queue, [])
+        found: list[MessageProxy] = shown_dead(self._broker).get(queue, [])
         return found
 
 
@@ -141,7 +142,7 @@ class _OnRedis:
         return True
 
     def _key(self, queue: str) -> str:
-        return f"{self._broker.namespace}:{xq_name(queue)}"
+        return dead_of(self._broker, queue)
 
 
 class _OnRabbitMQ:
@@ -171,7 +172,7 @@ class _OnRabbitMQ:
     def _connection(self) -> Any:
         import pika
 
-        return pika.BlockingConnection(self._broker.parameters)
+        return pika.BlockingConnection(parameters_of(self._broker))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from ..spec.failures import Failure
 from ..spec.job import ErrorEntry, Job, count_of
 from ..store import Letter
 from .brokers import outages, told
+from .compat import message_in
 from .dead_places import Held, places_of
 from .publishing import FRAMEWORK, original
 from .translate import HEADER, bare_job, job_of, time_of
@@ -78,7 +79,7 @@ class DramatiqDeadQueues:
 def _read(held: Held) -> tuple[dramatiq.Message[Any], dict[str, Any]] | None:
     """Return a message, and how a dead letter keeps it; None when nobody can read it."""
     try:
-        message = dramatiq.Message.decode(held) if isinstance(held, bytes) else held._message
+        message = dramatiq.Message.decode(held) if isinstance(held, bytes) else message_in(held)
         return message, original(message)
     except Exception as error:  # noqa: BLE001 - whatever the application's own encoder raises
         _left(error)

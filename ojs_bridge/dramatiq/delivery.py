@@ -9,6 +9,7 @@ from typing import Any
 from dramatiq.broker import Consumer, MessageProxy
 
 from .acknowledging import Ending
+from .compat import REDIS_ID, is_redelivered, message_in
 
 
 class Settlement(enum.Enum):
@@ -98,6 +99,6 @@ def is_native(message: MessageProxy) -> bool:
 
 def publication(message: MessageProxy) -> str:
     """Return what tells one message of a job's first run from another; "" where RabbitMQ cannot tell."""
-    if redis_id := message._message.options.get("redis_message_id"):
+    if redis_id := message_in(message).options.get(REDIS_ID):
         return str(redis_id)
-    return "" if getattr(message, "redelivered", False) else str(uuid.uuid4())
+    return "" if is_redelivered(message) else str(uuid.uuid4())

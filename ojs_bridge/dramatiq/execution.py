@@ -24,6 +24,7 @@ from ..spec.job import Job
 from .acknowledging import Acknowledging, Ending
 from .actors import Actors
 from .brokers import is_rabbitmq, is_redis, outages, told
+from .compat import message_in
 from .delivery import Settlement, leave_by, mark, publication
 from .holding import HELD_AT_MOST, GiveUp, Holding, is_old
 from .native_options import UNBOUNDED, is_exhausted, say_end, say_retry
@@ -65,7 +66,7 @@ class Execution:
     ) -> None:
         self._engine = engine
         self._broker = broker
-        self._message = message
+        self._proxy = message
         self._holding = holding
         self._acknowledging = acknowledging
         #: Whether the thread has waited, so that nothing interrupts it.
@@ -93,7 +94,7 @@ class Execution:
 
     def _ask(self, task: TaskPolicy, actors: Actors) -> Begun:
         # What is asked of a proxy takes longer, and every job comes by here.
-        message = self._message._message
+        message = message_in(self._proxy)
         bare = Job(str(message.message_id), message.actor_name, message.queue_name)
         try:
             bare = bare_job(message, max_age(self._broker, message))
@@ -101,7 +102,7 @@ class Execution:
             if not names_exceptions(message.options.get("throws")):
                 logger.warning("job %s: its throws option names no exception classes", bare.id)
                 del message.options["throws"]
-            job, publication_ = job_of(message, bare), publication(self._message)
+            job, publication_ = job_of(message, bare), publication(self._proxy)
             try:
                 own = actors.of_message(task, message)
             except InvalidRetryPolicy as error:
@@ -120,7 +121,7 @@ class Execution:
 
     def early(self) -> Postpone | None:
         """Return until when a delivery that stays native waits, if its time under the bridge is ahead."""
-        message = self._message._message
+        message = message_in(self._proxy)
         job = job_of(message, bare_job(message))
         due = None if isinstance(job, InvalidState) else job.next_retry_at
         return Postpone(job, due) if isinstance(job, Job) and due and due > self._engine.now() else None
@@ -136,7 +137,7 @@ class Execution:
             and run.reservation
             and self._acknowledging
         ):
-            leave_by(self._message, Ending(self._acknowledging, run))
+            leave_by(self._proxy, Ending(self._acknowledging, run))
             return
         try:
             self._engine.carry(run, decision, self)
@@ -163,7 +164,7 @@ class Execution:
         which its time may have come. Raises GiveUp.
         """
         if isinstance(begun, Drop):
-            mark(self._message, Settlement.DROP)
+            mark(self._proxy, Settlement.DROP)
         else:
             try:
                 refused = self._engine.postpone(begun, self)
@@ -174,12 +175,12 @@ class Execution:
             if refused is not None:
                 return refused
         # Results would store None over the real result of a message that is skipped.
-        self._message.options["store_results"] = False
+        self._proxy.options["store_results"] = False
         return begun
 
     def _keeps(self, error: Exception) -> bool:
         """Wait before the store is asked once more; False when this delivery was held for long enough."""
-        if is_old(self._message):
+        if is_old(self._proxy):
             return False
         self._wait(error)
         return True
@@ -196,9 +197,9 @@ class Execution:
             return self._engine.judge(begun.run, begun.failure)
         if exception is None:
             return self._engine.judge(begun, None)
-        options = self._broker.get_actor(self._message.actor_name).options
+        options = self._broker.get_actor(self._proxy.actor_name).options
         return self._engine.judge(
-            begun, outcome(self._message, options, exception, begun.task.errors, begun.retry_on)
+            begun, outcome(self._proxy, options, exception, begun.task.errors, begun.retry_on)
         )
 
     def prepare(self, onward: Onward) -> bool:
@@ -209,28 +210,28 @@ class Execution:
 
     def publish(self, onward: Onward) -> None:
         """Publish the message as it goes on."""
-        self._publish(self._message.copy(options=self._options), onward.at)
+        self._publish(self._proxy.copy(options=self._options), onward.at)
 
     def kept(self, onward: Onward | None) -> dict[str, Any]:
         """Return the message as the store keeps it, with the names of what its actor takes."""
-        message = self._message if onward is None else self._message.copy(options=self._options)
+        message = self._proxy if onward is None else self._proxy.copy(options=self._options)
         names = parameters_of(self._broker.get_actor(message.actor_name).fn)
         return {**original(message), "parameters": [*names]}
 
     def sent(self, onward: Onward) -> None:
         """Have the delivery acknowledged."""
-        self._message.options.update(self._options)
-        mark(self._message, Settlement.DROP)
+        self._proxy.options.update(self._options)
+        mark(self._proxy, Settlement.DROP)
         if isinstance(onward.decision, RetryAt):
             say_retry(onward.job.id, onward.decision)
 
     def complete(self) -> None:
         """Have the delivery acknowledged as Dramatiq does."""
-        mark(self._message, Settlement.NATIVE)
+        mark(self._proxy, Settlement.NATIVE)
 
     def release(self, decision: GiveBack) -> None:  # noqa: ARG002 - as the engine calls it
         """Have the delivery given back to its queue."""
-        mark(self._message, Settlement.GIVE_BACK)
+        mark(self._proxy, Settlement.GIVE_BACK)
 
     def discard(self, ended: Ended) -> None:
         """Have the delivery acknowledged, its message marked failed."""
@@ -268,22 +269,22 @@ class Execution:
 
         # A store tells the copies of a job apart that a crash may leave; without one there must be none.
         swaps = self._engine.store is None and is_redis(self._broker)
-        with replacing(self._message) if swaps else nullcontext():
+        with replacing(self._proxy) if swaps else nullcontext():
             self._engine.insist(enqueue, outages())
 
     def _finish(self, ended: Ended, settlement: Settlement) -> None:
         """Mark the message failed, so that results, pipelines and other middleware see the end they know."""
         job, decision = ended.job, ended.decision
         options = next_options(job, self._engine.last_header(job)) | failed_options(decision.failure)
-        self._message.options.update(options, retries=job.attempt)
-        self._message.fail()
-        mark(self._message, settlement)
+        self._proxy.options.update(options, retries=job.attempt)
+        self._proxy.fail()
+        mark(self._proxy, settlement)
         say_end(job.id, decision)
         if is_exhausted(decision):
             self._announce_exhaustion(ended.begun)
 
     def _announce_exhaustion(self, begun: Run | Refuse) -> None:
-        message = self._message
+        message = self._proxy
         actor = self._broker.get_actor(message.actor_name)
         target = message.options.get("on_retry_exhausted") or actor.options.get("on_retry_exhausted")
         if not target or not isinstance(begun, Run):

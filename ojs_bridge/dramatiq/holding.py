@@ -14,6 +14,7 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Interrupt, ShutdownNotifications, TimeLimit
 
 from ..engine.waiting import Outage
+from .compat import end_limit, end_notification, has_struck, worker_threads
 from .delivery import delivery_of
 
 #: How long a delivery from RabbitMQ is held at most, in seconds: half of what RabbitMQ itself allows (its
@@ -67,7 +68,7 @@ class Holding:
 
     def stops(self) -> bool:
         """Return whether this thread's worker shuts down."""
-        return any(threading.current_thread() in worker.workers for worker in self._stopping)
+        return any(threading.current_thread() in worker_threads(worker) for worker in self._stopping)
 
     def disarm(self, exception: BaseException | None) -> None:
         """Have nothing interrupt this thread; its actor, if it ran, raised `exception`."""
@@ -102,8 +103,7 @@ class Interrupts:
         limits = [m for m in broker.middleware if isinstance(m, TimeLimit)]
         shutdowns = [m for m in broker.middleware if isinstance(m, ShutdownNotifications)]
         self._arming: list[TimeLimit | ShutdownNotifications] = [*limits, *shutdowns]
-        self._limits = [m.manager for m in limits]
-        self._shutdowns = [m.manager for m in shutdowns]
+        self._limits, self._shutdowns = limits, shutdowns
 
     def arm(self, message: MessageProxy) -> None:
         """Have this thread, which was disarmed, interrupted as if its message had come just now."""
@@ -118,10 +118,10 @@ class Interrupts:
         thread = threading.get_ident()
         struck = False
         for limit in self._limits:
-            struck = struck or _has_struck(limit, thread)
-            limit.remove_timeout(thread)
+            struck = struck or has_struck(limit, thread)
+            end_limit(limit, thread)
         for shutdown in self._shutdowns:
-            shutdown.remove_notification()
+            end_notification(shutdown)
         if struck and not came_of_interrupt(exception):
             _let_arrive()
 
@@ -133,12 +133,6 @@ def came_of_interrupt(exception: BaseException | None) -> bool:
             return exception is not None
         exception = exception.__cause__ or exception.__context__
     return False
-
-
-def _has_struck(manager: Any, thread: int) -> bool:
-    """Return whether the manager has sent this thread its exception; gevent's sends and arrives at once."""
-    deadlines = getattr(manager, "deadlines", None)
-    return deadlines is not None and deadlines.get(thread, 0) is None
 
 
 def _let_arrive() -> None:

@@ -10,7 +10,6 @@ from ..config.policy_files import PoliciesOrFile
 from ..config.settings import InFlight
 from ..engine.canary import Percentages
 from ..errors import ConfigurationError
-from .actors import NO_RETRIES
 from .middleware import OJSRetries
 
 
@@ -29,7 +28,7 @@ def install(
     """
     middleware = OJSRetries(bridge, policies=policies, canary=canary, in_flight=in_flight)
     if not any(isinstance(m, Retries) for m in broker.middleware):
-        middleware._actors.stock = NO_RETRIES
+        middleware.expect_no_retries()
     broker.add_middleware(middleware)
     middleware.after_process_boot(broker)
     return middleware

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import dramatiq
 from dramatiq import Actor, Message
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Middleware, Retries, SkipMessage
 from dramatiq.middleware.middleware import MiddlewareError
-from dramatiq.worker import _ConsumerThread as ConsumerThread
 
 from ..bridge import Bridge
 from ..config.policy_files import PoliciesOrFile
@@ -21,8 +21,9 @@ from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..errors import StoreError
 from .acknowledging import Acknowledging, acknowledging_on
-from .actors import ERRORS_OPTION, RETRY_ON_OPTION, Actors, BootError, settings_of
+from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError
 from .brokers import say_caveats
+from .compat import ConsumerThread, consumer_threads, message_in, missing, settings_of
 from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
 from .delivery import HOLD, NATIVE, UNBEGUN, Delivery, Settlement, delivery_of, mark
@@ -70,6 +71,10 @@ class OJSRetries(Retries):
         self._swapped = False
         self._lighten()
         self._acknowledging: Acknowledging | None = None
+
+    def expect_no_retries(self) -> None:
+        """Retry what says nothing itself as a broker without `Retries` does: never."""
+        self._actors.stock = NO_RETRIES
 
     @property
     def actor_options(self) -> set[str]:
@@ -121,7 +126,7 @@ class OJSRetries(Retries):
             watch.stop()
         self._holding.stop(worker)
         self._lighten()
-        for thread in worker.consumers.values():
+        for thread in consumer_threads(worker).values():
             if isinstance(thread.consumer, SettlingConsumer):
                 thread.consumer.stop_fetching()
 
@@ -150,8 +155,8 @@ class OJSRetries(Retries):
     def before_process_message(self, broker: Broker, message: Any) -> None:
         """Begin the job: it runs, waits for its time, or is refused."""
         # Attributes, not items of its __dict__: every job comes by here, and building that costs more.
-        envelope = message._message
-        name, options = envelope.actor_name, envelope.options
+        inside = message_in(message)
+        name, options = inside.actor_name, inside.options
         delivery = message.ojs_delivery
         if delivery is None:
             delivery = message.ojs_delivery = Delivery()
@@ -180,7 +185,7 @@ class OJSRetries(Retries):
             return
         if self._holding.is_stopping and self._holding.stops():
             raise _given_back(message)
-        if self._is_silent and READ.isdisjoint(message._message.options):
+        if self._is_silent and READ.isdisjoint(message_in(message).options):
             return
         execution = Execution(self._engine, broker, message, self._holding)
         delivery.settle(HOLD)
@@ -201,7 +206,7 @@ class OJSRetries(Retries):
     def _let_wait(self, broker: Broker, message: Any, delivery: Delivery) -> None:
         """Leave a delivery to the native retries, unless it comes before the time that the bridge gave it."""
         delivery.settlement = NATIVE
-        if HEADER not in message._message.options:
+        if HEADER not in message_in(message).options:
             return
         execution = Execution(self._engine, broker, message, self._holding)
         while (postponed := execution.early()) is not None:
@@ -240,7 +245,7 @@ class OJSRetries(Retries):
             delivery.settlement = NATIVE
             delivery.begun = None
             return
-        name = message._message.actor_name
+        name = message_in(message).actor_name
         task = self._actors.task_of(message) if self._canary else self._tasks.get(name)
         if task is None:
             super().after_process_message(broker, message, result=result, exception=exception)
@@ -332,6 +337,11 @@ class OJSRetries(Retries):
                 f"two middlewares would retry every job: OJSRetries and {_path(others[0])}; "
                 "remove one of them from the broker"
             )
+        absent = missing(broker)
+        if fatal := [str(name) for name in absent if name.keeps_jobs]:
+            raise BootError(f"Dramatiq {dramatiq.__version__}: jobs could be lost: {'; '.join(fatal)}")
+        for name in absent:
+            logger.warning("Dramatiq %s: %s", dramatiq.__version__, name)
         self._actors.check(broker.actors)
 
 

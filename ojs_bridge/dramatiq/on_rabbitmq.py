@@ -9,6 +9,7 @@ import dramatiq
 from dramatiq.broker import MessageProxy
 from dramatiq.common import xq_name
 
+from . import compat
 from .brokers import is_rabbitmq
 from .translate import encodable
 
@@ -20,15 +21,14 @@ _MISSES_QUEUES = tuple(int(part) for part in dramatiq.__version__.split(".")[:2]
 
 def confirm(broker: Any) -> None:
     """Have RabbitMQ confirm what this thread publishes; without, a lost message looks like a sent one."""
-    if is_rabbitmq(broker) and not broker.confirm_delivery:
-        broker.confirm_delivery = True
-        del broker.channel
+    if is_rabbitmq(broker):
+        compat.confirm(broker)
 
 
 def have_queue(broker: Any, queue_name: str) -> None:
     """Have the next publication declare its queue where Dramatiq, before 2.2, would not miss it."""
     if not _MISSES_QUEUES and is_rabbitmq(broker):
-        broker.queues_pending.add(queue_name)
+        compat.declare_later(broker, queue_name)
 
 
 def published_dead(broker: Any, message: MessageProxy) -> bool:
@@ -38,8 +38,8 @@ def published_dead(broker: Any, message: MessageProxy) -> bool:
             _publish_dead(broker, message)
         except Exception:
             # A publisher's connection that idled for a while is closed; the next one is new.
-            del broker.connection
-            broker.queues_pending.add(message.queue_name)
+            compat.drop_connection(broker)
+            compat.declare_later(broker, message.queue_name)
             if last:
                 logger.exception("job %s: its dead letter lacks its final state", message.message_id)
         else:
@@ -54,4 +54,6 @@ def _publish_dead(broker: Any, message: MessageProxy) -> None:
     broker.declare_queue(message.queue_name, ensure=True)
     queue = xq_name(message.queue_name)
     properties = pika.BasicProperties(delivery_mode=2)
-    broker.channel.basic_publish("", queue, encodable(message).encode(), properties, mandatory=True)
+    compat.channel_of(broker).basic_publish(
+        "", queue, encodable(message).encode(), properties, mandatory=True
+    )

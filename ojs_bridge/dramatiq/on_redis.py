@@ -12,7 +12,7 @@ import dramatiq
 from dramatiq.broker import MessageProxy
 from dramatiq.common import xq_name
 
-from .compat import acks_of
+from .compat import REDIS_ID, acks_of, ids_of, message_in, messages_of, requeue, wrap_enqueue
 from .delivery import delivery_of
 from .translate import encodable
 
@@ -28,7 +28,7 @@ class Hands:
 
     def take(self, message: MessageProxy) -> bool:
         """Take note of a delivery; False for one that is in hand already, and was taken away meanwhile."""
-        redis_id = message._message.options["redis_message_id"]
+        redis_id = message_in(message).options[REDIS_ID]
         if redis_id in self._ids:
             return False
         self._ids.add(redis_id)
@@ -36,10 +36,10 @@ class Hands:
 
     def put(self, message: MessageProxy) -> None:
         """Take note that a delivery was settled, or is about to be given back."""
-        self._ids.discard(message._message.options.get("redis_message_id", ""))
+        self._ids.discard(message_in(message).options.get(REDIS_ID, ""))
 
     def __contains__(self, message: MessageProxy) -> bool:
-        return message.options.get("redis_message_id") in self._ids
+        return message.options.get(REDIS_ID) in self._ids
 
     def release_strays(self, broker: Any, queue_name: str) -> None:
         """Give back what this thread, or one that is dead, fetched from a queue and forgot in an outage.
@@ -55,7 +55,7 @@ class Hands:
         fetched = broker.client.smembers(acks_of(broker, queue_name))
         ids = [i for i in fetched if i.decode() not in self._ids]
         for start in range(0, len(ids), 1000):
-            broker.do_requeue(queue_name, *ids[start : start + 1000])
+            requeue(broker, queue_name, ids[start : start + 1000])
 
 
 class Replacing(threading.local):
@@ -92,28 +92,35 @@ def replacing(message: MessageProxy) -> Iterator[None]:
 
 def replace_on(broker: Any, hands: Hands, woken: Callable[[str], None]) -> None:
     """Have a broker's `enqueue` heed `replacing`, and call `woken` with the queue of each message."""
-    enqueue = broker.do_enqueue
 
-    def do_enqueue(queue_name: str, redis_id: str, encoded: bytes) -> None:
-        old = _replacing.message
-        if old is None or old not in hands or dramatiq.Message.decode(encoded).message_id != old.message_id:
-            enqueue(queue_name, redis_id, encoded)
-            woken(queue_name)
-            return
-        prefix = f"{broker.namespace}:"
+    def replace(old: MessageProxy, queue_name: str, redis_id: str, encoded: bytes) -> None:
         keys = (
             acks_of(broker, old.queue_name),
-            f"{prefix}{old.queue_name}.msgs",
-            f"{prefix}{queue_name}.msgs",
-            f"{prefix}{queue_name}",
+            messages_of(broker, old.queue_name),
+            messages_of(broker, queue_name),
+            ids_of(broker, queue_name),
         )
-        words = (old.options["redis_message_id"], redis_id, encoded)
+        words = (old.options[REDIS_ID], redis_id, encoded)
         if not broker.client.eval(_REPLACE, len(keys), *keys, *words):
-            logger.warning("job %s: its delivery was taken away, and is somebody else's", old.message_id)
+            logger.warning("job %s: its delivery was taken away, and is another worker's", old.message_id)
         delivery_of(old).is_replaced = True
-        woken(queue_name)
 
-    broker.do_enqueue = do_enqueue
+    def wrapper(enqueue: Callable[..., None]) -> Callable[..., None]:
+        def enqueue_or_replace(queue_name: str, redis_id: str, encoded: bytes) -> None:
+            old = _replacing.message
+            if old is not None and old in hands and _id_of(encoded) == old.message_id:
+                replace(old, queue_name, redis_id, encoded)
+            else:
+                enqueue(queue_name, redis_id, encoded)
+            woken(queue_name)
+
+        return enqueue_or_replace
+
+    wrap_enqueue(broker, wrapper)
+
+
+def _id_of(encoded: bytes) -> str:
+    return dramatiq.Message.decode(encoded).message_id
 
 
 _ENRICH = (
@@ -124,8 +131,8 @@ _ENRICH = (
 def enrich(broker: Any, message: MessageProxy) -> None:
     """Write a dead letter's final state over the bytes that a plain nack has moved; never raises."""
     try:
-        key = f"{broker.namespace}:{xq_name(message.queue_name)}.msgs"
+        key = messages_of(broker, xq_name(message.queue_name))
         final = encodable(message).encode()
-        broker.client.eval(_ENRICH, 1, key, message.options["redis_message_id"], final)
+        broker.client.eval(_ENRICH, 1, key, message.options[REDIS_ID], final)
     except Exception:
         logger.exception("job %s: its dead letter lacks its final state", message.message_id)

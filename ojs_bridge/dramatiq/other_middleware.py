@@ -7,15 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dramatiq.broker import Broker
-from dramatiq.middleware import GroupCallbacks, Middleware, group_callbacks
+from dramatiq.middleware import GroupCallbacks, Middleware
 
 from ..engine.reservations import TakenOver
+from .compat import counting_of
 from .delivery import Settlement, mark
 
 logger = logging.getLogger("ojs_bridge")
 
-#: For how many milliseconds a group is known where its middleware does not say, as in Dramatiq 2.0.
-_BARRIER_TTL: int = getattr(group_callbacks, "GROUP_CALLBACK_BARRIER_TTL", 86_400_000)
 _COUNTED = "_ojs_counts_once"
 
 
@@ -74,7 +73,7 @@ def _counting_once(callbacks: Any) -> Any:
         group = None if exception else message.options.get("group_completion_uuid")
         if group is None:
             return
-        limits, ttl = callbacks.rate_limiter_backend, getattr(callbacks, "barrier_ttl", _BARRIER_TTL)
+        limits, ttl = counting_of(callbacks)
         key = f"{group}-{message.message_id}"
         # 0 while the member is being counted and 1 afterwards. Only the second keeps it from being counted.
         if limits.add(key, 0, ttl) or limits.incr(key, 0, 0, ttl):

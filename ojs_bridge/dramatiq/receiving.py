@@ -15,12 +15,25 @@ from typing import Any, TypeAlias
 
 import dramatiq
 from dramatiq.broker import Broker, Consumer, MessageProxy
-from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
+from dramatiq.common import current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
-from dramatiq.worker import _ConsumerThread as ConsumerThread
 
 from .brokers import is_rabbitmq, is_redis, outages, redis_outages, told
-from .compat import acks_of
+from .compat import (
+    REDIS_ID,
+    ConsumerThread,
+    acks_of,
+    bury,
+    due_in,
+    forget,
+    listen,
+    message_in,
+    messages_of,
+    patience_of,
+    pause_after,
+    sleep_never,
+    wait_at_most,
+)
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -58,57 +71,50 @@ def taking(broker: Broker, inner: Any, queue_name: str, wakes: Wakes) -> Take:
         return take
     if is_rabbitmq(broker):
         return _listening(inner, thread, queue_name)
-    return _bounded(inner, thread) if hasattr(inner, "timeout") else take
+    return _bounded(inner, thread)
 
 
-def _polling(inner: Any, thread: ConsumerThread, wake: threading.Event) -> Take:
+def _polling(inner: Any, thread: Any, wake: threading.Event) -> Take:
     """Wait in place of Redis' consumer, which sleeps whatever comes."""
-    longest, inner.timeout = inner.timeout, 0
+    longest = sleep_never(inner)
 
     def take() -> MessageProxy | None:
         try:
             message: MessageProxy | None = next(inner)
         except redis_outages() as error:
             raise ConnectionClosed(error) from None
-        if message is None:
-            _, pause = compute_backoff(inner.misses - 1, max_backoff=longest)
-            if wake.wait(_until_due(thread, pause) / 1000):
-                time.sleep(_until_due(thread, GATHER) / 1000)
-                wake.clear()
+        if message is None and wake.wait(_until_due(thread, pause_after(inner, longest)) / 1000):
+            time.sleep(_until_due(thread, GATHER) / 1000)
+            wake.clear()
         return message
 
     return take
 
 
-def _listening(inner: Any, thread: ConsumerThread, queue_name: str) -> Take:
+def _listening(inner: Any, thread: Any, queue_name: str) -> Take:
     def take() -> MessageProxy | None:
         # pika goes on with the same consumer, and lets each call have its own patience.
-        seconds = _until_due(thread, thread.worker_timeout) / 1000
-        inner.iterator = inner.channel.consume(queue_name, inactivity_timeout=seconds)
+        seconds = _until_due(thread, patience_of(thread)) / 1000
+        listen(inner, queue_name, seconds)
         message: MessageProxy | None = next(inner)
         return message
 
     return take
 
 
-def _bounded(inner: Any, thread: ConsumerThread) -> Take:
+def _bounded(inner: Any, thread: Any) -> Take:
     def take() -> MessageProxy | None:
-        inner.timeout = _until_due(thread, thread.worker_timeout)
+        wait_at_most(inner, _until_due(thread, patience_of(thread)))
         message: MessageProxy | None = next(inner)
         return message
 
     return take
 
 
-def _until_due(thread: ConsumerThread, most: int) -> int:
+def _until_due(thread: Any, most: float) -> float:
     """Return the milliseconds until the thread's first delayed message is due, `most` at most."""
-    delayed = thread.delay_queue.queue
-    if not delayed:
-        return most
-    first: Any = delayed[0]
-    # Dramatiq 2.0 has pairs there.
-    due: int = first[0] if isinstance(first, tuple) else first.priority
-    return min(max(due - current_millis(), 0), most)
+    due = due_in(thread)
+    return most if due is None else min(max(due - current_millis(), 0), most)
 
 
 def sound(broker: Broker, inner: Consumer, queue_name: str, take: Take) -> Take:
@@ -129,7 +135,7 @@ def sound(broker: Broker, inner: Consumer, queue_name: str, take: Take) -> Take:
             return None
         if message is None:
             return None
-        flaw = _flaw(message._message, queue_name, on_redis=on_redis)
+        flaw = _flaw(message_in(message), queue_name, on_redis=on_redis)
         if flaw is None:
             return message
         _leave(broker, inner, queue_name, message, flaw, on_redis=on_redis)
@@ -151,8 +157,8 @@ def _flaw(message: dramatiq.Message[Any], queue_name: str, *, on_redis: bool) ->
         return f"it says that its queue is {message.queue_name!r}"
     if not isinstance(message.message_id, Hashable):
         return f"its id is {message.message_id!r}"
-    if on_redis and "redis_message_id" not in message.options:
-        return "it has no redis_message_id"
+    if on_redis and REDIS_ID not in message.options:
+        return f"it has no {REDIS_ID}"
     return None
 
 
@@ -161,7 +167,7 @@ def _leave(
 ) -> None:
     if on_redis:
         _put_away(broker, queue_name, ValueError(flaw))
-        inner.queued_message_ids.discard(message.message_id)
+        forget(inner, message)
     else:
         _say(queue_name, flaw)
         inner.nack(message)
@@ -171,7 +177,7 @@ def _put_away(broker: Any, queue_name: str, error: Exception) -> bool:
     """Move what this worker has fetched and nobody can carry out to the dead queue; False without any."""
     bad = [*_unsound(broker, queue_name)]
     for redis_id in bad:
-        broker.do_nack(queue_name, redis_id)
+        bury(broker, queue_name, redis_id)
     if bad:
         _say(queue_name, told(error))
     return bool(bad)
@@ -180,7 +186,7 @@ def _put_away(broker: Any, queue_name: str, error: Exception) -> bool:
 def _unsound(broker: Any, queue_name: str) -> Iterator[bytes]:
     """Yield the ids of what this worker has fetched and nobody can carry out."""
     ids = sorted(broker.client.smembers(acks_of(broker, queue_name)))
-    bodies = broker.client.hmget(f"{broker.namespace}:{queue_name}.msgs", ids) if ids else []
+    bodies = broker.client.hmget(messages_of(broker, queue_name), ids) if ids else []
     for redis_id, body in zip(ids, bodies, strict=True):
         if body is not None and not _is_sound(body, queue_name):
             yield redis_id

@@ -19,6 +19,7 @@ from ..engine.retry_on import RetryOn
 from ..errors import InvalidRetryPolicy, InvalidState
 from ..spec.failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
 from ..spec.job import Header, Job, count_of, decoded
+from .compat import REDIS_ID, message_in
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -174,13 +175,13 @@ def traceback_text(failure: Failure) -> str:
 
 def replayed_options(options: Mapping[str, Any], header: Header) -> dict[str, Any]:
     """Return the options of a dead letter's message as its replay starts them."""
-    spent = ("retries", "traceback", "requeue_timestamp", "eta", "redis_message_id", RETRY_OPTION)
+    spent = ("retries", "traceback", "requeue_timestamp", "eta", REDIS_ID, RETRY_OPTION)
     return {**{k: v for k, v in options.items() if k not in spent}, HEADER: header.state}
 
 
 def parked_options(options: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a parked retry's message as it is published."""
-    own = ("eta", "redis_message_id")
+    own = ("eta", REDIS_ID)
     return {**{k: v for k, v in options.items() if k not in own}, HEADER: dict(state)}
 
 
@@ -189,7 +190,7 @@ def encodable(message: MessageProxy | dramatiq.Message[Any]) -> dramatiq.Message
 
     Raises what the encoder does when its arguments cannot travel either.
     """
-    plain = message._message if isinstance(message, MessageProxy) else message
+    plain = message_in(message) if isinstance(message, MessageProxy) else message
     try:
         plain.encode()
     except Exception:  # noqa: BLE001 - whatever the application's own encoder raises

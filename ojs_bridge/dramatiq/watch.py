@@ -10,6 +10,8 @@ import threading
 import time
 from typing import Any
 
+from .compat import consumer_threads, new_consumer_thread, new_worker_thread, worker_threads
+
 logger = logging.getLogger("ojs_bridge")
 
 #: How often the threads are looked at, in seconds.
@@ -53,16 +55,16 @@ class Watch:
                 logger.exception("the worker's threads were not looked after, and are looked at again")
 
     def _look(self) -> None:
-        for name, consumer in tuple(self._worker.consumers.items()):
+        for name, consumer in tuple(consumer_threads(self._worker).items()):
             if _is_dead(consumer):
                 self._take_note(name)
-                self._worker.consumers[name] = _begun_again(consumer)
-        for place, thread in enumerate(self._worker.workers):
+                consumer_threads(self._worker)[name] = _begun_again(consumer)
+        for place, thread in enumerate(worker_threads(self._worker)):
             if _is_dead(thread):
                 logger.error(
                     "%s has died and is begun again; a job that it had waits in the broker", thread.name
                 )
-                self._worker.workers[place] = new = _twin(thread)
+                worker_threads(self._worker)[place] = new = new_worker_thread(thread)
                 new.start()
 
     def _take_note(self, name: str) -> None:
@@ -99,24 +101,6 @@ def _is_dead(thread: threading.Thread) -> bool:
 def _begun_again(old: Any) -> Any:
     # What it held goes back to its queue.
     old.close()
-    new = type(old)(
-        broker=old.broker,
-        queue_name=old.queue_name,
-        prefetch=old.prefetch,
-        work_queue=old.work_queue,
-        worker_timeout=old.worker_timeout,
-    )
-    new.paused = old.paused
+    new = new_consumer_thread(old)
     new.start()
-    return new
-
-
-def _twin(old: Any) -> Any:
-    new = type(old)(
-        broker=old.broker,
-        consumers=old.consumers,
-        work_queue=old.work_queue,
-        worker_timeout=round(old.timeout * 1000),
-    )
-    new.paused = old.paused
     return new

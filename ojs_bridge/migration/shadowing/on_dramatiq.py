@@ -14,7 +14,8 @@ from dramatiq.middleware import Middleware, Retries
 from ...bridge import Bridge
 from ...config.policy_files import PoliciesOrFile
 from ...config.settings import the_policies
-from ...dramatiq.actors import NO_RETRIES, Actors, settings_of
+from ...dramatiq.actors import NO_RETRIES, Actors
+from ...dramatiq.compat import message_in, settings_of
 from ...dramatiq.delivery import is_native
 from ...dramatiq.publishing import FRAMEWORK
 from ...dramatiq.translate import RETRY_WHEN_SAID_NO, bare_job, max_age, outcome
@@ -72,7 +73,7 @@ class BrokerShadow(Shadow, Middleware):
 
     def _note(self, message: MessageProxy, exception: BaseException, sent: Sent | None) -> None:
         """Have a failed run compared to what Dramatiq did about it, if its actor is shadowed."""
-        name = message._message.actor_name
+        name = message_in(message).actor_name
         task = self._policy(name, is_bridged=not is_native(message))
         if task is None:
             return
@@ -99,8 +100,8 @@ class BrokerShadow(Shadow, Middleware):
         self, message: MessageProxy, task: TaskPolicy, options: Mapping[str, Any], exception: BaseException
     ) -> Job:
         """Return the job as it was before `Retries` counted its failed run, as it does but for `throws`."""
-        found = bare_job(message._message, max_age(self._broker, message._message))
-        retry = {**self._actors.native_of(task, message._message), **(found.retry or {})}
+        found = bare_job(message_in(message), max_age(self._broker, message_in(message)))
+        retry = {**self._actors.native_of(task, message_in(message)), **(found.retry or {})}
         found = found._replace(retry=retry or None)
         throws = message.options.get("throws") or options.get("throws")
         if not self._counts_retries or found.fence == 0 or (throws and isinstance(exception, throws)):

@@ -15,7 +15,7 @@ from dramatiq.middleware import Middleware, Retries
 from ....bridge import Bridge
 from ....config.policies import EntryFields
 from ....dramatiq import install
-from ....dramatiq.actors import settings_of
+from ....dramatiq.compat import settings_of
 from ....errors import ConfigurationError
 from .. import LIMIT, Measured, Moved, Planned, measurable, measure, raised_for
 from .reading import retries_of, task_policy

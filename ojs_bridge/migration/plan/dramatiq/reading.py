@@ -13,7 +13,7 @@ from dramatiq.broker import Broker
 from dramatiq.middleware import Middleware, Retries
 
 from ....dramatiq import OJSRetries
-from ....dramatiq.actors import settings_of
+from ....dramatiq.compat import settings_of
 from ....dramatiq.translate import names_exceptions
 from ....engine.runs import TaskPolicy
 from .. import ENDLESS, NOT_KNOWN, Open, Runs
