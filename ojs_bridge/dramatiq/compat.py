@@ -75,6 +75,13 @@ def new_worker_thread(old: Any) -> threading.Thread:
     return new
 
 
+@_needs(f"{_WORKER}:ConsumerThread", "delay_queue")
+def delayed_in(thread: Any) -> list[MessageProxy]:
+    """Tell what a consumer thread delays from what it has fetched and forgotten."""
+    # Dramatiq 2.0 has pairs of a time and a message there.
+    return [item[1] if isinstance(item, tuple) else item.message for item in thread.delay_queue.queue]
+
+
 @_needs(f"{_WORKER}:ConsumerThread", "delay_queue", keeps_jobs=False)
 def due_in(thread: Any) -> float | None:
     """Look again when the first message that a consumer thread delays is due, in milliseconds since 1970."""

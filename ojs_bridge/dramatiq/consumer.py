@@ -36,10 +36,9 @@ class SettlingConsumer(Consumer):
         self._broker = broker
         self._hands = hands
         self._queue_name = queue_name
-        self._take = sound(broker, inner, queue_name, taking(broker, inner, queue_name, wakes))
+        self._take = sound(broker, inner, queue_name, taking(broker, inner, queue_name, wakes, hands))
         self._is_delayed = queue_name == dq_name(queue_name)
-        # Not what is delayed, which Dramatiq may forget.
-        self._takes = is_redis(broker) and not self._is_delayed
+        self._takes = is_redis(broker)
         self._is_tagged = is_rabbitmq(broker)
         if not self._is_tagged:
             self.__dict__["ack"] = self._straight(inner.ack)
@@ -151,13 +150,13 @@ class SettlingConsumer(Consumer):
         if message is not None:
             if self._is_tagged:
                 message.ojs_delivery = Delivery(self._inner, time.monotonic())  # type: ignore[attr-defined]
-            elif self._takes and not self._hands.take(message):
+            elif self._takes and not self._hands.take(message, is_delayed=self._is_delayed):
                 return None
         return message
 
     def stop_fetching(self) -> None:
         """Leave to other workers what comes from now on; on RabbitMQ only what they get first."""
-        if self._takes:
+        if self._takes and not self._is_delayed:
             # The delayed queue's consumer goes on, and is the heartbeat of jobs that still run.
             fetch_no_more(self._inner)
 

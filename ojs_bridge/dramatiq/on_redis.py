@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,9 +26,15 @@ class Hands:
         self._ids: set[str] = set()
         self._consumers: dict[str, threading.Thread] = {}
 
-    def take(self, message: MessageProxy) -> bool:
-        """Take note of a delivery; False for one that is in hand already, and was taken away meanwhile."""
-        redis_id = message_in(message).options[REDIS_ID]
+    def take(self, message: MessageProxy, *, is_delayed: bool) -> bool:
+        """Take note of a delivery; False for one that is in hand already, and was taken away meanwhile.
+
+        What its consumer thread delays is not noted, because Dramatiq may forget it.
+        """
+        options = message_in(message).options
+        if is_delayed and options.get("eta") is not None:
+            return True
+        redis_id = options[REDIS_ID]
         if redis_id in self._ids:
             return False
         self._ids.add(redis_id)
@@ -41,11 +47,13 @@ class Hands:
     def __contains__(self, message: MessageProxy) -> bool:
         return message.options.get(REDIS_ID) in self._ids
 
-    def release_strays(self, broker: Any, queue_name: str) -> None:
-        """Give back what this thread, or one that is dead, fetched from a queue and forgot in an outage.
+    def release_strays(self, broker: Any, queue_name: str, delayed: Iterable[MessageProxy] = ()) -> None:
+        """Give back what this worker has fetched from a queue, and neither has in hand nor delays.
 
-        Dramatiq forgets the delayed messages, and what was fetched while the answer got lost. Redis has them
-        as this worker's own, for as long as it lives.
+        To be called by the queue's consumer thread when it has handed out all that it fetched. An outage
+        leaves such messages: Dramatiq forgets what it delays, and the answer to a fetch gets lost. So does a
+        message that comes again just as its first delivery ends. Redis has them as this worker's own, for as
+        long as the worker lives.
         """
         thread = threading.current_thread()
         before = self._consumers.setdefault(queue_name, thread)
@@ -53,7 +61,8 @@ class Hands:
             return
         self._consumers[queue_name] = thread
         fetched = broker.client.smembers(acks_of(broker, queue_name))
-        ids = [i for i in fetched if i.decode() not in self._ids]
+        known = {message_in(message).options[REDIS_ID] for message in delayed}
+        ids = [i for i in fetched if i.decode() not in self._ids and i.decode() not in known]
         for start in range(0, len(ids), 1000):
             requeue(broker, queue_name, ids[start : start + 1000])
 

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 import dramatiq
@@ -24,6 +25,7 @@ from .compat import (
     ConsumerThread,
     acks_of,
     bury,
+    delayed_in,
     due_in,
     forget,
     listen,
@@ -34,9 +36,12 @@ from .compat import (
     sleep_never,
     wait_at_most,
 )
+from .on_redis import Hands
 
 logger = logging.getLogger("ojs_bridge")
 
+#: How often, in seconds, a consumer looks for what its worker has fetched from Redis and does not have.
+STRAYS_SECONDS = 30.0
 #: How long a consumer that was woken waits for more, which it fetches along, in milliseconds.
 GATHER = 5
 #: Returns a consumer's next message, or None when none came in time.
@@ -59,14 +64,15 @@ class Wakes:
             event.set()
 
 
-def taking(broker: Broker, inner: Any, queue_name: str, wakes: Wakes) -> Take:
+def taking(broker: Broker, inner: Any, queue_name: str, wakes: Wakes, hands: Hands) -> Take:
     """Return how the consumer of this thread, on a queue, takes its next message."""
     thread = threading.current_thread()
     take: Take = inner.__next__
     if not isinstance(thread, ConsumerThread):
         return take
     if is_redis(broker):
-        return _polling(inner, thread, wakes.of(queue_name))
+        release = partial(hands.release_strays, broker, queue_name)
+        return _polling(inner, thread, wakes.of(queue_name), release)
     if queue_name != dq_name(queue_name):
         return take
     if is_rabbitmq(broker):
@@ -74,13 +80,22 @@ def taking(broker: Broker, inner: Any, queue_name: str, wakes: Wakes) -> Take:
     return _bounded(inner, thread)
 
 
-def _polling(inner: Any, thread: Any, wake: threading.Event) -> Take:
-    """Wait in place of Redis' consumer, which sleeps whatever comes."""
-    longest = sleep_never(inner)
+def _polling(
+    inner: Any, thread: Any, wake: threading.Event, release_strays: Callable[[list[MessageProxy]], None]
+) -> Take:
+    """Wait in place of Redis' consumer, which sleeps whatever comes; look for strays now and then.
+
+    redis-py may repeat a fetch whose answer was lost, and say nothing of it.
+    """
+    longest, looked = sleep_never(inner), time.monotonic()
 
     def take() -> MessageProxy | None:
+        nonlocal looked
         try:
             message: MessageProxy | None = next(inner)
+            if message is None and time.monotonic() - looked > STRAYS_SECONDS:
+                looked = time.monotonic()
+                release_strays(delayed_in(thread))
         except redis_outages() as error:
             raise ConnectionClosed(error) from None
         if message is None and wake.wait(_until_due(thread, pause_after(inner, longest)) / 1000):

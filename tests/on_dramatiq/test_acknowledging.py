@@ -16,6 +16,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry as RedisRetry
 
 from ojs_bridge import Bridge
+from ojs_bridge.dramatiq import receiving
+from ojs_bridge.dramatiq.on_redis import Hands
 from ojs_bridge.store import Grant, Reservation
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, Sent
 from tests.servers import Valkey, eventually
@@ -98,6 +100,34 @@ def test_a_message_that_its_own_worker_gets_back_while_it_runs_runs_once(make: C
     with fleet.working(threads=2):
         assert fleet.end(job).type == "job.completed"
         fleet.end(fleet.send(fleet.actor(lambda n: None)))
+        eventually(lambda: fleet.left() == 0)
+    assert len(job.runs) == 1
+
+
+def test_a_message_that_comes_again_just_as_its_job_ends_does_not_stay(
+    make: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other workers have taken the worker for dead, and its consumer fetches what was its own."""
+    monkeypatch.setattr(receiving, "STRAYS_SECONDS", 0.1)
+    fleet, put, again = make(), Hands.put, threading.Event()
+    client, queue = fleet.broker.client, f"{fleet.queue}:{fleet.queue}"
+
+    def is_taken_away(n: int) -> None:
+        acks = f"{fleet.queue}:__acks__.{fleet.broker.broker_id}.{fleet.queue}"
+        assert client.srem(acks, job.runs[0].options["redis_message_id"]) == 1
+
+    def put_after_it_has_come_again(hands: Hands, message: Any) -> None:
+        if not again.is_set() and message.message_id == job.id:
+            again.set()
+            client.rpush(queue, message.options["redis_message_id"])
+            eventually(lambda: client.llen(queue) == 0, what="the consumer")
+        put(hands, message)
+
+    monkeypatch.setattr(Hands, "put", put_after_it_has_come_again)
+    job = fleet.send(fleet.actor(is_taken_away))
+    with fleet.working(threads=2):
+        assert fleet.end(job).type == "job.completed"
+        assert again.wait(20)
         eventually(lambda: fleet.left() == 0)
     assert len(job.runs) == 1
 

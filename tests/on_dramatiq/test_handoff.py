@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry as RedisRetry
 
 from ojs_bridge import Bridge, StorageRetry
-from ojs_bridge.dramatiq import consumer
+from ojs_bridge.dramatiq import consumer, receiving
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, Sent, left_in
 from tests.servers import RabbitMQ, Server, Valkey, eventually
 
@@ -205,3 +205,59 @@ def test_what_the_answer_to_a_fetch_lost_is_fetched_again(valkey: Valkey, unique
     with fleet.working(threads=2):
         assert fleet.end(job).type == "job.completed"
     assert (lost.is_set(), len(job.runs), fleet.left()) == (True, 1, 0)
+
+
+@pytest.mark.parametrize("delay", [None, 300])
+def test_what_a_repeated_fetch_lost_is_given_back(
+    valkey: Valkey, unique: str, monkeypatch: pytest.MonkeyPatch, delay: int | None
+) -> None:
+    """redis-py repeats a command whose answer did not come, and nobody hears of it."""
+    monkeypatch.setattr(receiving, "STRAYS_SECONDS", 0.1)
+    broker = RedisBroker(url=valkey.url, namespace=unique)
+    fleet = Fleet(broker, unique)
+    job = fleet.send(fleet.actor(lambda n: None), delay=delay)
+    fetch, lost = broker.do_fetch, threading.Event()
+
+    def repeats(queue_name: str, count: int) -> Any:
+        found = fetch(queue_name, count)
+        if found and not lost.is_set():
+            lost.set()
+            return fetch(queue_name, count)
+        return found
+
+    broker.do_fetch = repeats
+    with fleet.working(threads=2):
+        assert fleet.end(job).type == "job.completed"
+        eventually(lambda: fleet.left() == 0)
+    assert (lost.is_set(), len(job.runs)) == (True, 1)
+
+
+def test_what_a_worker_delays_or_runs_is_no_stray(
+    valkey: Valkey, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "STRAYS_SECONDS", 0.05)
+    fleet = Fleet(RedisBroker(url=valkey.url, namespace=unique), unique)
+    released: list[Any] = []
+    requeue = fleet.broker.do_requeue
+    fleet.broker.do_requeue = lambda *args: (released.append(args), requeue(*args))
+    looked = threading.Semaphore(0)
+
+    def sees_several_looks(n: int) -> None:
+        for _ in range(4):
+            assert looked.acquire(timeout=20)
+
+    members = fleet.broker.client.smembers
+
+    def watched(key: str) -> Any:
+        looked.release()
+        return members(key)
+
+    fleet.broker.client.smembers = watched
+    actor = fleet.actor(sees_several_looks)
+    jobs = [fleet.send(actor), fleet.send(fleet.actor(lambda n: None), delay=1000)]
+    with fleet.working(threads=2):
+        for job in jobs:
+            assert fleet.end(job).type == "job.completed"
+        eventually(lambda: fleet.left() == 0)
+        assert released == []
+    assert [len(job.runs) for job in jobs] == [1, 1]
