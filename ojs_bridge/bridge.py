@@ -45,8 +45,8 @@ class Bridge:
     park_after: a retry that is due later than that waits in the store, not in the broker.
     fail_open: whether jobs run without a reservation while the store cannot be reached; else they wait.
     retention: how long dead letters are kept, and how many.
-    redact: names of arguments that nobody is shown, or a callable that is given the name and the value of an
-        argument and returns what is shown.
+    redact: names of arguments that are not shown, or a callable that is given the name and the value of an
+        argument and returns the value to show.
     replay_rules: which dead letters are replayed by themselves.
     storage_retry: how often an operation on the store or the broker is tried again when it settles a job.
     polling_retry: how often it is tried again when the bridge looks for due retries.
@@ -121,7 +121,7 @@ class Bridge:
         """Return how many jobs, of all queues or of one, are in each state that the store knows of.
 
         `retryable` are the parked retries, `discarded` the dead letters. Only the broker knows what waits and
-        runs, and nobody keeps what succeeded. Raises ConfigurationError without a store, and StoreError.
+        runs, and a job that succeeded is not kept. Raises ConfigurationError without a store, and StoreError.
         """
         store = needed(self.store, "counts by state")
         return {

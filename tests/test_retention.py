@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, Retention
-from ojs_bridge.engine.chores import reservation_at
+from ojs_bridge.engine.scheduler import reservation_at
 from ojs_bridge.operations.retention import PERIOD, Pruner
 from ojs_bridge.store import LetterFilter, Store
 from tests.servers import eventually

@@ -16,7 +16,7 @@ from celery import Celery, Task
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..engine.harmless import Harmless
+from ..engine.events import Harmless
 from ..messages import parameters_of
 from ..spec.depth import nests_deeper
 from ..spec.failures import MAX_MESSAGE, cut, safe_repr

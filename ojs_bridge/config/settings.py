@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeAlias, get_args
 
 from ..engine import events
-from ..engine.importing import imported
+from ..engine.retry_on import imported
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.retention import Retention
 from ..spec.duration import read_duration

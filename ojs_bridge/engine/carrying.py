@@ -16,11 +16,11 @@ from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, R
 from ..spec.failures import MAX_MESSAGE, Failure, cut, safe_repr
 from ..spec.job import Header, Job
 from ..spec.policy import RetryPolicy
-from ..store import Parked, Reservation, Settle, Store
+from ..store import Settle, Store
 from . import events
 from .context import Context
-from .harmless import Harmless
-from .keeping import job_of_parked, letter_of, parked_of
+from .events import Harmless
+from .keeping import letter_of, parked_of
 from .ports import Ended, Onward, Outlet
 from .reservations import Reservations, TakenOver, was_lost
 from .runs import Postpone, Refuse, Run
@@ -144,14 +144,6 @@ class Carrying:
         why = cut(safe_repr(error), MAX_MESSAGE)
         failure = getattr(decision, "failure", None) or Failure("bridge.undeliverable", why)
         return DeadLetter("invalid", failure, f"attempt {job.attempt} cannot be followed up: {why}")
-
-    def give_up(self, parked: Parked, error: Exception) -> None:
-        """Keep a parked retry that nobody can publish as a dead letter."""
-        job = job_of_parked(parked)
-        decision = self.impossible(job, None, error)
-        begun = Refuse(job, decision)
-        self.bury(begun, self.after(job, decision), decision, parked.framework, parked.message)
-        self.settle(begun, decision)
 
     def after(self, job: Job, decision: Decision) -> Job:
         """Return the job as it goes on, or as it ends: with its failure recorded (spec section 10)."""
@@ -294,17 +286,6 @@ class Carrying:
         """Settle the reservation of a run whose job the framework itself ends; never raises."""
         with Harmless(run.job):
             self._reservations.settle(run)
-
-    def expire(self, run: Run) -> None:
-        """Extend the reservation of a run no more, because its outcome has no place but this worker.
-
-        If the worker dies, the next delivery after the reservation ran out is a lost attempt.
-        """
-        self._reservations.expire(run)
-
-    def acknowledged(self, reservation: Reservation | None) -> None:
-        """Take note that the broker has deleted a reservation's message: it cannot come again."""
-        self._reservations.acknowledged(reservation)
 
     def now(self) -> datetime:
         """Return the time, in UTC."""

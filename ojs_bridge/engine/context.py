@@ -1,4 +1,4 @@
-"""What the engine and the operations of one bridge share."""
+"""The context that the engine and the operations of one bridge share."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Mapping
@@ -29,15 +30,21 @@ from ..spec.failures import (
 from ..spec.job import Header, Job, encode
 from ..spec.patterns import check_errors
 from ..spec.policy import AnyPartial, RetryPolicy, said_by
+from ..store import Parked, Reservation
 from . import events
 from .carrying import Carrying
 from .context import Context
-from .harmless import Harmless
+from .events import Harmless
+from .keeping import job_of_parked
 from .ports import DeadQueues, Publisher
 from .reservations import Wait
 from .retry_on import RetryOn
 from .runs import NOTHING, Begun, Drop, Native, Postpone, Refuse, Run, TaskPolicy
-from .store_at_start import try_store
+
+logger = logging.getLogger("ojs_bridge")
+
+#: How many seconds the clocks of a worker and its store may differ before a worker says so.
+MAX_SKEW = 2.0
 
 T = TypeVar("T")
 
@@ -84,7 +91,27 @@ class Engine(Carrying):
 
     def try_store(self, dead_queue: str) -> None:
         """Say in the log, when a worker starts, what goes without a store or with one that does not work."""
-        try_store(self.store, self._reservations.prove, self.now, dead_queue, fail_open=self._fail_open)
+        if self.store is None:
+            logger.warning(
+                "no store: dead letters go to %s, where `Bridge.broker_letters` finds them; "
+                "set Bridge(store=...) or OJS_BRIDGE_STORE",
+                dead_queue,
+            )
+            return
+        try:
+            self.store.prepare()
+            self._reservations.prove()
+            apart = abs((self.store.clock() - self.now()).total_seconds())
+        except StoreError as error:
+            then = f"dead letters go to {dead_queue}" if self._fail_open else "jobs wait"
+            logger.error("until the store works, %s: %s", then, error)
+            return
+        if apart > MAX_SKEW:
+            logger.error(
+                "this machine's clock and the store's are %.1f s apart: retries run early or late, and live "
+                "jobs may be taken for lost; set the clocks",
+                apart,
+            )
 
     def store_answers(self) -> bool:
         """Return whether jobs can begin now; without a store they always can."""
@@ -105,7 +132,7 @@ class Engine(Carrying):
     ) -> TaskPolicy:
         """Resolve the settings of one task or actor, later partials winning; raises InvalidRetryPolicy.
 
-        `reserved` is the adapter's own map, such as time limits to `timeout`; everybody else's wins over it.
+        `reserved` is the adapter's own map, such as time limits to `timeout`; any other wins over it.
         `native` is what the framework alone would do, and `retry_on` what an owner has said of that. With
         `afresh` a job that comes without a header, and is beyond its limit, begins at attempt 1.
         """
@@ -151,7 +178,7 @@ class Engine(Carrying):
         `job` is what `decode` returned or raised, `bare` what the framework alone says of it; `publication`
         tells one message of the same first run from another, as far as the broker does. Raises StoreError
         when the store cannot say, unless the delivery cannot wait; before, it is asked for as long as `wait`,
-        which pauses, says so. What runs within its caller needs no reservation: nobody else can have it.
+        which pauses, says so. A job that runs within its caller needs no reservation: no worker has it.
         """
         begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):
@@ -174,7 +201,7 @@ class Engine(Carrying):
         return found
 
     def early(self, job: Job) -> Postpone | None:
-        """Return the postponement of a job that came before its time, whoever is to run it then."""
+        """Return the postponement of a job that came before its time."""
         due = job.next_retry_at
         return Postpone(job, due) if due and due > self.now() else None
 
@@ -197,11 +224,10 @@ class Engine(Carrying):
         publication: str = "",
         process: int | None = None,
     ) -> Run | Drop | Postpone | Refuse:
-        """Return the run of a job that a process began which is dead now, as this one knows for certain.
+        """Return the run of a job that another process of this machine began, which is surely dead now.
 
-        Or that it is to be dropped, because that process, on this machine and of that number if it is known,
-        had ended it before it died, or postponed, because it had only found that somebody else runs it, or
-        that it came early.
+        `process` is its number, if it is known. The job is dropped if that process had ended it before it
+        died. It is postponed if another worker runs it, or if it came early.
         """
         begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):
@@ -232,6 +258,25 @@ class Engine(Carrying):
             outcome = outcome_of(outcome, run.task.errors, run.retry_on.rules_out(outcome))
         capped = outcome is None or not run.task.keeps_waits(run.job.retry)
         return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
+
+    def give_up(self, parked: Parked, error: Exception) -> None:
+        """Keep a parked retry that cannot be published as a dead letter."""
+        job = job_of_parked(parked)
+        decision = self.impossible(job, None, error)
+        begun = Refuse(job, decision)
+        self.bury(begun, self.after(job, decision), decision, parked.framework, parked.message)
+        self.settle(begun, decision)
+
+    def expire(self, run: Run) -> None:
+        """Extend the reservation of a run no more, because its outcome has no place but this worker.
+
+        If the worker dies, the next delivery after the reservation ran out is a lost attempt.
+        """
+        self._reservations.expire(run)
+
+    def acknowledged(self, reservation: Reservation | None) -> None:
+        """Take note that the broker has deleted a reservation's message: it cannot come again."""
+        self._reservations.acknowledged(reservation)
 
     def close(self) -> None:
         """Settle and release the reservations that are left to be; never raises."""

@@ -1,4 +1,4 @@
-"""What happened to a job: the Open Job Spec's events, and who hears of them."""
+"""The events of the Open Job Spec, the listeners that hear of them, and the lines of the log."""
 
 from __future__ import annotations
 
@@ -247,3 +247,24 @@ class Dispatcher:
                             "listener %r failed on %s of job %s", listener, event.type, event.subject
                         )
             events.task_done()
+
+
+class Harmless:
+    """Logs what fails after a decision was carried out: the job has its place already."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        """Log an error and go on after it; what is no Exception goes on."""
+        if not isinstance(error, Exception):
+            return False
+        with suppress(Exception):
+            told = "job %s: what follows a decision failed; the job is not affected"
+            logger.error(told, self._job.id, exc_info=error)
+        return True

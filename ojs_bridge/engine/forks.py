@@ -1,4 +1,4 @@
-"""What a process holds while it starts threads of its own or logs, as every forked child does anew."""
+"""Locks for starting threads and for logging, which every forked child has anew."""
 
 from __future__ import annotations
 

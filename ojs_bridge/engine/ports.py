@@ -16,7 +16,7 @@ from .runs import Refuse, Run
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """What a replay changes of a job (spec section dlq 6.3); None keeps, `meta` and `retry` are merged."""
+    """The changes of a replay (spec section dlq 6.3); None keeps, `meta` and `retry` are merged."""
 
     queue: str | None = None
     args: Sequence[Any] | None = None
@@ -64,7 +64,7 @@ class Outlet(Protocol):
 
     @property
     def unreachable(self) -> tuple[type[Exception], ...]:
-        """What is raised while the store or the broker is out of reach."""
+        """The errors of a store or a broker that is out of reach."""
 
     @property
     def can_wait(self) -> bool:
@@ -110,7 +110,7 @@ class Publisher(Protocol):
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
         """Publish a parked retry's message with `state` as its retry state.
 
-        Due now, or at a time until which the framework itself delays it, whoever its workers are.
+        Due now, or at a time until which the framework itself delays it, with or without the bridge.
         """
 
 
@@ -123,5 +123,5 @@ class DeadQueues(Protocol):
     def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
         """Have a letter to oneself, call `then`, and delete the letter; what `then` raises keeps it.
 
-        False, and `then` is not called, when it is not there any more or somebody else holds it.
+        False, and `then` is not called, when it is not there any more or another process holds it.
         """

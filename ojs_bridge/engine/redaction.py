@@ -1,4 +1,4 @@
-"""Hiding secrets from whoever looks at dead letters and parked retries."""
+"""The redaction: it hides secrets of dead letters and parked retries from their readers."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ class Reservations:
     ) -> Run | Lost | Postpone | Drop:
         """Reserve the attempt of a run; return what becomes of it. Raises StoreError if the run can wait.
 
-        `publication` tells one message of a job's first run from another, "" when nobody knows. A store that
-        does not answer is asked for as long as `wait` says so.
+        `publication` tells one message of a job's first run from another, "" when the broker does not tell.
+        A store that does not answer is asked for as long as `wait` says so.
         """
         if self._heart is None or self._store is None:
             return run

@@ -1,13 +1,14 @@
-"""Which failures of a task are retried at all: `retry_on`, beside its policy and never on the wire."""
+"""`retry_on`: it says which failures of a task are retried at all; it is never on the wire."""
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, TypeAlias
 
 from ..errors import ConfigurationError
 from ..spec.responses import Response
-from .importing import imported
 
 #: What may be said: `"failure"`, `"asked"`, exception classes, or the dotted names of such classes.
 RetryOnLike: TypeAlias = "str | type[BaseException] | Sequence[str | type[BaseException]]"
@@ -18,7 +19,7 @@ NOT_ASKED = "which this task does not ask to retry"
 
 
 class RetryOn:
-    """Which failures of a task are retried, while attempts are left.
+    """The failures of a task that are retried, while attempts are left.
 
     `"failure"`: all. `"asked"`: those for which the task's code asks. Exception classes: these too, and their
     subclasses, but none of `never`. A class may be named, as in `"shop.SoldOut"`: a worker imports it when it
@@ -74,5 +75,19 @@ def _is_exception(cls: object) -> bool:
 
 #: The specification: whatever is not non-retryable is retried.
 EVERY_FAILURE = RetryOn(_FAILURE)
-#: The rule of a task that asks for retries in its code, if at all, where nobody has said another one.
+#: The rule of a task that asks for retries in its code, if at all, where no owner has said another rule.
 UNSAID = RetryOn(_ASKED)
+
+
+def imported(place: str, name: Any) -> Any:
+    """Return what a dotted name stands for; a builtin needs no module, and what is no name is itself.
+
+    `place` is where the name was written. Raises ConfigurationError.
+    """
+    if not isinstance(name, str):
+        return name
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(import_module(module) if module else builtins, attribute)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"{place}: {name!r} cannot be imported: {error}") from error

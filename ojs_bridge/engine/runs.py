@@ -1,4 +1,4 @@
-"""What the bridge says of a delivery before its handler runs, and the policy it says it under."""
+"""The answers of the engine to a delivery, before its handler runs, and the policy of its task."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMBERS = WAITS | {ATTEMPTS}
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """What a task has under its framework alone.
+    """The retries of a task under its framework alone.
 
     `beneath` holds what the framework does where nothing is said: it lies under all other layers. `options`
     holds what the task's own options say: they lie over the app's default.
@@ -48,7 +48,7 @@ NOTHING = Native({})
 
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
-    """What one task or actor is retried under: its own settings over the app's, resolved once.
+    """The settings that one task or actor is retried under: its own over the app's, resolved once.
 
     `said` are the fields that an owner has said, rather than the framework, and `named` those of them that
     were said of this task: a message's native options do not win over these. With `afresh` a job that was on
@@ -77,7 +77,7 @@ class TaskPolicy:
         return RetryPolicy.merge(self.native.under(said), *self.partials, retry)
 
     def rule(self, retry: AnyPartial | None) -> RetryOn:
-        """Return which failures of a job are retried: of one that says how often, all, if nobody said."""
+        """Return which failures of a job are retried: all, if it says how often and no owner said which."""
         asks = self.retry_on is UNSAID and ATTEMPTS in said_by(retry)
         return EVERY_FAILURE if asks else self.retry_on
 
@@ -105,7 +105,7 @@ class Run(NamedTuple):
 
     @property
     def retry_on(self) -> RetryOn:
-        """Which failures are retried."""
+        """The failures that are retried."""
         return self.task.rule(self.job.retry)
 
     def afresh(self) -> Run:
@@ -146,7 +146,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The message cannot be run under any policy that somebody can read; its decision is to keep it."""
+    """The message has no policy that can be read; its decision is to keep it."""
 
     job: Job
     decision: DeadLetter

@@ -1,20 +1,24 @@
-"""Publishing parked retries when they are due: a thread in every worker, and no leader."""
+"""The scheduler: a thread in every worker that publishes parked retries, and does what a fleet does once."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from ..errors import StoreError, Unpublishable, Unreachable
 from ..spec.job import format_time
-from ..store import Parked, Store
+from ..store import Grant, Parked, Reservation, Settle, Store
 from .ports import Publisher
 from .storage_retry import POLLING, StorageRetry
+
+T = TypeVar("T")
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -32,18 +36,41 @@ SWEEP = 5000
 
 @dataclass(frozen=True, slots=True)
 class Chore:
-    """What else a worker does beside, and how often, in seconds; `name` is for the log."""
+    """A task that each worker does every so many seconds; `name` is for the log."""
 
     name: str
     seconds: float
     do: Callable[[], object]
 
 
+def reservation_at(name: str, period: timedelta, now: datetime) -> Reservation:
+    """Return the reservation of the period that a time is in, kept beside those of jobs."""
+    return Reservation(f"ojs-bridge:{name}", int(now.timestamp() // period.total_seconds()))
+
+
+def once_a_period(
+    store: Store, name: str, period: timedelta, clock: Callable[[], datetime], chore: Callable[[], T]
+) -> T | None:
+    """Do a chore unless another worker has done it in this period, or is at it: then None.
+
+    The next period has a reservation of its own, so that a worker that dies does not stop the chore. Raises
+    StoreError.
+    """
+    now, holder = clock(), uuid.uuid4().hex
+    reservation, until = reservation_at(name, period, now), now + 2 * period
+    asked = store.reserve(reservation, publication="", holder=holder, mark=holder, now=now, until=until)
+    if asked.grant not in (Grant.TAKEN, Grant.LOST):
+        return None
+    done = chore()
+    store.settle(Settle(reservation, holder, until))
+    return done
+
+
 @dataclass
 class Scheduler:
     """Publishes what is due through the publishers of this process.
 
-    `give_up` is called with a retry whose message nobody can publish, and must keep it some other way.
+    `give_up` is called with a retry whose message cannot be published, and must keep it some other way.
     """
 
     store: Store

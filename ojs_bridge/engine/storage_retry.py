@@ -1,4 +1,4 @@
-"""How the bridge insists when a broker or store does not answer at once."""
+"""The storage retry: the bridge insists when a broker or a store does not answer at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SLICE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StorageRetry:
-    """How often, and after which pauses, an operation on a broker or a store is tried again.
+    """The number of tries of an operation on a broker or a store, and the pauses between them.
 
     Every argument alone may be given; intervals are ISO 8601 durations or timedeltas, `jitter` a fraction of
     the pause either way. Raises ConfigurationError. Nothing here touches a job's attempts.

@@ -19,7 +19,7 @@ _SLICE = 0.05
 
 
 class Outage:
-    """What is away, from the first thread that meets it to the first that finds it back.
+    """An outage, from the first thread that meets it to the first that finds it over.
 
     The log gets `begins` with its first error, and `ends` with how long it took, once each.
     """

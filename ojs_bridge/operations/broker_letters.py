@@ -82,7 +82,7 @@ class BrokerLetters:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
         What is given changes the job as with `Bridge.dead_letters`. The letter leaves its dead queue only
-        after its message was published. Raises LetterNotFound, also for one that somebody else replays;
+        after its message was published. Raises LetterNotFound, also for one that another process replays;
         ConfigurationError when this process does not know its type; ValueError and InvalidRetryPolicy; and
         whatever publishing raises: the letter then stays.
         """

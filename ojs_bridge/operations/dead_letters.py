@@ -30,7 +30,7 @@ LOOK_THROUGH = 2000
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """How many died in each step of time, from `since` on."""
+    """The number of deaths in each step of time, from `since` on."""
 
     since: datetime
     step: timedelta

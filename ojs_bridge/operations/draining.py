@@ -17,9 +17,9 @@ from .letters import MAX_PAGE
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What a drain has done: how many retries it published, and what stays.
+    """The outcome of a drain: how many retries it published, and which stay.
 
-    `failed` says why, by job id; `held` are being published by somebody else, or were parked again by
+    `failed` says why, by job id; `held` are being published by another process, or were parked again by
     workers that still run; `others` are of frameworks that this process has no app of.
     """
 

@@ -26,8 +26,8 @@ _FIELDS = TypeAdapter(TypedDict("LetterFields", get_type_hints(Letter)))  # type
 class Kind(TypedDict, total=False):
     """A choice of dead letters by queue, and by job type and last error type, which are patterns.
 
-    By when they died: `since` a time, and `until` one, which is not included. By a `text` in their arguments
-    or error messages, in any case. A pattern is a whole type, or has `*` for any characters.
+    By the time of their death: `since` a time, and `until` one, which is not included. By a `text` in their
+    arguments or error messages, in any case. A pattern is a whole type, or has `*` for any characters.
     """
 
     queue: str | None

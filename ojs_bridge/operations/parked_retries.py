@@ -60,7 +60,7 @@ class ParkedRetries:
         *,
         progress: Callable[[int], object] = lambda _: None,
     ) -> Drained:
-        """Publish parked retries now, delayed by their framework until they are due: nobody needs the store.
+        """Publish parked retries now, delayed by their framework until they are due: the store is not needed.
 
         Of the job types that match one of `tasks`, patterns such as `billing.*`; none is all. Those that
         arrive meanwhile too. `progress` is called with how many are published. Raises StoreError and

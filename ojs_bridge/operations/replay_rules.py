@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from ..engine.chores import once_a_period
 from ..engine.context import Context
 from ..engine.events import dead_letter
 from ..engine.ports import Override
+from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..spec.duration import read_duration
 from ..spec.job import Job

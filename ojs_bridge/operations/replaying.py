@@ -25,7 +25,7 @@ READ = 500
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """What became of many dead letters; without `confirmed` nothing was done but counting them.
+    """The outcome of a bulk operation; without `confirmed` the dead letters were only counted.
 
     `errors` are the ids and reasons of those that failed and stay, the first hundred of them.
     """

@@ -1,4 +1,4 @@
-"""How long dead letters are kept, and how many (spec sections dlq 5 and 8: DLQ-004, DLQ-005)."""
+"""The retention of dead letters, by age and by number (spec sections dlq 5 and 8: DLQ-004, DLQ-005)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from ..engine.chores import once_a_period
+from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..spec.duration import read_duration
 from ..store import Letter, LetterFilter, Store
@@ -23,7 +23,7 @@ PERIOD = timedelta(minutes=5)
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long dead letters are kept, at most so many; the oldest go first, when either limit is exceeded.
+    """The limits of age and number of dead letters; the oldest go first, when either limit is exceeded.
 
     `max_age` is an ISO 8601 duration or a timedelta. `queues` gives queues limits of their own, and each of
     those is counted by itself; all others are counted together. With `archive`, the path of a file, pruned
