@@ -272,6 +272,12 @@ flush_brpop_reauth = minor(
 can_consume = vital("can_consume", _QOS, "acknowledge what an outage kept from it", only=FETCH)
 client_connection = vital("connection", "redis:Redis", "ask for a message without waiting", only=FETCH)
 parse_response = vital("parse_response", "redis:Redis", "read what was asked for", only=FETCH)
+pack_command = vital(
+    "pack_command", "redis.connection:Connection", "pack the command that takes a message once", only=FETCH
+)
+send_packed_command = vital(
+    "send_packed_command", "redis.connection:Connection", "ask for a message without waiting", only=FETCH
+)
 send_command = vital(
     "send_command", "redis.connection:Connection", "ask for a message without waiting", only=FETCH
 )
