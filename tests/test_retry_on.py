@@ -14,7 +14,7 @@ from dramatiq.errors import Retry as DramatiqsRetry
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, Retry, Snooze, celery
 from ojs_bridge.celery import OJSTask, ojs_task
-from ojs_bridge.celery.worker import check
+from ojs_bridge.celery.worker import check_app
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
 from ojs_bridge.engine.retry_on import RetryOn
@@ -128,7 +128,7 @@ def test_a_worker_does_not_start_with_a_name_that_stands_for_nothing(
         hand.define("charge")
         hand.send("charge", "'ok'", ojs_retry={"max_attempts": 2})
         with pytest.raises(ConfigurationError, match=said):
-            check(hand.app)
+            check_app(hand.app)
         return
     stub = StubBroker()
     install_dramatiq(stub, Bridge(), policies=str(file))

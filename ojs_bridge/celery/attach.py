@@ -82,8 +82,8 @@ def prepare(app: Celery) -> None:
         setattr(app, _PREPARED, True)
         app.steps["worker"].add("ojs_bridge.celery.worker:StartUp")
         app.steps["consumer"].add("ojs_bridge.celery.on_redis:Visibility")
-        app.steps["consumer"].add("ojs_bridge.celery.holding:Holding")
-        app.steps["consumer"].add("ojs_bridge.celery.watch:Watch")
+        app.steps["consumer"].add("ojs_bridge.celery.holding:RequestHolding")
+        app.steps["consumer"].add("ojs_bridge.celery.watch:ConsumerWatch")
         _read_retry_option(app)
         _warn_outside(app)
 

@@ -242,7 +242,7 @@ lookup = vital(
 type_to_name = minor(
     "type_to_name", "kombu.serialization:SerializerRegistry", "encode arguments as the message had them"
 )
-routes = minor("routes", "celery.app.routes:Router", "find the dead queues of the queues routed to")
+router_routes = minor("routes", "celery.app.routes:Router", "find the dead queues of the queues routed to")
 detect_quorum_queues = minor(
     "detect_quorum_queues", "celery.utils.quorum_queues", "have RabbitMQ itself delay a retry", since="5.5"
 )
@@ -256,7 +256,7 @@ calculate_routing_key = minor(
 # Redis as the broker
 q_for_pri = vital("_q_for_pri", _CHANNEL, "find a queue's lists in Redis", only=REDIS)
 conn_or_acquire = vital("conn_or_acquire", _CHANNEL, "renew what a worker has", only=REDIS)
-delivered = vital("_delivered", _QOS, "renew what a worker has", only=REDIS)
+deliveries = vital("_delivered", _QOS, "renew what a worker has", only=REDIS)
 restore_visible = vital("restore_visible", _QOS, "put back what a dead worker had", only=REDIS)
 create_transport = vital("create_transport", _CONNECTION, "take messages in the bridge's way", only=FETCH)
 brpop_start = vital("_brpop_start", _CHANNEL, "ask for a message and note its worker", only=FETCH)

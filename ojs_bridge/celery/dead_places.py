@@ -20,7 +20,7 @@ from . import compat
 logger = logging.getLogger("ojs_bridge")
 
 #: For how many seconds at most a reader of a RabbitMQ queue waits for another reader.
-PATIENCE = 5.0
+_PATIENCE = 5.0
 _NOT_FOUND, _LOCKED = 404, 405
 #: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
 #: and the count at which a message is published anew, to begin at zero.
@@ -28,7 +28,7 @@ _COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
 _OFTEN = 5
 
 
-class Places(Protocol):
+class DeadPlaces(Protocol):
     """The dead queues that a connection leads to, by name; a queue that does not exist is empty."""
 
     def read(self, name: str, most: int) -> list[Any]:
@@ -38,7 +38,7 @@ class Places(Protocol):
         """Claim a message, call `then` and delete it, unless `then` raises; False without a message."""
 
 
-def places_of(connection: Connection) -> Places:
+def dead_places_of(connection: Connection) -> DeadPlaces:
     """Return where a connection's broker keeps dead queues."""
     return _OnRedis(connection) if connection.transport.driver_type == "redis" else _InQueues(connection)
 
@@ -180,7 +180,7 @@ def _await_turn(connection: Connection, name: str) -> None:
     An exclusive queue belongs to the connection, and goes with it. Nothing is lost without it.
     """
     channel, waited = connection.channel(), 0.0
-    while waited < PATIENCE:
+    while waited < _PATIENCE:
         try:
             channel.queue_declare(f"{name}.ojs", exclusive=True)
         except connection.channel_errors as error:

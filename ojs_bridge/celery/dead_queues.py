@@ -18,7 +18,7 @@ from ..operations.broker_letters import found_letter
 from ..spec.job import Job, count_of, decoded
 from ..store import Letter
 from . import compat, sending
-from .dead_places import Places, places_of
+from .dead_places import DeadPlaces, dead_places_of
 from .wire import HEADER, Wire, carried, chain_of, delivered, expiry, to_json
 
 logger = logging.getLogger("ojs_bridge")
@@ -58,11 +58,11 @@ class CeleryDeadQueues:
             return places.take(sending.dead_name(queue), is_it, lambda: then(letter))
 
     @contextmanager
-    def _reaching(self) -> Iterator[Places]:
+    def _reaching(self) -> Iterator[DeadPlaces]:
         """Give the dead queues through a connection of its own, to where dead letters are written."""
         try:
             with self._app.connection_for_write() as connection:
-                yield places_of(connection)
+                yield dead_places_of(connection)
         except sending.out_of_reach(self._app) as error:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
 
@@ -108,7 +108,11 @@ class CeleryDeadQueues:
 
 def _queues_of(app: Celery) -> set[str]:
     """Return the names of the queues that an app consumes, routes to or has sent to."""
-    named = {*app.amqp.queues, app.conf.task_default_queue, *_routed(compat.routes(app.amqp.router, ()))}
+    named = {
+        *app.amqp.queues,
+        app.conf.task_default_queue,
+        *_routed(compat.router_routes(app.amqp.router, ())),
+    }
     return {
         str(name) for name in (*named, *(getattr(task, "queue", None) for task in app.tasks.values())) if name
     }

@@ -21,10 +21,10 @@ from ..spec.failures import Outcome, outcome_of
 from ..spec.job import Job
 from ..spec.policy import RetryPolicy
 from .attach import attach, task_policy
-from .conclusion import Conclusion, dropped
+from .carrying import Conclusion, dropped
 from .delivery import Delivery
 from .holding import Held, Unsettled
-from .outcomes import is_the_tasks_own, outcome, shown, undisturbed
+from .outcomes import is_the_tasks_own, shown_exception, task_outcome, undisturbed
 from .results import carried_on, reopen_chord
 from .wish import Arguments, Wish
 
@@ -52,7 +52,7 @@ class Ended:
         self.engine.settle(self.run, Complete())
 
 
-class Execution:
+class TaskRun:
     """One run of a task under the bridge: it translates and executes, it never decides."""
 
     def __init__(self, task: Task, request: Any) -> None:
@@ -279,7 +279,7 @@ class Execution:
             self._wish = wish = None
         begun = self._begun or self._begin()
         decision = (wish and wish.decision) or self._judged(begun, raised)
-        return self.conclude(begun, decision, shown(raised, wish))
+        return self.conclude(begun, decision, shown_exception(raised, wish))
 
     def _judged(self, begun: Run, raised: BaseException) -> Decision:
         try:
@@ -297,4 +297,4 @@ class Execution:
         )
 
     def _outcome(self, begun: Run, raised: BaseException, wish: Wish | None = None) -> Outcome:
-        return outcome(self._task, raised, wish, begun, self.engine.now())
+        return task_outcome(self._task, raised, wish, begun, self.engine.now())

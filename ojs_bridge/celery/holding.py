@@ -102,7 +102,7 @@ class _Waiting(NamedTuple):
     can_be_sent: bool
 
 
-class Holding(bootsteps.StartStopStep):  # type: ignore[misc]
+class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
     """Keeps requests, and tries each again after a pause; says when that begins and when it is over."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -207,7 +207,7 @@ class Holding(bootsteps.StartStopStep):  # type: ignore[misc]
 
 def hold(app: Celery, request: Any, why: Held, again: Callable[[], object] | None = None) -> bool:
     """Have an app's worker keep a request; False when it stops, or the broker has the message back."""
-    holding: Holding | None = vars(app).get(_HOLDING)
+    holding: RequestHolding | None = vars(app).get(_HOLDING)
     return holding is not None and holding.hold(request, why, again)
 
 

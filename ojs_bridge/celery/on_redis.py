@@ -26,13 +26,13 @@ from . import compat
 logger = logging.getLogger("ojs_bridge")
 
 #: How often a delivery is renewed before its visibility timeout ends.
-BEATS = 3
+_BEATS = 3
 #: How many lost deliveries go back to their queues at a time.
-SWEEP = 1000
+_SWEEP = 1000
 #: Seconds that an idle worker waits at one queue before it looks at all of them, priorities included.
-WAIT_SECONDS = 0.5
+_WAIT_SECONDS = 0.5
 #: How many packed commands a channel keeps, one for each order of its queues.
-MOST_PACKED = 100
+_MOST_PACKED = 100
 
 _TAKE = files(__package__).joinpath("take.lua").read_text(encoding="utf-8")
 
@@ -106,7 +106,7 @@ class Taking:
         packed = self._ojs_packed.get(tuple(queues))
         if packed is None:
             packed = compat.pack_command(connection)(*self._ojs_take(queues))
-            kept = self._ojs_packed if len(self._ojs_packed) < MOST_PACKED else {}
+            kept = self._ojs_packed if len(self._ojs_packed) < _MOST_PACKED else {}
             self._ojs_packed = {**kept, tuple(queues): packed}
         compat.send_packed_command(connection)(packed)
 
@@ -123,7 +123,7 @@ class Taking:
         self._ojs_waits += 1
         queue = queues[self._ojs_waits % len(queues)]
         key = self.global_keyprefix + compat.q_for_pri(self)(queue, self.priority_steps[0])
-        return "BLMOVE", key, key, "RIGHT", "RIGHT", WAIT_SECONDS
+        return "BLMOVE", key, key, "RIGHT", "RIGHT", _WAIT_SECONDS
 
     def _ojs_read(self: Any, **options: Any) -> Any:
         """Read the answer, and deliver the message in it; raises Empty without one."""
@@ -202,7 +202,7 @@ class Visibility(bootsteps.StartStopStep):  # type: ignore[misc]
         channel = consumer.task_consumer.channel
         if self._over is None and hasattr(channel, "unacked_index_key"):
             self._over = threading.Event()
-            seconds = channel.visibility_timeout / BEATS
+            seconds = channel.visibility_timeout / _BEATS
             beating = threading.Thread(
                 target=_beat, args=(consumer, self._over, seconds), name="ojs-visibility", daemon=True
             )
@@ -229,10 +229,10 @@ def _beat(consumer: Any, over: threading.Event, seconds: float) -> None:
 
 def renew(channel: Any) -> None:
     """Renew every delivery that a channel has, and put back those that nobody renewed in time."""
-    tags = list(compat.delivered(channel.qos))
+    tags = list(compat.deliveries(channel.qos))
     if tags:
         now = time.time()
         with compat.conn_or_acquire(channel)() as client:
             client.zadd(channel.unacked_index_key, dict.fromkeys(tags, now), xx=True)
     # Green workers never do it themselves, and others only every 100 seconds.
-    compat.restore_visible(channel.qos)(num=SWEEP, interval=1)
+    compat.restore_visible(channel.qos)(num=_SWEEP, interval=1)

@@ -29,7 +29,7 @@ class HandlerFailed(Exception):
     """Stands for what a task raised and Celery's pools cannot carry, such as MemoryError or SystemExit."""
 
 
-def outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run, now: datetime) -> Outcome:
+def task_outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run, now: datetime) -> Outcome:
     """Return what came of a run whose task raised; a wish's own word, or Celery's, asks for a retry."""
     zone = task.app.timezone
     if wish is not None and wish.raised_as(raised):
@@ -63,7 +63,7 @@ def _hint(signal: Retry, now: datetime, zone: Any) -> timedelta | None:
     return None
 
 
-def shown(raised: BaseException, wish: Wish | None) -> Exception:
+def shown_exception(raised: BaseException, wish: Wish | None) -> Exception:
     """Return the exception that Celery is shown: its pools can carry it, and it ends the job."""
     if wish and raised is wish.signal:
         raised = wish.error

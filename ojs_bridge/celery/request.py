@@ -22,7 +22,7 @@ from ..store import Reservation
 from . import compat
 from .attach import attach
 from .canary import handled_natively, is_outside
-from .execution import Execution
+from .execution import TaskRun
 from .holding import Held, hold
 from .results import count_in_chord
 from .wire import HEADER, KEY, OUTCOME, carried, chain_of
@@ -111,9 +111,9 @@ class OJSRequest(Request):  # type: ignore[misc]
             self.request_dict["properties"] = {**self.request_dict["properties"], OUTCOME: why.outcome}
         return hold(self.app, self, why, again)
 
-    def _ojs_execution(self) -> Execution:
+    def _ojs_execution(self) -> TaskRun:
         # An execution takes the message out of its context, and another execution may follow.
-        return Execution(self.task, copy(compat.context(self)))
+        return TaskRun(self.task, copy(compat.context(self)))
 
     def _ojs_is_native(self) -> bool:
         """Return whether Celery itself runs the job, rather than the bridge sends it on until its time."""
@@ -170,7 +170,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         else:
             natively()
 
-    def _ojs_judged(self, execution: Execution, exc: Exception, process: int | None) -> Exception:
+    def _ojs_judged(self, execution: TaskRun, exc: Exception, process: int | None) -> Exception:
         """Return what tells Celery of what was decided of a crash."""
         # The process is unknown where the child died before its word of the beginning was read.
         begun = execution.resume(process)

@@ -241,7 +241,7 @@ def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
         )
 
 
-def parked(wire: Wire, changes: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def parked_message(wire: Wire, changes: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as the store keeps it until it is published, with where `options` send it."""
     route = {name: getattr(value, "name", value) for name, value in _chosen(options).items()}
     headers = {**wire.headers, **changes, "eta": None}

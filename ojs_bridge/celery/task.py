@@ -21,7 +21,7 @@ from ..spec.policy import PartialPolicy
 from . import compat
 from .attach import RETRY_OPTION, check_signatures, header_for, prepare
 from .canary import UnderTheBridge, begin_natively, is_outside, runs_natively
-from .execution import Execution
+from .execution import TaskRun
 from .holding import Held
 from .native_options import refuse_native
 from .receiving import Handler, keeping
@@ -132,7 +132,7 @@ class ReplacedMethods(Task):  # type: ignore[misc]
         `exc` is raised, or MaxRetriesExceededError.
         """
         execution = vars(self.request).get(_RUNNING)
-        if not isinstance(execution, Execution):
+        if not isinstance(execution, TaskRun):
             native: Callable[..., Retry] = super().retry
             return native(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         wish = Wish(self, execution.given, exc, args, kwargs, eta, countdown, options, max_retries)
@@ -181,19 +181,19 @@ def own_options(cls: type[Task]) -> dict[str, Any]:
 
 def _is_running(request: Any) -> bool:
     """Return whether a request is within its run already; a message may have a header of that name."""
-    return isinstance(vars(request).get(_RUNNING), Execution)
+    return isinstance(vars(request).get(_RUNNING), TaskRun)
 
 
-def _execution_of(task: Any, request: Any) -> Execution | None:
+def _execution_of(task: Any, request: Any) -> TaskRun | None:
     """Return a request's run under the bridge; None when Celery itself is to run its job now."""
     if not is_outside(task, request.id, (request.headers or {}).get(HEADER)):
-        execution = Execution(task, request)
+        execution = TaskRun(task, request)
         setattr(request, _RUNNING, execution)
         _hide_state(request)
         return execution
     # Without a header its time has always come.
     if request.headers and HEADER in request.headers and not request.is_eager:
-        Execution(task, request).await_time()
+        TaskRun(task, request).await_time()
     begin_natively(request)
     return None
 
@@ -202,7 +202,7 @@ def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
     """Keep a job that could not be begun; return what tells Celery of it."""
     try:
         begun = vars(request).pop(_RUNNING, None)
-        execution = begun if isinstance(begun, Execution) else Execution(task, request)
+        execution = begun if isinstance(begun, TaskRun) else TaskRun(task, request)
         return execution.unbegun(error)
     except Exception:
         logger.critical("job %s waits in its worker as it came", request.id, exc_info=error)

@@ -25,20 +25,20 @@ logger = logging.getLogger("ojs_bridge")
 LOOK = 30.0
 SAID, ASKED, FORCED = 2, 4, 6
 #: For how many seconds at most a look waits for the broker.
-PATIENCE = 10.0
+_PATIENCE = 10.0
 #: The exit status of a worker that ended itself: a temporary failure, so that supervisors start it anew.
-STATUS = os.EX_TEMPFAIL
+_STATUS = os.EX_TEMPFAIL
 
 #: The options of each kind of connection for the time that it waits; other brokers are not watched.
 _TIMEOUTS = {
-    "amqp": {"read_timeout": PATIENCE, "write_timeout": PATIENCE},
-    "redis": {"socket_timeout": PATIENCE, "socket_connect_timeout": PATIENCE},
+    "amqp": {"read_timeout": _PATIENCE, "write_timeout": _PATIENCE},
+    "redis": {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE},
 }
 #: Arguments of queues whose messages need not be for this worker, though it is free.
 _UNEVEN = ("x-single-active-consumer", "x-priority")
 
 
-class Watch(bootsteps.StartStopStep):  # type: ignore[misc]
+class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
     """Looks from a thread of its own whether a worker with free places takes what its queues have."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -119,7 +119,9 @@ def _is_free(consumer: Any) -> bool:
 def _filled(app: Celery, driver: str) -> str | None:
     """Return a queue with messages for any worker that consumes from it, asked of the broker on its own."""
     queues = [queue for queue in app.amqp.queues.consume_from.values() if _is_for_all(queue)]
-    with app.connection_for_read(connect_timeout=PATIENCE, transport_options=_TIMEOUTS[driver]) as connection:
+    with app.connection_for_read(
+        connect_timeout=_PATIENCE, transport_options=_TIMEOUTS[driver]
+    ) as connection:
         for queue in queues:
             try:
                 if connection.channel().queue_declare(queue.name, passive=True).message_count:
@@ -140,7 +142,7 @@ def _act(silent: int, queue: str) -> None:
     elif silent == ASKED:
         logger.critical("this worker still takes nothing, and ends; its supervisor is to start it anew")
         # As its signal handlers do, which leave a status of 0.
-        compat.should_stop.set(state, STATUS)
+        compat.should_stop.set(state, _STATUS)
     elif silent >= FORCED:
         logger.critical("this worker does not hear that it is to end, and ends at once")
-        os._exit(STATUS)
+        os._exit(_STATUS)

@@ -19,7 +19,7 @@ from .sending import visibility_timeout
 logger = logging.getLogger("ojs_bridge")
 
 #: How many tasks a line names.
-NAMED = 5
+_NAMED = 5
 
 
 class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -30,7 +30,7 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
-        check(worker.app)
+        check_app(worker.app)
         fit_frameworks(worker.app)
 
     def start(self, worker: Any) -> None:
@@ -42,14 +42,14 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
         attach(worker.app).stop()
 
 
-def check(app: Celery) -> None:
+def check_app(app: Celery) -> None:
     """Raise ConfigurationError for what cannot work, and say in the log what goes without a store."""
     policies_of(app).check(app.tasks, f"task of the app {app.main!r}")
     for task in app.tasks.values():
         task_policy(app, task).retry_on.resolve()
     check_canary(app)
     bridge = attach(app)
-    say_caveats(app, bridge)
+    _say_caveats(app, bridge)
     bridge.engine.try_store("`<queue>.dead` on the broker")
 
 
@@ -79,7 +79,7 @@ def _consumes_from_redis(app: Celery) -> bool:
     return bool(app.connection_for_read().transport.driver_type == "redis")
 
 
-def say_caveats(app: Celery, bridge: Bridge) -> None:
+def _say_caveats(app: Celery, bridge: Bridge) -> None:
     """Log what an app's settings take from the promises; raises ConfigurationError for what cannot work."""
     _check_acknowledgements(app)
     _check_visibility(app, bridge)
@@ -88,11 +88,11 @@ def say_caveats(app: Celery, bridge: Bridge) -> None:
 def _check_acknowledgements(app: Celery) -> None:
     early = sorted(name for name, task in app.tasks.items() if is_bridged(task) and not task.acks_late)
     if early:
-        more = f" and {len(early) - NAMED} more" if len(early) > NAMED else ""
+        more = f" and {len(early) - _NAMED} more" if len(early) > _NAMED else ""
         logger.warning(
             "acks_late is off for %s%s: a job whose worker dies is lost, and one whose outcome finds neither "
             "broker nor store",
-            ", ".join(early[:NAMED]),
+            ", ".join(early[:_NAMED]),
             more,
         )
 

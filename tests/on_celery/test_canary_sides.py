@@ -14,7 +14,7 @@ from celery import Celery, chain
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import install, ojs_task
-from ojs_bridge.celery.worker import check
+from ojs_bridge.celery.worker import check_app
 from ojs_bridge.engine.canary import Canary
 from tests.on_celery.by_hand import ByHand, by_hand, failing, header, natively, outside
 from tests.on_celery.fleet import in_seconds
@@ -181,7 +181,7 @@ def test_a_canary_that_cannot_be_is_refused(arguments: dict[str, Any], problem: 
     app.task(shared=False, name="plain")(failing)
     with pytest.raises(ConfigurationError, match=f"^{re.escape(problem)}$"):
         install(app, Bridge(), **arguments)
-        check(app)
+        check_app(app)
 
 
 def test_a_worker_says_which_jobs_are_under_the_bridge(
@@ -192,5 +192,5 @@ def test_a_worker_says_which_jobs_are_under_the_bridge(
     app = Celery("told", broker="memory://", set_as_current=False)
     install(app, Bridge())
     app.task(shared=False, name="mail.send")(failing)
-    check(app)
+    check_app(app)
     assert "canary: under the bridge are 100 % of *, 2.5 % of mail.*; Celery itself" in caplog.text

@@ -12,7 +12,7 @@ from celery import Celery
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import install, ojs_task
-from ojs_bridge.celery.worker import check
+from ojs_bridge.celery.worker import check_app
 
 
 def nothing() -> None:
@@ -30,7 +30,7 @@ def said(
     app.task(shared=False, lazy=False, name="untouched")(nothing)
     app.finalize()
     with caplog.at_level(logging.WARNING, "ojs_bridge"):
-        check(app)
+        check_app(app)
     return [record.getMessage() for record in caplog.records]
 
 

@@ -17,7 +17,7 @@ from celery.worker.request import Request
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, RetryPolicy
 from ojs_bridge.celery import OJSTask, install, ojs_task
 from ojs_bridge.celery.attach import attach, task_policy
-from ojs_bridge.celery.worker import check
+from ojs_bridge.celery.worker import check_app
 from tests.on_celery.forking import ROOT
 
 
@@ -184,7 +184,7 @@ def test_install_covers_tasks_of_before_and_after(app: Celery) -> None:
     assert task_policy(app, app.tasks["shared_twice"]).policy.max_attempts == 2  # the task's own wins
     assert not getattr(app.tasks["celery.chord"], "ojs_bridged", False)
     assert attach(app) is bridge
-    check(app)
+    check_app(app)
 
 
 def test_install_after_a_class_based_task_still_brings_the_bridge(app: Celery) -> None:
@@ -273,7 +273,7 @@ def test_a_worker_refuses_to_start_and_says_why(starts: dict[str, tuple[int, str
 
 def test_a_worker_without_a_store_says_what_goes(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     install(app, Bridge())
-    check(app)
+    check_app(app)
     assert "no store: dead letters go to `<queue>.dead`" in caplog.text
 
 
@@ -282,6 +282,6 @@ def test_the_store_may_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("OJS_BRIDGE_STORE", f"sqlite:///{tmp_path}/ojs.db")
     ojs_task(app, shared=False, name="plain")(nothing)
-    check(app)
+    check_app(app)
     assert attach(app).store is not None
     assert "no store" not in caplog.text

@@ -14,7 +14,7 @@ OWN = [
     "celery.delivery:Delivery.__init__",
     "celery.execution:attach",
     "celery.execution:task_policy",
-    "celery.execution:Execution._asked",
+    "celery.execution:TaskRun._asked",
     "celery.delivery:Delivery.bare_job",
     "celery.delivery:Delivery.job",
     "celery.delivery:decoded",
@@ -22,4 +22,4 @@ OWN = [
     "celery.wire:expiry",
 ]
 #: What is done for a crash, and after a job has ended.
-AFTERWARDS = ["celery.execution:Execution.resume", "celery.request:OJSRequest._ojs_forget"]
+AFTERWARDS = ["celery.execution:TaskRun.resume", "celery.request:OJSRequest._ojs_forget"]

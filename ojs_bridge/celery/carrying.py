@@ -161,7 +161,7 @@ class Conclusion:
         if onward is None:
             return {**wires.to_json(self._delivery.wire), **names}
         wire, options = self._asked_for()
-        return {**sending.parked(wire, self._headers, options), **names}
+        return {**sending.parked_message(wire, self._headers, options), **names}
 
     def sent(self, onward: Onward) -> None:
         """Leave it to what Celery is told that the delivery leaves its queue."""
