@@ -22,8 +22,6 @@ class Reading:
 
     task: Task
     native: Native
-    #: The plain calls of `self.retry` in its code.
-    asks: tuple[Ask, ...] = ()
     #: The wait before retry n; None where nothing retries, or that is not known.
     wait: Callable[[int], Wait] | None = None
     #: What leaves something open.
@@ -48,7 +46,7 @@ def read(fleet: Fleet, task: Task) -> Reading:
         opened.append(Open(code.asks[-1].where, "its limit or wait is not that of the task's other retries"))
     if opened:
         return Reading(task, Native.unknown(), open=tuple(dict.fromkeys(opened)))
-    return Reading(task, natives.pop(), tuple(code.asks), ways[0][1] if ways else None)
+    return Reading(task, natives.pop(), ways[0][1] if ways else None)
 
 
 def autoretries(task: Task) -> bool:
