@@ -1,4 +1,4 @@
-"""How a job that succeeded leaves: settled just before it is acknowledged, or by what acknowledges it.
+"""A job that succeeded leaves: its run is settled just before its message is acknowledged, or with it.
 
 Not before: what follows it, its pipeline, callbacks and result, would be lost with a worker that is killed.
 """
@@ -34,7 +34,7 @@ Ack: TypeAlias = Callable[[MessageProxy], None]
 
 
 class Joint(Protocol):
-    """What a store on the broker's own server offers."""
+    """A store on the broker's own server settles and acknowledges in one step."""
 
     def settle(self, settle: Settle, keys: list[bytes], words: list[Any]) -> tuple[bool, bool]:
         """Settle a turn and acknowledge its message; return whether each was done."""
@@ -120,7 +120,7 @@ class RedisAcknowledging(Acknowledging):
 
 @dataclass(slots=True)
 class Ending:
-    """How one message of a job that succeeded leaves; its run is settled once, whatever is repeated."""
+    """The end of one message of a job that succeeded; its run is settled once, whatever is repeated."""
 
     _by: Acknowledging
     _run: Run

@@ -1,4 +1,4 @@
-"""Which actors are under the bridge, and under which policy: resolved once, where an actor is declared."""
+"""The actors under the bridge and their policies, which are resolved once, where an actor is declared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a delivery leaves the consumer: acknowledged, kept or given back, as the bridge decided."""
+"""A delivery leaves the consumer as the bridge decided: acknowledged, kept or given back."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SettlingConsumer(Consumer):
     def _settle(self, message: MessageProxy, otherwise: Ack) -> None:
         delivery = delivery_of(message)
         if delivery.consumer is not None and delivery.consumer is not self._inner:
-            # RabbitMQ counts delivery tags per channel: this one now names somebody else's message.
+            # RabbitMQ counts delivery tags per channel: the tag names another message on the new channel.
             if delivery.ending:
                 delivery.ending.settle()
             logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", message.message_id)
@@ -83,7 +83,7 @@ class SettlingConsumer(Consumer):
             else:
                 self._carry_out(delivery, message, otherwise)
         except (StoreError, *redis_outages()) as error:  # type: ignore[misc]
-            # After any other error Dramatiq leaves the message in a live worker's set, where nobody finds it.
+            # After any other error Dramatiq leaves the message in a live worker's set, where it stays.
             raise ConnectionClosed(error) from None
         if self._takes and not delivery.is_given_back:
             self._hands.put(message)

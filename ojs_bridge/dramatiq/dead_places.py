@@ -1,4 +1,4 @@
-"""Where brokers keep their dead queues: StubBroker in lists, Redis in hashes, RabbitMQ in queues."""
+"""The places of dead queues: StubBroker has them in lists, Redis in hashes, RabbitMQ in queues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .delivery import is_dropped
 
 #: What a dead queue holds: encoded messages, but StubBroker's the messages themselves.
 Held: TypeAlias = bytes | MessageProxy
-#: How long, in seconds, one waits at most while somebody else looks through a RabbitMQ queue.
+#: The seconds that a reader waits at most while another one looks through a RabbitMQ queue.
 PATIENCE = 5.0
 _NOT_FOUND, _LOCKED = 404, 405
 #: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
@@ -225,7 +225,7 @@ def _is_renewed(channel: Any, name: str, properties: Any, body: bytes) -> bool:
 
 
 def _await_turn(connection: Any, name: str) -> None:
-    """Wait until nobody else looks through a queue, who would hide what it reads.
+    """Wait until no other reader looks through a queue: it would hide the messages that it reads.
 
     An exclusive queue is the connection's own, and goes with it. Nothing is lost without one.
     """

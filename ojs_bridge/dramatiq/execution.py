@@ -1,4 +1,4 @@
-"""How a delivery is begun, and what was decided about it is carried out."""
+"""A delivery is begun, and the decision about its job is carried out."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Holding:
 
 
 class Interrupts:
-    """What may interrupt the actors of a broker: its time limits and shutdown notifications."""
+    """The interrupts of a broker's actors: time limits and shutdown notifications."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

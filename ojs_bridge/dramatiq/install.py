@@ -1,4 +1,4 @@
-"""Puts a broker under a bridge, and finds the bridge of a broker."""
+"""The way to put a broker under a bridge, and to find the bridge of a broker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def install(
 
 
 def bridge_of(broker: Broker) -> Bridge:
-    """Return a broker's bridge, ready to replay its dead letters; raises ConfigurationError without one."""
+    """Return a broker's bridge, ready to replay its dead letters; raises ConfigurationError."""
     for middleware in broker.middleware:
         if isinstance(middleware, OJSRetries):
             middleware.after_process_boot(broker)

@@ -1,4 +1,4 @@
-"""What only a RedisBroker needs: deliveries that an outage strands, and a retry that replaces its message."""
+"""Redis alone: a worker gives back what it has forgotten, and a retry takes its message's place."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Hands:
 
 
 class Replacing(threading.local):
-    """The message, of this thread, that what is enqueued next takes the place of."""
+    """The message whose place is taken by the one that this thread enqueues next."""
 
     message: MessageProxy | None = None
 
@@ -76,9 +76,9 @@ class Replacing(threading.local):
 _replacing = Replacing()
 
 
-#: KEYS: our unacknowledged ids, the old queue's messages, the new queue's, the new queue. ARGV: the old id,
-#: the new one, the new message. Somebody else has the job, or we were here before, when the old id is gone.
-#: What a server without memory refuses comes first.
+#: KEYS: this worker's unacknowledged ids, the old queue's messages, the new queue's messages, its ids.
+#: ARGV: the old id, the new id, the new message. When the old id is gone, another worker has the job, or this
+#: script has run before. The commands that a server without memory refuses come first.
 _REPLACE = """
 if redis.call('sismember', KEYS[1], ARGV[1]) == 0 then return 0 end
 redis.call('hset', KEYS[3], ARGV[2], ARGV[3])

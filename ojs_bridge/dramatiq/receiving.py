@@ -133,7 +133,7 @@ def _until_due(thread: Any, most: float) -> float:
 
 
 def sound(broker: Broker, inner: Consumer, queue_name: str, take: Take) -> Take:
-    """Return what takes messages of a queue as `take` does, without those that nobody can carry out."""
+    """Return what takes messages of a queue as `take` does, without those that no thread can carry out."""
     on_redis = is_redis(broker)
     passes: tuple[type[Exception], ...] = (StopIteration, *outages())
 
@@ -189,7 +189,7 @@ def _leave(
 
 
 def _put_away(broker: Any, queue_name: str, error: Exception) -> bool:
-    """Move what this worker has fetched and nobody can carry out to the dead queue; False without any."""
+    """Move the fetched messages that no thread can carry out to the dead queue; False if there are none."""
     bad = [*_unsound(broker, queue_name)]
     for redis_id in bad:
         bury(broker, queue_name, redis_id)
@@ -199,7 +199,7 @@ def _put_away(broker: Any, queue_name: str, error: Exception) -> bool:
 
 
 def _unsound(broker: Any, queue_name: str) -> Iterator[bytes]:
-    """Yield the ids of what this worker has fetched and nobody can carry out."""
+    """Yield the ids of the fetched messages that no thread can carry out."""
     ids = sorted(broker.client.smembers(acks_of(broker, queue_name)))
     bodies = broker.client.hmget(messages_of(broker, queue_name), ids) if ids else []
     for redis_id, body in zip(ids, bodies, strict=True):
@@ -208,7 +208,7 @@ def _unsound(broker: Any, queue_name: str) -> Iterator[bytes]:
 
 
 def readable(bodies: Iterable[bytes | None], queue_name: str) -> list[MessageProxy]:
-    """Return the messages that somebody can carry out."""
+    """Return the messages that a thread can carry out."""
     found = [body for body in bodies if body is not None and _is_sound(body, queue_name)]
     return [MessageProxy(dramatiq.Message.decode(body)) for body in found]
 
