@@ -20,7 +20,8 @@ from xdist.workermanage import NodeManager
 from tests.servers import Postgres, RabbitMQ, Valkey
 from tests.servers.sharing import Kind, Lender, borrowed
 
-SERVERS = {"postgres", "rabbitmq", "valkey"}
+#: Fixtures that start other programs.
+PROGRAMS = {"browser", "postgres", "rabbitmq", "valkey"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: list[int] = []
 _lenders: list[Lender] = []
@@ -28,6 +29,7 @@ _running = threading.Event()
 
 # A busy machine is no failure.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("patient"), max_examples=20)
 settings.load_profile("patient")
 
 
@@ -35,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Have a termination tear the servers down as an interrupt does."""
     if config.getoption("--quick"):
         sys.addaudithook(skip_slow_test)
+        settings.load_profile("quick")
     if hasattr(config, "workerinput"):
         for sent in SIGNALS:
             signal.signal(sent, interrupt_once)
@@ -49,11 +52,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, when it is to be quick, the tests whose fixtures start a server."""
+    """Leave out, when it is to be quick, the tests whose fixtures start other programs."""
     if config.getoption("--quick"):
-        served = [item for item in items if SERVERS & set(getattr(item, "fixturenames", ()))]
-        config.hook.pytest_deselected(items=served)
-        items[:] = [item for item in items if item not in served]
+        slow = [item for item in items if PROGRAMS & set(getattr(item, "fixturenames", ()))]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
 
 
 def pytest_runtest_logstart() -> None:
