@@ -27,7 +27,7 @@ test:  ## run every test, and beside them the adapters' at the oldest supported 
 	@echo 'The reports follow in some minutes, each when its run has ended.'
 	@$(MAKE) --jobs=2 --keep-going --output-sync=target main floor
 
-quick: lint types  ## check style and types, and run every test that starts no other program
+quick: lint types  ## check style and types, and run every test that starts no other process
 	.venv/bin/python -m pytest --quick -rfE $(PARALLEL) --numprocesses=3
 
 main: .venv/.installed servers  ## run every test

@@ -20,8 +20,8 @@ from xdist.workermanage import NodeManager
 from tests.servers import Postgres, RabbitMQ, Valkey
 from tests.servers.sharing import Kind, Lender, borrowed
 
-#: Fixtures that start other programs.
-PROGRAMS = {"browser", "postgres", "rabbitmq", "valkey"}
+#: Fixtures that start other processes.
+PROCESSES = {"browser", "postgres", "rabbitmq", "valkey"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: list[int] = []
 _lenders: list[Lender] = []
@@ -48,13 +48,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of `make quick`."""
-    parser.addoption("--quick", action="store_true", help="run only the tests that start no other program")
+    parser.addoption("--quick", action="store_true", help="run only the tests that start no other process")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, when it is to be quick, the tests whose fixtures start other programs."""
+    """Leave out, when it is to be quick, the tests whose fixtures start other processes."""
     if config.getoption("--quick"):
-        slow = [item for item in items if PROGRAMS & set(getattr(item, "fixturenames", ()))]
+        slow = [item for item in items if PROCESSES & set(getattr(item, "fixturenames", ()))]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
 
@@ -70,9 +70,9 @@ def pytest_runtest_logfinish() -> None:
 
 
 def skip_slow_test(event: str, arguments: object) -> None:
-    """Skip a test as it starts another program: a server, a worker, or another Python."""
-    if event == "subprocess.Popen" and _running.is_set():
-        pytest.skip("starts another program")
+    """Skip a test as it starts another process: a server, a worker, or another Python."""
+    if event in {"os.fork", "subprocess.Popen"} and _running.is_set():
+        pytest.skip("starts another process")
 
 
 def interrupt_once(sent: int, frame: object) -> None:
