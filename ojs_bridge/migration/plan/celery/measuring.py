@@ -12,7 +12,7 @@ from celery import Celery, Task, signals
 from celery.exceptions import Ignore
 
 from ....bridge import Bridge
-from ....celery import install
+from ....celery import compat, install
 from ....celery.attach import POLICIES, task_policy
 from ....config.policies import EntryFields
 from ....engine.events import Event
@@ -42,7 +42,7 @@ def _native(task: Task) -> Measured:
 
     signals.task_retry.connect(heard, weak=False)
     try:
-        beneath = "_orig_run" if autoretries(task) else "run"
+        beneath = compat.orig_run.name if autoretries(task) else "run"
         return replace(_applied(task, beneath), waits=tuple(waits))
     finally:
         signals.task_retry.disconnect(heard)

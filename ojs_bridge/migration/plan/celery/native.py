@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from celery import Task
 
+from ....celery import compat
 from ....celery.native_options import automatic, native_partial
 from ....spec.policy import RetryPolicy, partial_to_ojs
 from .. import ENDLESS, Native, Open, Runs
@@ -51,7 +52,7 @@ def read(fleet: Fleet, task: Task) -> Reading:
 
 def autoretries(task: Task) -> bool:
     """Return whether Celery has put its automatic retries around a task."""
-    return bool(getattr(task, "autoretry_for", ())) and "_orig_run" in vars(task)
+    return bool(getattr(task, "autoretry_for", ())) and compat.orig_run.is_own(task)
 
 
 def retry_kwargs(task: Task) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from weakref import ReferenceType
 from celery import Celery, Task, exceptions, signals
 from celery.utils.dispatch import Signal
 
+from ....celery import compat
 from .. import Open
 from ..code import (
     Askers,
@@ -110,13 +111,13 @@ def read_code(fleet: Fleet, task: Task) -> Code:
 
 
 def _run(task: Task) -> Any:
-    run: Any = vars(task).get("_orig_run", task.run)
+    run: Any = vars(task).get(compat.orig_run.name, task.run)
     return getattr(run, "__func__", run)
 
 
 def _read_run(fleet: Fleet, task: Task, run: FunctionType, found: Code, *, is_plain: bool) -> None:
     words, node = [*mentions(run.__code__)], source_of(run)
-    if inspect.ismethod(vars(task).get("_orig_run", task.run)):
+    if inspect.ismethod(vars(task).get(compat.orig_run.name, task.run)):
         holder = "".join(run.__code__.co_varnames[:1])
         if node is None:
             found.open.append(Open(place(run), "its source cannot be read"))
