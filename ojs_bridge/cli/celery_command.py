@@ -6,11 +6,9 @@ command of the click that Celery uses, which typer need not share.
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from . import MISSING
+from . import the_program
 
 
 def _command(name: str, does: str) -> click.Command:
@@ -26,14 +24,7 @@ def _command(name: str, does: str) -> click.Command:
     @click.argument("words", nargs=-1, type=click.UNPROCESSED)
     @click.pass_context
     def run(ctx: click.Context, words: tuple[str, ...]) -> None:
-        try:
-            from .program import run_under_celery
-        except ModuleNotFoundError as error:
-            if error.name not in ("typer", "rich", "tomli"):
-                raise
-            sys.stderr.write(f"{MISSING}\n")
-            sys.exit(2)
-        run_under_celery(ctx.obj.app, name, words)
+        the_program().run_under_celery(ctx.obj.app, name, words)
 
     return run
 

@@ -105,7 +105,7 @@ serve(Bridge({url!r}), port={port}, {arguments})"
     address = f"http://127.0.0.1:{port}"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         try:
-            eventually(lambda: _answers(address), seconds=20)
+            eventually(lambda: _answers(address), seconds=60)
             yield address
         finally:
             process.terminate()

@@ -84,7 +84,7 @@ def await_door(door: Door) -> None:
         except httpx.TransportError:
             return False
 
-    eventually(answers, seconds=30)
+    eventually(answers, seconds=90)
 
 
 @pytest.fixture(scope="module")
