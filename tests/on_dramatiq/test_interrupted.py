@@ -56,10 +56,10 @@ def test_an_interrupt_after_the_actor(
 ) -> None:
     monkeypatch.setattr(consumer, "HOLD_SECONDS", 0.1)
     fleet = Fleet(stub, unique, bridge)
-    striking = Striking(times)
-    # Who comes first hears last of an outcome.
+    # The first actor brings OJSRetries to its place. What stands before it hears of an outcome after it.
+    actor, striking = fleet.actor(lambda n: None), Striking(times)
     stub.add_middleware(striking, **{"before" if before else "after": OJSRetries})
-    job = fleet.send(fleet.actor(lambda n: None))
+    job = fleet.send(actor)
     with fleet.working(threads=2):
         eventually(lambda: len(striking.heard) == runs + 1 and left_in(stub, unique) == 0)
     assert len(job.runs) == runs
