@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
-from .joint import Joint
 from .letters import RedisLetters
 from .namespace import RedisNamespace
 from .parked import RedisParked
@@ -30,10 +29,6 @@ class RedisStore(RedisLetters, RedisParked, RedisReservations, RedisShadows):
         """Return the server's time."""
         seconds, microseconds = self._redis.ask("TIME")
         return datetime.fromtimestamp(int(seconds), timezone.utc) + timedelta(microseconds=int(microseconds))
-
-    def joint(self, companion: str, *, run_id: str, database: int) -> Joint | None:
-        """Return what settles reservations along with a companion; None on another server than `run_id`'s."""
-        return Joint(self._redis, companion, database) if self._redis.run_id() == run_id else None
 
     def close(self) -> None:
         """Close the connections of this process."""

@@ -1,4 +1,4 @@
-"""What is listed: in the order of time, all of it and of each kind, as sorted sets without scores."""
+"""Listings in the order of time, of everything and of each kind; `lua/_index.lua` says how they are kept."""
 
 from __future__ import annotations
 
@@ -8,114 +8,10 @@ from typing import Any, TypeAlias
 
 from ..records import from_ms, index_text, matches, to_ms
 from .namespace import RedisNamespace
-from .server import Script
 
 #: Keeps the milliseconds of every time above zero, and so their digits in order.
 _YEAR_ONE_MS = 62_135_596_800_000
 _DIGITS = 15
-
-#: A place is the moment, a colon and the id; an entry its kind's texts, then the place, between NULs.
-#: `by_time` holds places, `by_kind` entries, `kinds` the kinds that have any.
-INDEX = """
-local function split(entry)
-  local at = string.match(entry, '.*%z()')
-  return string.sub(entry, 1, at - 2), string.sub(entry, at)
-end
-
-local function enter(by_time, by_kind, kinds, entry)
-  local kind, place = split(entry)
-  redis.call('ZADD', by_time, 0, place)
-  redis.call('ZADD', by_kind, 0, entry)
-  redis.call('SADD', kinds, kind)
-end
-
-local function leave(by_time, by_kind, kinds, entry)
-  local kind, place = split(entry)
-  redis.call('ZREM', by_time, place)
-  redis.call('ZREM', by_kind, entry)
-  local left = redis.call('ZRANGEBYLEX', by_kind, '[' .. kind .. '\\0', '(' .. kind .. '\\1', 'LIMIT', 0, 1)
-  if #left == 0 then redis.call('SREM', kinds, kind) end
-end
-"""
-
-#: KEYS: records, by_time, by_kind. ARGV: size, the order, the place to go on after or '', kinds or none for
-#: all. Strings are compared byte by byte, for Lua's own order is that of the server's locale.
-PAGE = Script("""
-local size, newest, cursor = tonumber(ARGV[1]), ARGV[2] == 'newest', ARGV[3]
-
-local function places(key, prefix, after, count)
-  local low, high = '[' .. prefix, '(' .. prefix .. ':'
-  local found
-  if newest then
-    if after ~= '' then high = '(' .. prefix .. after end
-    found = redis.call('ZREVRANGEBYLEX', key, high, low, 'LIMIT', 0, count)
-  else
-    if after ~= '' then low = '(' .. prefix .. after end
-    found = redis.call('ZRANGEBYLEX', key, low, high, 'LIMIT', 0, count)
-  end
-  for n = 1, #found do found[n] = string.sub(found[n], #prefix + 1) end
-  return found
-end
-
-local function is_first(a, b)
-  if newest then a, b = b, a end
-  local x, y = tonumber(string.sub(a, 1, 15)), tonumber(string.sub(b, 1, 15))
-  if x ~= y then return x < y end
-  for n = 17, math.min(#a, #b) do
-    x, y = string.byte(a, n), string.byte(b, n)
-    if x ~= y then return x < y end
-  end
-  return #a < #b
-end
-
-local rows = {}
-
-local function add(head)
-  local low, high = 1, #rows + 1
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    if is_first(head[1], rows[middle][1]) then low = middle + 1 else high = middle end
-  end
-  table.insert(rows, low, head)
-end
-
-local function merged()
-  for n = 4, #ARGV do
-    local prefix = ARGV[n] .. '\\0'
-    local first = places(KEYS[3], prefix, cursor, 1)[1]
-    if first then rows[#rows + 1] = {first, prefix, {}, 1} end
-  end
-  table.sort(rows, function(a, b) return is_first(b[1], a[1]) end)
-  local found = {}
-  while #found < size and #rows > 0 do
-    local row = table.remove(rows)
-    found[#found + 1] = row[1]
-    if not row[3][row[4]] then row[3], row[4] = places(KEYS[3], row[2], row[1], 20), 1 end
-    row[1], row[4] = row[3][row[4]], row[4] + 1
-    if row[1] then add(row) end
-  end
-  return found
-end
-
-local answer = {}
-for _, place in ipairs(#ARGV > 3 and merged() or places(KEYS[2], '', cursor, size)) do
-  answer[#answer + 1] = place
-  answer[#answer + 1] = redis.call('HGET', KEYS[1], string.sub(place, 17))
-end
-return answer
-""")
-
-
-#: KEYS: by_time, by_kind. ARGV: the least place, one beyond, kinds or none for all. It reads.
-_COUNT = Script("""
-if #ARGV == 2 then return redis.call('ZLEXCOUNT', KEYS[1], '[' .. ARGV[1], '(' .. ARGV[2]) end
-local count = 0
-for n = 3, #ARGV do
-  local low, high = '[' .. ARGV[n] .. '\\0' .. ARGV[1], '(' .. ARGV[n] .. '\\0' .. ARGV[2]
-  count = count + redis.call('ZLEXCOUNT', KEYS[2], low, high)
-end
-return count
-""")
 
 Rows: TypeAlias = list[tuple[bytes, bytes]]
 #: Whether the texts of a kind are asked for.
@@ -149,7 +45,7 @@ class RedisIndex:
         after = _read_cursor(cursor) if cursor is not None else high if newest else low
         after = min(after, high) if newest else max(after, low)
         order = "newest" if newest else "oldest"
-        found = rows_of(self._redis.run(PAGE, self._keys, (limit + 1, order, after, *(kinds or ()))))
+        found = rows_of(self._redis.run("page", self._keys, (limit + 1, order, after, *(kinds or ()))))
         found = [row for row in found if low.encode() <= row[0] < high.encode()]
         more = found[limit - 1][0].decode() if len(found) > limit else None
         return found[:limit], more
@@ -160,7 +56,7 @@ class RedisIndex:
         if kinds == []:
             return 0
         words = (_low(since), _high(until), *(kinds or ()))
-        return int(self._redis.run(_COUNT, self._keys[1:], words))
+        return int(self._redis.run("count", self._keys[1:], words))
 
     def _kinds_of(self, wanted: Wanted | None) -> list[bytes] | None:
         """Return the kinds that are wanted, None for all."""

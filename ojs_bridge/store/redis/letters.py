@@ -13,115 +13,12 @@ from ...spec.job import PlacedEntry
 from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
 from ..records import index_id, index_text, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
-from .index import INDEX, RedisIndex, Wanted, entry_of, place_of, rows_of, texts_of, time_of, wanting
+from .index import RedisIndex, Wanted, entry_of, place_of, rows_of, texts_of, time_of, wanting
 from .namespace import RedisNamespace
-from .reservations import SETTLE, settle_words
-from .server import Script, Word
+from .reservations import settle_words
+from .server import Word
 
 LARGEST_PLACE = 2**63 - 1
-
-#: KEYS: records, by_time, by_kind, kinds, entries, claims, kept, and a reservation.
-#: ARGV: id, record, entry, and how to settle; 0 and nothing written when that fails. Burying again writes the
-#: same again; a claim of the moment between would end, as it must.
-_BURY = Script(
-    INDEX
-    + SETTLE
-    + """
-if KEYS[8] and settle(KEYS[8], ARGV[4], ARGV[5], ARGV[6]) == 0 then return 0 end
-local id, earlier = ARGV[1], redis.call('HGET', KEYS[5], ARGV[1])
-redis.call('HSET', KEYS[1], id, ARGV[2])
-redis.call('HSET', KEYS[5], id, ARGV[3])
-if earlier and earlier ~= ARGV[3] then leave(KEYS[2], KEYS[3], KEYS[4], earlier) end
-enter(KEYS[2], KEYS[3], KEYS[4], ARGV[3])
-redis.call('HDEL', KEYS[6], id)
-redis.call('DEL', KEYS[7])
-return 1
-"""
-)
-
-#: KEYS: records, claims. ARGV: now, until, token, ids. Repeated, it finds its own token.
-_CLAIM = Script("""
-local records = {}
-for n = 4, #ARGV do
-  local id = ARGV[n]
-  local record, held = redis.call('HGET', KEYS[1], id), redis.call('HGET', KEYS[2], id)
-  local until_, token = string.match(held or '0 ', '(.+) (.*)')
-  if record and (tonumber(until_) <= tonumber(ARGV[1]) or token == ARGV[3]) then
-    redis.call('HSET', KEYS[2], id, ARGV[2] .. ' ' .. ARGV[3])
-    records[#records + 1] = record
-  end
-end
-return records
-""")
-
-_IS_OURS = """
-local function is_ours(claims, id, token)
-  local held = redis.call('HGET', claims, id)
-  return held and string.match(held, ' (.+)') == token
-end
-"""
-
-#: KEYS: claims. ARGV: token, ids. A token that is gone stays gone.
-_RELEASE = Script(
-    _IS_OURS
-    + """
-for n = 2, #ARGV do
-  if is_ours(KEYS[1], ARGV[n], ARGV[1]) then redis.call('HDEL', KEYS[1], ARGV[n]) end
-end
-return 0
-"""
-)
-
-#: KEYS: records, by_time, by_kind, kinds, entries, claims. ARGV: token, ids. Repeated, it finds no token.
-_DELETE = Script(
-    INDEX
-    + _IS_OURS
-    + """
-local deleted = 0
-for n = 2, #ARGV do
-  local id = ARGV[n]
-  if is_ours(KEYS[6], id, ARGV[1]) then
-    leave(KEYS[2], KEYS[3], KEYS[4], redis.call('HGET', KEYS[5], id))
-    for _, key in ipairs({KEYS[1], KEYS[5], KEYS[6]}) do redis.call('HDEL', key, id) end
-    deleted = deleted + 1
-  end
-end
-return deleted
-"""
-)
-
-#: KEYS: records, by_time, by_kind, kinds, entries, claims. ARGV: now, ids and entries by turns. Repeated, it
-#: finds them gone, and counts fewer.
-_PRUNE = Script(
-    INDEX
-    + """
-local pruned = 0
-for n = 2, #ARGV, 2 do
-  local id, entry = ARGV[n], ARGV[n + 1]
-  local held = redis.call('HGET', KEYS[6], id)
-  local free = not held or tonumber(string.match(held, '(.+) .+')) <= tonumber(ARGV[1])
-  if free and redis.call('HGET', KEYS[5], id) == entry then
-    leave(KEYS[2], KEYS[3], KEYS[4], entry)
-    for _, key in ipairs({KEYS[1], KEYS[5], KEYS[6]}) do redis.call('HDEL', key, id) end
-    pruned = pruned + 1
-  end
-end
-return pruned
-"""
-)
-
-#: KEYS: kept. ARGV: places and records by turns. One that is there stays.
-_KEEP = Script("for n = 1, #ARGV, 2 do redis.call('HSETNX', KEYS[1], ARGV[n], ARGV[n + 1]) end return 0")
-
-#: KEYS: by_time, by_kind, kinds. It reads.
-_STATS = Script("""
-local answer = {redis.call('ZRANGE', KEYS[1], 0, 0), redis.call('ZRANGE', KEYS[1], -1, -1)}
-for _, kind in ipairs(redis.call('SMEMBERS', KEYS[3])) do
-  answer[#answer + 1] = kind
-  answer[#answer + 1] = redis.call('ZLEXCOUNT', KEYS[2], '[' .. kind .. '\\0', '(' .. kind .. '\\1')
-end
-return answer
-""")
 
 
 class RedisLetters:
@@ -143,7 +40,7 @@ class RedisLetters:
         if settle:
             keys.append(self._redis.reservation_key(settle.reservation))
             words += settle_words(settle)
-        return bool(self._redis.run(_BURY, keys, words))
+        return bool(self._redis.run("bury", keys, words))
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep entries; one that is there already stays as it is."""
@@ -152,7 +49,7 @@ class RedisLetters:
                 raise StoreError(f"place: {place} is out of range")
         if entries:
             words = [word for place, entry in entries for word in (place, json.dumps(entry))]
-            self._redis.run(_KEEP, (self._kept(job_id),), words)
+            self._redis.run("keep_errors", (self._kept(job_id),), words)
 
     def kept_errors(self, job_id: str) -> list[PlacedEntry]:
         """Return the kept entries with their places, oldest first."""
@@ -191,7 +88,7 @@ class RedisLetters:
         words: list[Word] = [to_ms(now)]
         for letter in letters:
             words += (index_id(letter.id), _entry(letter))
-        return int(self._redis.run(_PRUNE, self._letter_keys, words))
+        return int(self._redis.run("prune", self._letter_keys, words))
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
@@ -203,21 +100,21 @@ class RedisLetters:
         token = secrets.randbits(62)
         until = to_ms(now + timedelta(seconds=seconds))
         words: tuple[Word, ...] = (to_ms(now), until, token, *map(index_id, letter_ids))
-        records = self._redis.run(_CLAIM, (self._letters, self._letter_claims), words)
+        records = self._redis.run("claim_letters", (self._letters, self._letter_claims), words)
         return Claimed(token, tuple(letter_from_json(record.decode()) for record in records))
 
     def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
         """Give back the claims that are still ours."""
-        self._redis.run(_RELEASE, (self._letter_claims,), (claim, *map(index_id, letter_ids)))
+        self._redis.run("unclaim_letters", (self._letter_claims,), (claim, *map(index_id, letter_ids)))
 
     def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
         """Delete the letters whose claim is still ours; burying one anew ends every claim."""
-        return int(self._redis.run(_DELETE, self._letter_keys, (claim, *map(index_id, letter_ids))))
+        return int(self._redis.run("delete_letters", self._letter_keys, (claim, *map(index_id, letter_ids))))
 
     def stats(self) -> Stats:
         """Count the dead letters, in all and by queue, type and last error type."""
         keys = (self._letters_by_time, self._letters_by_kind, self._letter_kinds)
-        oldest, newest, *counts = self._redis.run(_STATS, keys)
+        oldest, newest, *counts = self._redis.run("stats", keys)
         counted = counts_of((texts_of(kind), count) for kind, count in rows_of(counts))
         oldest_at, newest_at = (time_of(places[0]) if places else None for places in (oldest, newest))
         return replace(counted, oldest_at=oldest_at, newest_at=newest_at)

@@ -1,4 +1,4 @@
-"""What belongs to one namespace of a Redis: its keys, and the version they have."""
+"""The keys of one namespace of a Redis, and the version they have."""
 
 from __future__ import annotations
 
@@ -9,18 +9,11 @@ from typing import Any
 from ...errors import StoreError
 from ..records import index_id
 from ..reservations import Reservation
-from .server import RedisServer, Script, Word
+from .server import RedisServer, Script, Word, lua
 
 SCHEMA_VERSION = 1
 
 logger = logging.getLogger("ojs_bridge")
-
-#: KEYS: schema. ARGV: our version. What is there stays.
-_VERSION = Script("""
-local found = redis.call('GET', KEYS[1])
-if not found then redis.call('SET', KEYS[1], ARGV[1]) end
-return tonumber(found or ARGV[1])
-""")
 
 
 class RedisNamespace:
@@ -32,6 +25,7 @@ class RedisNamespace:
         # A name of an earlier release, which running fleets share with this one.
         self._reservations = self.key("turn:")
         self._prepared = False
+        self._scripts: dict[str, Script] = {}
 
     @property
     def database(self) -> int:
@@ -39,7 +33,7 @@ class RedisNamespace:
         return self._server.database
 
     def run_id(self) -> str | None:
-        """Return what tells this very server from all others; None where INFO is not allowed."""
+        """Return the name that this very server, and no other, has; None where INFO is not allowed."""
         try:
             answer: bytes = self.ask("INFO", "server")
         except StoreError:
@@ -49,7 +43,7 @@ class RedisNamespace:
 
     def prepare(self) -> None:
         """Write the version, or refuse a newer one, and say in the log where the server may lose data."""
-        found: int = self._server.run(_VERSION, (self.key("schema"),), (SCHEMA_VERSION,))
+        found: int = self._run("version", (self.key("schema"),), (SCHEMA_VERSION,))
         if found > SCHEMA_VERSION:
             raise StoreError(
                 f"the store has schema {found}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
@@ -58,11 +52,11 @@ class RedisNamespace:
             self._prepared = True
             self._warn()
 
-    def run(self, script: Script, keys: Sequence[bytes], words: Sequence[Word] = ()) -> Any:
-        """Return what a script answers; raises StoreError."""
+    def run(self, script: str | Script, keys: Sequence[bytes], words: Sequence[Word] = ()) -> Any:
+        """Return the answer of a script, or of the one in a `.lua` file; raises StoreError."""
         if not self._prepared:
             self.prepare()
-        return self._server.run(script, keys, words)
+        return self._run(script, keys, words)
 
     def ask(self, *words: Word) -> Any:
         """Return the answer to a command; raises StoreError."""
@@ -85,6 +79,12 @@ class RedisNamespace:
     def reservation_key(self, reservation: Reservation) -> bytes:
         """Return the key of a reservation's record."""
         return self._reservations + index_id(reservation.key).encode()
+
+    def _run(self, script: str | Script, keys: Sequence[bytes], words: Sequence[Word]) -> Any:
+        if isinstance(script, str):
+            known = self._scripts.get(script)
+            script = known or self._scripts.setdefault(script, Script(lua(script)))
+        return self._server.run(script, keys, words)
 
     def _warn(self) -> None:
         shown, policy = self._server.shown, self._setting("maxmemory-policy")

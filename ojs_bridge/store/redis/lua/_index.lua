@@ -1,0 +1,23 @@
+-- Functions for what is listed: in the order of time, all of it and of each kind, as sorted sets without scores.
+-- A place is the moment, a colon and the id. An entry is the kind's texts, then the place, between NULs.
+-- by_time holds places, by_kind holds entries, kinds holds the kinds that have any entries.
+
+local function split(entry)
+  local at = string.match(entry, '.*%z()')
+  return string.sub(entry, 1, at - 2), string.sub(entry, at)
+end
+
+local function enter(by_time, by_kind, kinds, entry)
+  local kind, place = split(entry)
+  redis.call('ZADD', by_time, 0, place)
+  redis.call('ZADD', by_kind, 0, entry)
+  redis.call('SADD', kinds, kind)
+end
+
+local function leave(by_time, by_kind, kinds, entry)
+  local kind, place = split(entry)
+  redis.call('ZREM', by_time, place)
+  redis.call('ZREM', by_kind, entry)
+  local left = redis.call('ZRANGEBYLEX', by_kind, '[' .. kind .. '\0', '(' .. kind .. '\1', 'LIMIT', 0, 1)
+  if #left == 0 then redis.call('SREM', kinds, kind) end
+end

@@ -1,0 +1,14 @@
+-- Writes a dead letter, and settles its reservation if there is one; 0, and nothing, when that fails.
+-- NEEDS: _index, _settle
+-- KEYS: records, by_time, by_kind, kinds, entries, claims, kept errors, reservation (none settles nothing)
+-- ARGV: id, record, entry, fence, holder or '', keep_until
+-- Burying again writes the same again; a claim of the moment between would end, as it must.
+if KEYS[8] and settle(KEYS[8], ARGV[4], ARGV[5], ARGV[6]) == 0 then return 0 end
+local id, earlier = ARGV[1], redis.call('HGET', KEYS[5], ARGV[1])
+redis.call('HSET', KEYS[1], id, ARGV[2])
+redis.call('HSET', KEYS[5], id, ARGV[3])
+if earlier and earlier ~= ARGV[3] then leave(KEYS[2], KEYS[3], KEYS[4], earlier) end
+enter(KEYS[2], KEYS[3], KEYS[4], ARGV[3])
+redis.call('HDEL', KEYS[6], id)
+redis.call('DEL', KEYS[7])
+return 1

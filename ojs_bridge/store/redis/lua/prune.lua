@@ -1,0 +1,17 @@
+-- Deletes the dead letters that have no claim and are as their entries say; returns how many.
+-- NEEDS: _index
+-- KEYS: records, by_time, by_kind, kinds, entries, claims
+-- ARGV: now, ids and entries by turns...
+-- Repeated, it finds them gone, and counts fewer.
+local pruned = 0
+for n = 2, #ARGV, 2 do
+  local id, entry = ARGV[n], ARGV[n + 1]
+  local held = redis.call('HGET', KEYS[6], id)
+  local free = not held or tonumber(string.match(held, '(.+) .+')) <= tonumber(ARGV[1])
+  if free and redis.call('HGET', KEYS[5], id) == entry then
+    leave(KEYS[2], KEYS[3], KEYS[4], entry)
+    for _, key in ipairs({KEYS[1], KEYS[5], KEYS[6]}) do redis.call('HDEL', key, id) end
+    pruned = pruned + 1
+  end
+end
+return pruned

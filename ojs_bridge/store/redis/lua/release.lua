@@ -1,0 +1,15 @@
+-- Releases a reservation unused; returns 0 when that was not the holder's to release.
+-- KEYS: reservation
+-- ARGV: fence, holder or '', keep_until, mark or ''
+-- Repeated, it has no effect.
+local known = redis.call('GET', KEYS[1])
+if not known then return 0 end
+local fence, until_, holder, publication, mark = cmsgpack.unpack(known)
+if fence ~= tonumber(ARGV[1]) or until_ < 0 or (ARGV[2] ~= '' and holder ~= ARGV[2]) then return 0 end
+if ARGV[4] ~= '' and mark ~= ARGV[4] then return 0 end
+if fence == 0 then
+  redis.call('DEL', KEYS[1])
+else
+  redis.call('SET', KEYS[1], cmsgpack.pack(fence - 1, -1, holder, publication, '', 0), 'PXAT', ARGV[3])
+end
+return 1

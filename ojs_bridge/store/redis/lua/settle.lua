@@ -1,0 +1,5 @@
+-- Settles a reservation; returns 0 when that was not the holder's to settle.
+-- NEEDS: _settle
+-- KEYS: reservation
+-- ARGV: fence, holder or '', keep_until
+return settle(KEYS[1], ARGV[1], ARGV[2], ARGV[3])
