@@ -1,4 +1,4 @@
-"""What a bridge and an `install` are set up with, found and checked."""
+"""The settings of a bridge and of an `install`, found and checked."""
 
 from __future__ import annotations
 

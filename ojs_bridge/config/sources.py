@@ -1,4 +1,4 @@
-"""Where settings are found: code, then Django's settings, OJS_BRIDGE_* variables, a TOML table."""
+"""The sources of settings: code, then Django's settings, OJS_BRIDGE_* variables, a TOML table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which jobs of the tasks or actors that an `install` names are under the bridge already."""
+"""The canary: the jobs of installed tasks or actors that are under the bridge already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The retention of dead letters, by age and by number (spec sections dlq 5 and 8: DLQ-004, DLQ-005)."""
+"""Retention: dead letters are kept so long, and so many (spec sections dlq 5 and 8: DLQ-004, DLQ-005)."""
 
 from __future__ import annotations
 

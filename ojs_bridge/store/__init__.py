@@ -1,4 +1,4 @@
-"""Where dead letters, parked retries and reservations live: one protocol, SQL and Redis behind it."""
+"""The store of dead letters, parked retries and reservations: one protocol, SQL and Redis behind it."""
 
 from .opening import open_store
 from .parked import Due, Parked, ParkedFilter, ParkedPage

@@ -1,4 +1,4 @@
-"""Retries that wait in the store, not in the broker: what they are, and what the bridge asks of a store."""
+"""Parked retries, which wait in the store and not in the broker: their form, and the bridge's questions."""
 
 from __future__ import annotations
 

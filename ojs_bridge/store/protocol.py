@@ -1,4 +1,4 @@
-"""What the bridge asks of a store."""
+"""The bridge's questions to a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What shadow mode has seen: how often the framework and the policy decided alike, and how they differed."""
+"""The tallies of shadow mode: the comparisons of framework and policy that came to the same kind."""
 
 from __future__ import annotations
 

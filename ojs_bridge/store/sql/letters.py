@@ -1,4 +1,4 @@
-"""Dead letters, and the error entries that a message has no room for."""
+"""Dead letters in SQL, and the error entries that a message has no room for."""
 
 from __future__ import annotations
 

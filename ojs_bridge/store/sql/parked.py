@@ -1,4 +1,4 @@
-"""Retries that wait in the store."""
+"""Parked retries in SQL."""
 
 from __future__ import annotations
 

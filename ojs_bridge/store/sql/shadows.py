@@ -1,4 +1,4 @@
-"""The tallies of shadow mode."""
+"""The tallies of shadow mode in SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SQLite needs that other databases do not: a file to share, and no connection open across a fork."""
+"""The needs of SQLite alone: a file to share, and no connection open across a fork."""
 
 from __future__ import annotations
 
