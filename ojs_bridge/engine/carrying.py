@@ -142,7 +142,8 @@ class Carrying:
     def impossible(self, job: Job, decision: Decision | None, error: Exception) -> DeadLetter:
         """Return the decision for a job whose own message stands in the way of what was decided."""
         why = cut(safe_repr(error), MAX_MESSAGE)
-        failure = getattr(decision, "failure", None) or Failure("bridge.undeliverable", why)
+        type_ = error.type if isinstance(error, InvalidState) else "bridge.undeliverable"
+        failure = getattr(decision, "failure", None) or Failure(type_, why)
         return DeadLetter("invalid", failure, f"attempt {job.attempt} cannot be followed up: {why}")
 
     def after(self, job: Job, decision: Decision) -> Job:

@@ -338,7 +338,8 @@ def test_a_publisher_s_middleware_that_refuses_the_retry_buries_the_job(
     fleet.broker.add_middleware(NoRetries())
     job = fleet.send(fleet.actor(fails))
     with fleet.working():
-        eventually(lambda: fleet.dead(job))
+        assert fleet.end(job).data["dead_lettered"]
+    assert "no delays here" in fleet.bridge.dead_letters.get(job.id).reason
     assert len(job.runs) == 1
 
 
