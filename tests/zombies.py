@@ -8,6 +8,9 @@ import sqlite3
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import datetime, timedelta, timezone
+
+from ojs_bridge.store import Grant, Reservation, Store
 
 #: What a run that lost its reservation says in the end, as Python.
 LAST_WORDS = {
@@ -22,6 +25,20 @@ POLICY = {"max_attempts": 4, "on_exhaustion": "dead_letter", "non_retryable_erro
 STORES = ("sqlite", "postgres", "valkey")
 #: What a worker logs of such a run.
 DROPPED = "was taken for lost before it ended; what it says now is dropped"
+
+
+def take_over(store: Store, job_id: str) -> None:
+    """Take the first run of a job over, as a worker does that is killed at once."""
+    now = datetime.now(timezone.utc)
+    answer = store.reserve(
+        Reservation(job_id, 0),
+        publication="",
+        holder="a worker that is gone",
+        mark="taken over",
+        now=now + timedelta(days=1),
+        until=now + timedelta(seconds=2),
+    )
+    assert answer.grant is Grant.LOST
 
 
 def stop(processes: Sequence[int], store: str) -> None:

@@ -35,11 +35,15 @@ class RefusedJob(Exception):
     """The message's retry state or policy cannot be read, so its task was not run."""
 
 
-def dropped(job: Job, late: TakenOver) -> Exception:
-    """Say that a run was not heard, and return what has Celery acknowledge it and store nothing of it."""
+def dropped(job: Job, late: TakenOver, *, returnable: bool) -> Exception:
+    """Say that a run was not heard, and return what has Celery store nothing of it.
+
+    Its message goes back to the queue, because the worker that took the run over may have died since. The
+    next delivery says what is left to do.
+    """
     logger.warning("job %s: %s", job.id, late)
-    ignored: Exception = Ignore(str(late))
-    return ignored
+    told: Exception = Reject(str(late), requeue=True) if returnable else Ignore(str(late))
+    return told
 
 
 class Conclusion:
@@ -71,7 +75,7 @@ class Conclusion:
             self._engine.check(begun)
             self._engine.carry(begun, decision, self)
         except TakenOver as late:
-            return dropped(begun.job, late)
+            return dropped(begun.job, late, returnable=self.can_wait)
         except NotCarried as left:
             return self._leave(begun, left.decision, left.error)
         return self._signal

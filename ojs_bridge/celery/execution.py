@@ -193,7 +193,7 @@ class TaskRun:
         try:
             self.engine.check(self._begun)
         except TakenOver as late:
-            raise dropped(self._begun.job, late) from None
+            raise dropped(self._begun.job, late, returnable=self._delivery.returnable) from None
         self._request.ojs_ended = end
 
     def _begin_in_time(self) -> None:

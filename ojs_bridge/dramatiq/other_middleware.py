@@ -19,9 +19,13 @@ _COUNTED = "_ojs_counts_once"
 
 
 def drop(message: Any, late: TakenOver) -> None:
-    """Have a delivery acknowledged, and nothing stored of what its run says."""
+    """Have nothing stored of what a run says, and its delivery given back.
+
+    The worker that took the run over may have died since. If the broker still has the delivery as this
+    worker's, the next delivery says what is left to do; else nothing is given back.
+    """
     logger.warning("job %s: %s", message.message_id, late)
-    mark(message, Settlement.DROP)
+    mark(message, Settlement.GIVE_BACK)
     # The worker logs what is thrown otherwise as an error.
     message.options.update(throws=TakenOver, store_results=False)
 

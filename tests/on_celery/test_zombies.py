@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -40,7 +41,8 @@ def test_what_a_run_says_after_it_was_taken_over_is_not_heard(
         zombies.wake(processes)
     try:
         for job in jobs.values():
-            eventually(lambda j=job: f"[{j.id}] ignored" in zombie.log, seconds=60, what="a dropped run")
+            line = f"job {job.id}: attempt 1 {zombies.DROPPED}"
+            eventually(lambda line=line: line in zombie.log, seconds=60, what="a dropped run")
         eventually(lambda: not fleet.waiting(), seconds=30, what="an empty queue")
     finally:
         zombie.kill()
@@ -54,6 +56,21 @@ def test_what_a_run_says_after_it_was_taken_over_is_not_heard(
     assert fleet.bridge.dead_letters.list().letters == ()
     assert fleet.bridge.retries.count() == 0
     assert AsyncResult("follows-success", app=fleet.app).result == ["second"]
+
+
+@pytest.mark.requirement("RET-12")
+@pytest.mark.parametrize("broker", ["valkey", "rabbitmq"])
+def test_a_job_goes_on_though_the_worker_that_took_it_over_died(
+    separate: Callable[..., Fleet], broker: str, request: pytest.FixtureRequest
+) -> None:
+    fleet = separate(broker=request.getfixturevalue(broker).url, reservation="PT1S")
+    fleet.start("-c", "1").await_ready()
+    job = fleet.send("act", AWAIT.format(f"{fleet.settings.queue}-go", "'first'"), "'second'")
+    eventually(lambda: fleet.runs(job), what="the first run")
+    zombies.take_over(fleet.bridge.store, job.id)
+    time.sleep(1.5)  # longer than the reservation of the first run
+    client(fleet.settings.backend).set(f"{fleet.settings.queue}-go", "")
+    assert (fleet.end(job), job.result) == ("SUCCESS", "second")
 
 
 def send(fleet: Fleet, name: str, words: str) -> AsyncResult:
