@@ -92,8 +92,10 @@ def test_a_replay_may_change_arguments_and_policy(fleet: Fleet) -> None:
     end(fleet, job, nth=2)
     assert [run.attempt for run in fleet.runs(job)] == [1, 1, 2, 3]
     eventually(lambda: ids(fleet) == [job], what="the dead letter")
+    # On Redis Dramatiq moves the message first, and the adapter then writes the final state over it.
+    whole = ["bad", "good", "good", "good"]
+    eventually(lambda: [entry["message"] for entry in letters.get(job).errors] == whole, what="every error")
     letter = letters.get(job)
-    assert [entry["message"] for entry in letter.errors] == ["bad", "good", "good", "good"]
     assert letter.reading.meta["tenant"] == "t"
 
 

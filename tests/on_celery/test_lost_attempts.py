@@ -82,13 +82,14 @@ def start_and_end(fleet: Fleet, deaths: list[tuple[str, str]]) -> list[AsyncResu
     return list(sent.values())
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.requirement("RET-12")
 def test_a_job_that_dies_before_celery_knows_of_its_start_is_not_run_again_unseen(made: Made) -> None:
     """Celery gives such a job to another process of its pool, with no mark on it (facts 3.2)."""
     fleet = made(**ROOM)
     fleet.start("-c", "4")
     steps = "os.kill(os.getpid(), signal.SIGKILL)"
-    jobs = [fleet.send("act", steps, ojs_retry={**POLICY, "max_attempts": 1}) for _ in range(30)]
+    jobs = [fleet.send("act", steps, ojs_retry={**POLICY, "max_attempts": 1}) for _ in range(20)]
     assert {fleet.end(job, seconds=90) for job in jobs} == {"FAILURE"}
     time.sleep(6.5)  # for what must not happen: a run after the reservation has run out
     assert {len(fleet.runs(job)) for job in jobs} == {1}
