@@ -69,7 +69,8 @@ def test_on_dramatiq(in_flight: Any, retries: int, runs: list[int], listens: boo
     eventually(lambda: broker.dead_letters)
     worker.stop()
     assert len(ran) == len(runs)
-    assert attempts(heard) == (runs if listens else [])
+    # A thread may tell of its attempt when another thread has run the next.
+    assert sorted(attempts(heard)) == (runs if listens else [])
 
 
 def test_a_crash_of_its_first_run_is_attempt_1(tmp_path: Any, unique: str) -> None:

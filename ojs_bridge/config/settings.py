@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeGuard, get_args
 
 from ..engine import events
 from ..engine.retry_on import imported
@@ -96,11 +96,16 @@ def begins_afresh(in_flight: InFlight) -> bool:
     return in_flight == "afresh"
 
 
+def _is_store(value: object) -> TypeGuard[Store]:
+    # A store may hand on what it is asked, as no isinstance of Python 3.12 sees.
+    return all(hasattr(value, name) for name in ("bury", "park", "reserve"))
+
+
 def _store(found: Found, namespace: str, reservation: timedelta) -> Store | None:
     store = found.value
     if isinstance(store, str):
         return open_store(store, namespace, patience=_patience(reservation))
-    if store is None or isinstance(store, Store):
+    if store is None or _is_store(store):
         return store
     shown = without_password(repr(store))
     raise ConfigurationError(f"{found.place}: {shown} is neither a URL such as sqlite:///ojs.db nor a store")

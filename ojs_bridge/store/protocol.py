@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 from ..messages import Reading, read_message, shown_errors
 from ..spec.job import ErrorEntry, PlacedEntry, format_time
@@ -150,7 +150,6 @@ def counts_of(kinds: Iterable[tuple[Sequence[str], int]]) -> Stats:
     return Stats(by_queue.total(), by_queue, by_type, by_error_type)
 
 
-@runtime_checkable
 class Store(Parking, Reserving, Shadowing, Protocol):
     """Dead letters, error entries that a message's header had no room for, parked retries, reservations.
 
