@@ -8,8 +8,8 @@ ONE_VERSION = canary canary_sides canvas_faults faults hand_offs handoff hostile
 ADAPTERS_TESTS = $(filter-out $(ONE_VERSION:%=\%/test_%.py),$(wildcard tests/contract/test_*.py tests/on_*/test_*.py))
 # For two cores; the tests wait more than they compute, and main has more of them. By file, since a file's tests
 # share fleets; in the order of the files, since by the number of their tests the slowest would come last.
-TEST_WORKERS ?= 6
-FLOOR_WORKERS ?= 4
+TEST_WORKERS ?= 4
+FLOOR_WORKERS ?= 3
 PARALLEL = --dist=loadfile --no-loadscope-reorder
 MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.

@@ -163,6 +163,8 @@ def make_app(settings: Settings, results: str = "") -> Celery:
         task_acks_late=settings.acks_late,
         task_default_queue=settings.queue,
         worker_prefetch_multiplier=4,
+        # On a loaded machine a child starts slowly: after the usual 4 s Celery 5.4 fails an assertion.
+        worker_proc_alive_timeout=60,
         task_queues=queues_of(settings),
     )
     if settings.soft_shutdown:
