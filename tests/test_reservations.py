@@ -478,3 +478,33 @@ def test_a_reservation_whose_answer_was_lost_is_ours() -> None:
         threading.Timer(0.8, os.kill, (server.pid, signal.SIGCONT)).start()
         assert run(bridge, JOB).reservation == reservation_of(JOB)
         bridge.stop()
+
+
+class SoftLimit(BaseException):
+    """What ends a question from outside, as a soft time limit does."""
+
+
+def test_a_question_that_was_broken_off_is_no_lost_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store reserves the attempt when it wakes, at a time that has passed, and no worker ran it."""
+    monkeypatch.setattr(heartbeat, "BEATS", 0.01)
+
+    def strike(*_: object) -> None:
+        raise SoftLimit
+
+    before = signal.signal(signal.SIGALRM, strike)
+    with Valkey() as server:
+        patient = StorageRetry(max_attempts=40, initial_interval="PT0.2S", multiplier=1)
+        url = f"{server.url}?socket_timeout=0.2"
+        bridge = Bridge(url, POLICY, reservation=timedelta(seconds=2), storage_retry=patient)
+        bridge.engine.settle(run(bridge, JOB._replace(id="j-0")), Complete())
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1)
+            with pytest.raises(SoftLimit):
+                begin(bridge, JOB)
+            threading.Timer(3, os.kill, (server.pid, signal.SIGCONT)).start()
+            assert isinstance(begin(bridge, JOB), Postpone)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        bridge.stop()  # gives back what it never began
+        assert run(Bridge(server.url), JOB).job.attempt == 1

@@ -15,8 +15,7 @@ from typing import TypeAlias
 from ..errors import StoreError
 from ..spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ..spec.job import Job
-from ..store import Grant, Reservation, ReserveAnswer, Settle, Store
-from ..store.records import from_ms, to_ms
+from ..store import Grant, Reservation, ReserveAnswer, Settle, Store, from_ms, to_ms
 from .heartbeat import Heartbeat, was_held_by
 from .runs import Drop, Lost, Postpone, Run
 from .storage_retry import Insistence, StorageRetry
@@ -201,14 +200,19 @@ class Reservations:
 
         def reserve() -> ReserveAnswer:
             now = self._clock()
-            return store.reserve(
-                wanted,
-                publication=publication,
-                holder=heart.holder,
-                mark=mark,
-                now=heart.asks_as_of(now),
-                until=now + self._length,
-            )
+            try:
+                return store.reserve(
+                    wanted,
+                    publication=publication,
+                    holder=heart.holder,
+                    mark=mark,
+                    now=heart.asks_as_of(now),
+                    until=now + self._length,
+                )
+            except BaseException:
+                # A soft time limit may end the question, too.
+                heart.missed()
+                raise
 
         insist = self._insist.run
         try:
@@ -217,7 +221,6 @@ class Reservations:
                 try:
                     return insist(reserve, (StoreError,))
                 except StoreError as error:
-                    heart.missed()
                     if wait is None or not wait(error):
                         raise
                     insist = StorageRetry.disabled().run
