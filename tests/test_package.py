@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from importlib import metadata, resources
 from pathlib import Path
 
@@ -78,9 +79,9 @@ def test_all_is_sorted_and_complete() -> None:
 
 @pytest.mark.parametrize("name", ["celery", "dramatiq", "store"])
 def test_all_of_the_rooms(name: str) -> None:
-    """Sorted, and what it names is there."""
+    """Constants first, each kind sorted, and what it names is there."""
     room = __import__(f"ojs_bridge.{name}", fromlist=["__all__"])
-    assert sorted(room.__all__) == room.__all__
+    assert sorted(room.__all__, key=lambda public: (not public.isupper(), public)) == room.__all__
     assert all(hasattr(room, public) for public in room.__all__)
 
 
@@ -279,3 +280,22 @@ def test_below_the_adapters_there_is_no_framework(room: str) -> None:
     own = {"redis"} if room == "store" else set()
     for path in files(room):
         assert not top_level(path) & (FRAMEWORKS - own), path
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    """A file can be read after those that it imports."""
+    modules = {".".join(("ojs_bridge", *path.relative_to(PACKAGE).with_suffix("").parts)): path
+               for path in PACKAGE.rglob("*.py")}  # fmt: skip
+    named = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    graph = {
+        path: {named[name] for name in imports(path) if name in named} - {path, path.with_name("__init__.py")}
+        for path in named.values()
+    }
+    TopologicalSorter(graph).prepare()
+
+
+def test_the_store_is_reached_by_its_door() -> None:
+    """A room imports from `store`, and not from the files in it."""
+    outside = [path for path in PACKAGE.rglob("*.py") if not path.is_relative_to(PACKAGE / "store")]
+    inner = {f"ojs_bridge.store.{path.stem}" for path in files("store")}
+    assert {path: inner & {*imports(path)} for path in outside if inner & {*imports(path)}} == {}

@@ -27,8 +27,7 @@ from ..errors import ConfigurationError, InvalidRetryPolicy, StoreError
 from ..migration.shadowing import bridge_of_shadow
 from ..operations.letters import needed
 from ..operations.retention import Retention
-from ..store import Store
-from ..store.protocol import without_password
+from ..store import Store, without_password
 
 #: The app of `celery -A proj`, when a command runs under it.
 CELERY_APP: ContextVar[Any] = ContextVar("CELERY_APP", default=None)

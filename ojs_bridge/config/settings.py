@@ -16,9 +16,7 @@ from ..spec.duration import read_duration
 from ..spec.failures import ErrorMap, Mapped
 from ..spec.job import MIN_HEADER_BUDGET, MIN_HISTORY
 from ..spec.policy import AnyPartial, RetryPolicy
-from ..store import Store, open_store
-from ..store.opening import PATIENCE_SECONDS
-from ..store.protocol import without_password
+from ..store import PATIENCE_SECONDS, Store, open_store, without_password
 from .policies import Policies
 from .policy_files import PoliciesOrFile, load
 from .sources import Found, layered

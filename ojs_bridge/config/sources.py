@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import ConfigurationError
 from ..spec.job import HEADER_BUDGET, MIN_HISTORY
-from ..store.protocol import without_password
+from ..store import without_password
 
 if sys.version_info >= (3, 11):
     import tomllib

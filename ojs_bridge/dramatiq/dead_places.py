@@ -15,7 +15,7 @@ from dramatiq.common import xq_name
 
 from ..engine.storage_retry import pause
 from ..operations.letters import CLAIM_SECONDS
-from ..store.records import from_ms
+from ..store import from_ms
 from .brokers import is_rabbitmq, is_redis
 from .compat import dead_of, parameters_of, shown_dead
 from .delivery import is_dropped

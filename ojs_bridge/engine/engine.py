@@ -180,14 +180,9 @@ class Engine(Carrying):
         when the store cannot say, unless the delivery cannot wait; before, it is asked for as long as `wait`,
         which pauses, says so. A job that runs within its caller needs no reservation: no worker has it.
         """
-        begun = self.admit(job, bare, task)
-        if isinstance(begun, Refuse):
+        begun = self._due(job, bare, task)
+        if not isinstance(begun, Run):
             return begun
-        if task.afresh and job is bare:
-            begun = begun.afresh()
-        early = self.early(begun.job)
-        if early is not None:
-            return early
         found: Begun = begun
         if reserve:
             first = begun.job.next_retry_at is None
@@ -199,6 +194,15 @@ class Engine(Carrying):
             with Harmless(found.job):
                 self._events.emit([events.started(found.job, self.now())])
         return found
+
+    def _due(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Refuse | Postpone:
+        """Return the run of a job, unless nobody can read the job or its time has not come."""
+        begun = self.admit(job, bare, task)
+        if isinstance(begun, Refuse):
+            return begun
+        if task.afresh and job is bare:
+            begun = begun.afresh()
+        return self.early(begun.job) or begun
 
     def early(self, job: Job) -> Postpone | None:
         """Return the postponement of a job that came before its time."""
@@ -229,14 +233,9 @@ class Engine(Carrying):
         `process` is its number, if it is known. The job is dropped if that process had ended it before it
         died. It is postponed if another worker runs it, or if it came early.
         """
-        begun = self.admit(job, bare, task)
-        if isinstance(begun, Refuse):
+        begun = self._due(job, bare, task)
+        if not isinstance(begun, Run):
             return begun
-        if task.afresh and job is bare:
-            begun = begun.afresh()
-        early = self.early(begun.job)
-        if early is not None:
-            return early
         found = self._reservations.reserve_from(process, begun, publication)
         if isinstance(found, (Drop, Postpone)):
             return found

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from ..operations.letters import Kind
-from ..store import Page, ParkedPage, Stats
-from ..store.records import matches
+from ..store import Page, ParkedPage, Stats, matches
 from .answers import invalid
 from .fields import CURSOR, Fields, whole
 from .shapes import Pagination

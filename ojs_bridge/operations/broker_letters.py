@@ -18,8 +18,7 @@ from ..spec.decision import EXPIRED, Cause, DeadLetter
 from ..spec.failures import Failure
 from ..spec.job import ErrorEntry, Job, parse_time
 from ..spec.policy import PartialPolicy, RetryPolicy
-from ..store import Letter, LetterFilter, Page
-from ..store.records import index_text, matches, to_ms
+from ..store import Letter, LetterFilter, Page, index_text, matches, to_ms
 from .letters import Kind, page_size, says, shown, wanted
 from .replaying import Sender, job_of, override_of
 

@@ -16,8 +16,7 @@ from ..errors import LetterNotFound
 from ..spec.duration import format_duration
 from ..spec.job import Job, format_time
 from ..spec.policy import PartialPolicy
-from ..store import Letter, LetterFilter, Page, Stats, Store
-from ..store.records import letter_to_json
+from ..store import Letter, LetterFilter, Page, Stats, Store, letter_to_json
 from .letters import CLAIM_SECONDS, MAX_PAGE, Kind, loaded, needed, page_size, says, shown, wanted
 from .replaying import READ, Bulk, Replayer, job_of, override_of, overrides_of, pages_of
 from .retention import PERIOD, Pruner, Retention

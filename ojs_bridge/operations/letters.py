@@ -13,8 +13,7 @@ from typing_extensions import TypedDict
 from ..engine.redaction import Redactor, without
 from ..errors import ConfigurationError
 from ..spec.patterns import check_pattern
-from ..store import Letter, LetterFilter, Store
-from ..store.records import letter_from_json
+from ..store import Letter, LetterFilter, Store, letter_from_json
 
 MAX_PAGE = 1000
 #: The seconds for which a replay, or the archive, may hold letters before another may claim them.

@@ -12,8 +12,7 @@ from pathlib import Path
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..spec.duration import read_duration
-from ..store import Letter, LetterFilter, Store
-from ..store.records import letter_to_json
+from ..store import Letter, LetterFilter, Store, letter_to_json
 from .letters import CLAIM_SECONDS
 
 #: How many letters are pruned at a time, and how often.

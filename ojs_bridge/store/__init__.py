@@ -1,12 +1,14 @@
 """The store of dead letters, parked retries and reservations: one protocol, SQL and Redis behind it."""
 
-from .opening import open_store
+from .opening import PATIENCE_SECONDS, open_store
 from .parked import Due, Parked, ParkedFilter, ParkedPage
-from .protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, Store
+from .protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, Store, without_password
+from .records import from_ms, index_text, letter_from_json, letter_to_json, matches, to_ms
 from .reservations import Grant, Reservation, ReserveAnswer, Settle
 from .shadows import Tally
 
 __all__ = [
+    "PATIENCE_SECONDS",
     "Claim",
     "Claimed",
     "Due",
@@ -23,5 +25,12 @@ __all__ = [
     "Stats",
     "Store",
     "Tally",
+    "from_ms",
+    "index_text",
+    "letter_from_json",
+    "letter_to_json",
+    "matches",
     "open_store",
+    "to_ms",
+    "without_password",
 ]

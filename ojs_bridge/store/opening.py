@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ..errors import ConfigurationError
-from .protocol import MAX_NAMESPACE, Store, without_password
+from .protocol import MAX_NAMESPACE, REDIS_SCHEMES, Store, without_password
 
 #: How many seconds a question to a store waits for its answer, unless its URL says otherwise.
 PATIENCE_SECONDS = 10.0
@@ -19,14 +19,6 @@ KNOWN = (
 INSTEAD = {
     "sentinel": "it does not ask a Sentinel: give it a name or a proxy that leads to the master",
     "redis+socket": "the socket of a Redis is unix:///path/to/redis.sock?db=0",
-}
-#: And what redis-py, which knows nothing of Valkey, calls it.
-REDIS_SCHEMES = {
-    "redis": "redis",
-    "rediss": "rediss",
-    "valkey": "redis",
-    "valkeys": "rediss",
-    "unix": "unix",
 }
 
 

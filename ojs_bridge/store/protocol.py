@@ -19,6 +19,14 @@ from .shadows import Shadowing
 Claim: TypeAlias = int
 
 MAX_NAMESPACE = 64
+#: The schemes of a Redis' URL, and what redis-py, which knows nothing of Valkey, calls them.
+REDIS_SCHEMES = {
+    "redis": "redis",
+    "rediss": "rediss",
+    "valkey": "redis",
+    "valkeys": "rediss",
+    "unix": "unix",
+}
 
 
 @dataclass(frozen=True, slots=True)

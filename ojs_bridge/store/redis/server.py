@@ -16,8 +16,7 @@ import redis
 from redis.connection import Connection, parse_url
 
 from ...errors import ConfigurationError, StoreError
-from ..opening import REDIS_SCHEMES
-from ..protocol import without_password
+from ..protocol import REDIS_SCHEMES, without_password
 
 CONNECT_SECONDS = 5
 
