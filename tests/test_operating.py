@@ -8,6 +8,7 @@ import pickle
 import signal
 import time
 from base64 import b64encode
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -19,7 +20,7 @@ import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, InvalidRetryPolicy, Letter, LetterNotFound
 from ojs_bridge.engine.ports import Override
-from ojs_bridge.errors import Unreachable
+from ojs_bridge.errors import StoreError, Unreachable
 from ojs_bridge.messages import read_message
 from ojs_bridge.spec.job import Header
 from ojs_bridge.store import Parked
@@ -124,6 +125,30 @@ def test_a_broker_that_is_down_ends_it_and_loses_nothing(fleet: Lives) -> None:
     assert bridge.dead_letters.stats().total == 0
 
 
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_a_store_that_fails_once_the_message_was_sent(
+    fleet: Lives, monkeypatch: pytest.MonkeyPatch, *, many: bool
+) -> None:
+    """The bridge insists: a letter that stayed would be replayed, and its job run, once more."""
+    bridge, outbox = fleet
+    bury(bridge, "j-1")
+    assert bridge.store is not None
+    delete, failures = bridge.store.delete, [StoreError("away for a moment")]
+
+    def failing(letter_ids: Sequence[str], claim: int) -> int:
+        if failures:
+            raise failures.pop()
+        return delete(letter_ids, claim)
+
+    monkeypatch.setattr(bridge.store, "delete", failing)
+    if many:
+        bridge.dead_letters.retry_all(confirm=True)
+    else:
+        bridge.dead_letters.retry("j-1")
+    assert [sent.id for sent, _ in outbox.published] == ["j-1"]
+    assert bridge.dead_letters.stats().total == 0
+
+
 @dataclass
 class Ledger(Outbox):
     """A publisher that notes on disk what it has published, before anybody else can know."""
@@ -193,6 +218,27 @@ def test_a_replay_that_outlasts_its_claim_claims_anew(fleet: Lives, monkeypatch:
     assert [sent.id for sent, _ in outbox.published] == [f"j-{n}" for n in range(5)]
 
 
+def test_a_slow_replay_claims_each_letter_when_its_time_has_come(
+    fleet: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause between two letters may be longer than a claim: another operator gets neither of them."""
+    bridge, outbox = fleet
+    store, publish, others = bridge.store, outbox.republish, list[str]()
+    assert store is not None
+    for n in range(2):
+        bury(bridge, f"j-{n}")
+
+    def republish(letter: Letter, header: Header, override: Override) -> None:
+        claimed = store.claim([letter.id], now=bridge.engine.now(), seconds=60)
+        others.extend(found.id for found in claimed.letters)
+        publish(letter, header, override)
+
+    monkeypatch.setattr(outbox, "republish", republish)
+    monkeypatch.setattr("ojs_bridge.operations.replaying.CLAIM_SECONDS", 0.5)
+    assert bridge.dead_letters.retry_all(confirm=True, rate=0.9).succeeded == 2
+    assert others == []
+
+
 def test_a_rate(fleet: Lives) -> None:
     """So many a second, at most."""
     bridge, _ = fleet
@@ -201,7 +247,7 @@ def test_a_rate(fleet: Lives) -> None:
     begun = time.monotonic()
     assert bridge.dead_letters.retry_all(confirm=True, rate=10).succeeded == 6
     assert time.monotonic() - begun >= 0.5
-    for rate in (0, -1, "5"):
+    for rate in (0, -1, "5", float("inf")):
         with pytest.raises(ValueError, match=r"^rate: .* must be a number of jobs a second above zero$"):
             bridge.dead_letters.retry_all(confirm=True, rate=rate)  # type: ignore[arg-type]
 

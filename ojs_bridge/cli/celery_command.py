@@ -1,7 +1,7 @@
 """`celery -A proj dead-letters ...` and `retries ...`: the same commands, with the app's own bridge.
 
-Celery loads this whenever it starts, workers too: typer and rich are imported when a command runs. It is a
-command of the click that Celery uses, which typer need not share.
+Celery loads this module whenever it starts, in workers, too: typer and rich are imported when a command runs.
+The commands are made with Celery's own click, because typer may bring another one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from . import the_program
 
 
 def _command(name: str, does: str) -> click.Command:
-    """Return a command of Celery's that gives its words to one of our groups."""
+    """Return a command for Celery that hands its words on to one of our groups."""
 
     @click.command(
         name,

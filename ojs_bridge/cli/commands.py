@@ -6,19 +6,20 @@ import dataclasses
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
 from rich.console import RenderableType
 from typer import Argument, Option
 
-from ..errors import InvalidRetryPolicy, NotFound, StoreError, Unpublishable, Unreachable
-from .printing import say, show, show_json, show_on_stderr
+from ..errors import BridgeError, InvalidRetryPolicy, NotFound, StoreError, Unpublishable, Unreachable
+from ..operations.letters import MAX_PAGE, AnyPage, every_page
+from ..store import Letter, Parked
+from .printing import Rows, answer, say, show, show_json, show_on_stderr
 
 F = TypeVar("F", bound=Callable[..., int | None])
-Entry = TypeVar("Entry")
+Entry = TypeVar("Entry", Letter, Parked)
 
 INCOMPLETE = 1
 REFUSED = 2
@@ -26,19 +27,17 @@ OUT_OF_REACH = 3
 
 AsJson: TypeAlias = Annotated[bool, Option("--json", help="Answer in JSON, one object a line.")]
 Yes: TypeAlias = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
-Limit: TypeAlias = Annotated[int, Option(help="How many, 1 to 1000.")]
-Cursor: TypeAlias = Annotated[
-    str | None, Option(help="Go on after an earlier page: the cursor that it told.")
-]
-All: TypeAlias = Annotated[bool, Option("--all", help="All of them, page after page.")]
-DryRun: TypeAlias = Annotated[bool, Option("--dry-run", help="Only show which.")]
+Limit: TypeAlias = Annotated[int, Option(help="The most entries to list, 1 to 1000.")]
+Cursor: TypeAlias = Annotated[str | None, Option(help="The cursor that the page before has printed.")]
+All: TypeAlias = Annotated[bool, Option("--all", help="List all pages.")]
+DryRun: TypeAlias = Annotated[bool, Option("--dry-run", help="Change nothing: show what would be changed.")]
 Ids: TypeAlias = Annotated[list[str], Argument(metavar="ID...", help="Job ids.")]
 
 
 def command(group: typer.Typer, name: str) -> Callable[[F], F]:
     """Add a function to a group of commands; the function returns the exit code.
 
-    A parameter that is a dataclass stands for the options that are its fields, which typer does not offer.
+    A parameter that is a dataclass stands for its fields, which are options. typer does not offer that.
     """
 
     def add(function: F) -> F:
@@ -55,8 +54,12 @@ def _flat(function: Callable[..., int | None]) -> Callable[..., None]:
     def call(**given: Any) -> None:
         for name, group in groups.items():
             given[name] = group(**{f.name: given.pop(f.name) for f in dataclasses.fields(group)})
-        with _errors_told():
+        try:
             code = function(**given)
+        except BrokenPipeError:
+            raise
+        except (BridgeError, ValueError, OSError) as error:
+            raise _failed(*_told(error)) from None
         if code:
             raise typer.Exit(code)
 
@@ -78,24 +81,18 @@ def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
         )
 
 
-@contextmanager
-def _errors_told() -> Iterator[None]:
-    """Turn the library's errors into lines on stderr and an exit code."""
-    try:
-        yield
-    except StoreError as error:
-        raise _failed(str(error), OUT_OF_REACH) from None
-    except Unreachable as error:
-        message = f"the broker cannot be reached, and what was not sent stays: {error}"
-        raise _failed(message, OUT_OF_REACH) from None
-    except InvalidRetryPolicy as error:
-        raise _failed("\n".join(error.problems), REFUSED) from None
-    except (NotFound, Unpublishable) as error:
-        raise _failed(str(error), INCOMPLETE) from None
-    except BrokenPipeError:
-        raise
-    except (ValueError, OSError) as error:
-        raise _failed(str(error), REFUSED) from None
+def _told(error: Exception) -> tuple[str, int]:
+    """Return the words for an error, and its exit code."""
+    match error:
+        case StoreError():
+            return str(error), OUT_OF_REACH
+        case Unreachable():
+            return f"the broker cannot be reached, and what was not sent stays: {error}", OUT_OF_REACH
+        case InvalidRetryPolicy():
+            return "\n".join(error.problems), REFUSED
+        case NotFound() | Unpublishable():
+            return str(error), INCOMPLETE
+    return str(error), REFUSED
 
 
 def _failed(lines: str, code: int) -> typer.Exit:
@@ -118,9 +115,9 @@ def ask(question: str, *shown: RenderableType, yes: bool) -> None:
 
 
 def each(ids: Sequence[str], act: Callable[[str], object], done: str, *, as_json: bool) -> int | None:
-    """Act on each id and tell of each; return the exit code.
+    """Act on each id and print each result; return the exit code.
 
-    The error of an id is told, and the next id follows; raises StoreError and Unreachable.
+    An error of one id is printed, and the next id follows. Raises StoreError and Unreachable.
     """
     wrong = 0
     for job_id in ids:
@@ -128,26 +125,41 @@ def each(ids: Sequence[str], act: Callable[[str], object], done: str, *, as_json
             act(job_id)
         except (StoreError, Unreachable):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with this id
+        except Exception as error:  # noqa: BLE001 - one bad id must not stop the others
             wrong += 1
-            _tell_error(job_id, str(error) or repr(error), as_json=as_json)
+            why = str(error) or repr(error)
+            if as_json:
+                show_json({"id": job_id, "error": why})
+            else:
+                say(f"{job_id}: {why}")
         else:
-            _tell_done(job_id, done, as_json=as_json)
+            answer({"id": job_id, done: True}, f"{job_id}: {done}", as_json=as_json)
     return INCOMPLETE if wrong else None
 
 
-def _tell_error(job_id: str, error: str, *, as_json: bool) -> None:
-    if as_json:
-        show_json({"id": job_id, "error": error})
-    else:
-        say(f"{job_id}: {error}")
+def listed(
+    read: Callable[..., AnyPage], limit: int, cursor: str | None, *, everything: bool
+) -> Iterator[AnyPage]:
+    """Yield the page that is asked for, or every page; the cursor of the next page goes to stderr."""
+    if everything:
+        yield from every_page(lambda cursor: read(limit=MAX_PAGE, cursor=cursor))
+        return
+    page = read(limit=limit, cursor=cursor)
+    yield page
+    if page.next_cursor:
+        say(f"there may be more: --cursor {page.next_cursor}")
 
 
-def _tell_done(job_id: str, done: str, *, as_json: bool) -> None:
+def show_entries(
+    entries: Iterable[Entry], as_table: Callable[[Sequence[Entry]], Rows], none: str, *, as_json: bool
+) -> None:
+    """Answer with dead letters or parked retries; in JSON each as soon as it is read."""
     if as_json:
-        show_json({"id": job_id, done: True})
-    else:
-        show(f"{job_id}: {done}")
+        for entry in entries:
+            show_json(entry.to_ojs())
+        return
+    found = list(entries)
+    show(as_table(found) if found else none)
 
 
 def found_of(get: Callable[[str], Entry], ids: Sequence[str]) -> Iterator[Entry]:

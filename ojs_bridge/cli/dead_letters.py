@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +16,7 @@ from typer import Argument, Option
 from ..errors import ConfigurationError
 from ..operations.letters import loaded
 from ..operations.retention import Retention
-from .commands import All, AsJson, Cursor, DryRun, Ids, Limit, Yes, ask, command, each, found_of
+from .commands import All, AsJson, Cursor, DryRun, Ids, Limit, Yes, ask, command, each, found_of, listed
 from .finding import Place
 from .letters import (
     Filter,
@@ -29,7 +30,7 @@ from .letters import (
     show_matched,
     told,
 )
-from .printing import progress_bar, say, show, show_json
+from .printing import answer, progress_bar
 
 group = typer.Typer(
     name="dead-letters",
@@ -38,7 +39,7 @@ group = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-#: The name of stdin and stdout in place of a file's.
+#: Stands for stdin or stdout in place of a file.
 _PIPE = "-"
 
 
@@ -52,14 +53,9 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, newest first; the cursor of the next page goes to stderr."""
-    letters, kind = place.bridge.dead_letters, chosen.kind(place.bridge.engine.now())
-    if everything:
-        show_letters(every(letters, kind), place.in_namespace, as_json=as_json)
-        return
-    page = letters.list(limit=limit, cursor=cursor, **kind)
-    show_letters(page.letters, place.in_namespace, as_json=as_json)
-    if page.next_cursor:
-        say(f"there may be more: --cursor {page.next_cursor}")
+    read = partial(place.bridge.dead_letters.list, **chosen.kind(place.bridge.engine.now()))
+    pages = listed(read, limit, cursor, everything=everything)
+    show_letters((x for page in pages for x in page.letters), place.in_namespace, as_json=as_json)
 
 
 @command(group, "show")
@@ -68,26 +64,20 @@ def show_one(
     letter_id: Annotated[str, Argument(metavar="ID", help="Its job's id.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show all there is of a dead letter: arguments, history with backtraces, reason, policy."""
+    """Show a dead letter: its arguments, its history with backtraces, its reason, its policy."""
     letter = place.bridge.dead_letters.get(letter_id)
-    if as_json:
-        show_json(letter.to_ojs())
-    else:
-        show(*details(letter))
+    answer(letter.to_ojs(), *details(letter), as_json=as_json)
 
 
 @command(group, "stats")
 def stats(place: Place, as_json: AsJson = False) -> None:
-    """Count dead letters by queue, job type and error type; with --app also say how long they are kept."""
+    """Count dead letters by queue, job type and error type; with --app, show the retention, too."""
     found = place.bridge.dead_letters.stats()
     if not place.has_app:
-        # Only the app knows its retention: this bridge has the default one, which would be no answer.
+        # Only the app knows its retention. This bridge was made for the command, and has the default one.
         found = replace(found, retention={})
-    if as_json:
-        show_json(found.to_ojs())
-        return
-    show(*counts(found))
-    show(*(f"{name.replace('_', ' ')}: {value}" for name, value in found.retention.items()))
+    kept = (f"{name.replace('_', ' ')}: {value}" for name, value in found.retention.items())
+    answer(found.to_ojs(), *counts(found), *kept, as_json=as_json)
 
 
 @command(group, "delete")
@@ -104,18 +94,18 @@ def delete(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) ->
 def purge(
     place: Place,
     chosen: Filter,
-    everything: Annotated[bool, Option("--all", help="All there are.")] = False,
+    everything: Annotated[bool, Option("--all", help="Delete all dead letters.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int | None:
-    """Delete all dead letters of a kind; asks."""
+    """Delete all dead letters that the filters choose; asks."""
     if chosen == Filter() and not everything:
         raise ValueError("purge: say which: options such as --queue and --type, or --all")
     letters, kind = place.bridge.dead_letters, chosen.kind_until(place.bridge.engine.now())
     matched = count(every(letters, kind))
     if dry_run:
-        show_matched(matched, "deleted", as_json=as_json)
+        show_matched(matched, as_json=as_json)
         return None
     if matched.total:
         ask(f"Delete {told(matched.total)} from {place}?", *counts(matched), yes=yes)
@@ -127,22 +117,21 @@ def purge(
 @command(group, "prune")
 def prune(
     place: Place,
-    max_age: Annotated[str | None, Option(help="Delete what is older, such as P180D; without --app.")] = None,
-    max_count: Annotated[int | None, Option(help="Keep so many, the newest; without --app.")] = None,
+    max_age: Annotated[str | None, Option(help="Delete older letters, such as P180D; without --app.")] = None,
+    max_count: Annotated[
+        int | None, Option(help="Keep so many of the newest letters; without --app.")
+    ] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what exceeds the app's retention, or the limits given; asks. Workers do so by themselves."""
+    """Delete letters beyond the app's retention, or beyond the limits given; asks. Workers do it, too."""
     own = _limits(place, max_age, max_count)
     bridge = place.bridge if own is None else place.bridge_with(own)
     excess = _excess(place, bridge.dead_letters.retention)
     if excess:
         ask(f"Delete {told(excess)}, the oldest, from {place}?", yes=yes)
     pruned = bridge.dead_letters.prune()
-    if as_json:
-        show_json({"pruned": pruned})
-    else:
-        show(f"{told(pruned)} pruned")
+    answer({"pruned": pruned}, f"{told(pruned)} pruned", as_json=as_json)
 
 
 def _limits(place: Place, max_age: str | None, max_count: int | None) -> Retention | None:
@@ -172,11 +161,11 @@ def _excess(place: Place, retention: Retention) -> int:
 def export(
     place: Place,
     chosen: Filter,
-    file: Annotated[str, Argument(metavar="[FILE]", help="Where to; - is stdout.")] = _PIPE,
+    file: Annotated[str, Argument(metavar="[FILE]", help="The file to write; - is stdout.")] = _PIPE,
 ) -> None:
-    """Write dead letters as JSON lines that import reads, the oldest first, messages and all.
+    """Write dead letters with their messages as lines of JSON, the oldest first, for import.
 
-    With --app the app's redaction hides what it hides everywhere, and the lines cannot be imported.
+    With --app the app's redaction applies: redacted lines cannot be imported.
     """
     letters, kind = place.bridge.dead_letters, chosen.kind_until(place.bridge.engine.now())
     if file == _PIPE:
@@ -192,23 +181,20 @@ def export(
 @command(group, "import")
 def import_(
     place: Place,
-    file: Annotated[str, Argument(metavar="FILE", help="What export has written; - is stdin.")],
+    file: Annotated[str, Argument(metavar="FILE", help="A file that export has written; - is stdin.")],
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take dead letters from what export has written; one of the same id is replaced; asks.
+    """Read dead letters from a file of export; a letter of the same id is replaced; asks.
 
-    All or nothing: where a line is damaged, it is named.
+    A damaged line is named, and then no letter is imported.
     """
     bridge = place.bridge if place.has_app else place.bridge_with(None, new=True)
     lines = _lines(file)
     ask(f"Put {told(_checked(lines))} into {place}?", yes=yes)
     with Console(file=sys.stderr).status("importing"):
         taken = bridge.dead_letters.load(lines)
-    if as_json:
-        show_json({"imported": taken})
-    else:
-        show(f"{told(taken)} imported")
+    answer({"imported": taken}, f"{told(taken)} imported", as_json=as_json)
 
 
 def _checked(lines: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
-"""From a command's options to a bridge: the app's own, or a bridge that is made for a store.
+"""The bridge that a command's options name: the app's own, or a bridge that is made for a store.
 
-An app is imported by its name, as the frameworks write it; a framework only when it is needed.
+An app is imported by its name, as its framework writes it. A framework is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Place:
 
     @property
     def has_app(self) -> bool:
-        """Whether an app was given: its bridge can publish, and knows how long letters are kept."""
+        """Whether an app was given. Its bridge can publish, and knows the retention."""
         return bool(self.app) or CELERY_APP.get() is not None
 
     @cached_property
@@ -71,12 +71,12 @@ class Place:
             return self.bridge_with(None)
         bridge = _bridge_of(self.app) if self.app else _bridge_of_celery(CELERY_APP.get())
         self._check(bridge)
-        # The app's listeners have to hear of replays and deletions before this process ends.
+        # The app's listeners must get the events of replays and deletions before this process ends.
         atexit.register(bridge.flush)
         return bridge
 
     def bridge_with(self, retention: Retention | None, *, new: bool = False) -> Bridge:
-        """Return a bridge for the store, which may be a new one, of no app."""
+        """Return a bridge without an app for the store, which may be `new`."""
         url = self._url
         if not url:
             raise ConfigurationError(f"store: none is given: --store URL, {_STORE}, or --app MODULE:APP")
@@ -101,7 +101,7 @@ class Place:
 
     @property
     def in_namespace(self) -> str:
-        """The namespace in words, where one was given, because it may be misspelt."""
+        """The namespace in words, if it was given, because it may be misspelt."""
         found = layered(namespace=self.namespace)["namespace"]
         name = self.namespace or ("" if found.in_code else found.value)
         return f" in the namespace {name!r}" if name else ""
@@ -131,7 +131,7 @@ class Place:
 
 
 def _check_file(url: str) -> None:
-    """Raise StoreError for an SQLite file that is not there: a look at it must not create it."""
+    """Raise StoreError for a missing SQLite file: reading must not create it."""
     if url.startswith("sqlite"):
         path = url.partition(":///")[2].partition("?")[0]
         if path and not path.startswith((":memory:", "file:")) and not Path(path).exists():
@@ -232,7 +232,7 @@ def _celery_app(name: str) -> Any:
 
 
 def _import_celery_module(name: str) -> None:
-    """Import a package's module `celery`, to raise its error, of which Celery says nothing."""
+    """Import a package's module `celery`: this raises the error that Celery swallows."""
     if hasattr(sys.modules.get(name), "__path__") and find_spec(f"{name}.celery"):
         import_module(f"{name}.celery")
 
@@ -254,7 +254,7 @@ def _dramatiq_broker(name: str, *, setting_up: bool) -> Any:
 
 @contextmanager
 def _importing(name: str) -> Iterator[None]:
-    """Raise an error of the app's modules as one line; what they print goes to stderr."""
+    """Turn an error of the app's modules into one line; redirect their output to stderr."""
     try:
         with redirect_stdout(sys.stderr):
             yield
@@ -265,7 +265,7 @@ def _importing(name: str) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return the module at fault, the last one that was imported, and its line."""
+    """Return the last module that was being imported, and the line of the error."""
     here = Path.cwd()
     frames = [*traceback.walk_tb(error.__traceback__)]
     own = [(f, line) for f, line in frames if f.f_code.co_filename.startswith(str(here))]

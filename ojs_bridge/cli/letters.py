@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any
 
@@ -15,13 +15,13 @@ from rich.text import Text
 from typer import Option
 
 from ..operations.dead_letters import DeadLetters
-from ..operations.letters import MAX_PAGE, Kind
+from ..operations.letters import MAX_PAGE, Kind, every_page
 from ..operations.replaying import Bulk
 from ..spec.duration import parse_duration
 from ..spec.policy import attempts_told
 from ..store import Letter, Stats
-from .commands import INCOMPLETE
-from .printing import Rows, counted, plain, show, show_json, table, time_of
+from .commands import INCOMPLETE, show_entries
+from .printing import Rows, answer, counted, plain, table, time_of
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _AGO = re.compile(r"(\d+)([smhdw])", re.ASCII)
@@ -32,12 +32,16 @@ _WHEN = "A time (ISO 8601; UTC if it has no zone), or how long ago: PT2H or 2h"
 class Filter:
     """The options that choose dead letters; without any, all of them."""
 
-    queue: Annotated[str | None, Option(help="Of this queue.")] = None
-    type: Annotated[str | None, Option(help="Of this job type, such as billing.*")] = None
-    error_type: Annotated[str | None, Option(help="Whose last error is of this type, such as a.*")] = None
-    since: Annotated[str | None, Option(help=f"Dead since. {_WHEN}.")] = None
-    until: Annotated[str | None, Option(help="Dead before. Written as --since.")] = None
-    text: Annotated[str | None, Option(help="With this text in arguments or error messages.")] = None
+    queue: Annotated[str | None, Option(help="Only of this queue.")] = None
+    type: Annotated[str | None, Option(help="Only of this job type, such as billing.*")] = None
+    error_type: Annotated[str | None, Option(help="Only with a last error of this type, such as a.*")] = None
+    since: Annotated[str | None, Option(help=f"Only those that died at this time or later. {_WHEN}.")] = None
+    until: Annotated[
+        str | None, Option(help="Only those that died before this time, written as for --since.")
+    ] = None
+    text: Annotated[str | None, Option(help="Only with this text in their arguments or error messages.")] = (
+        None
+    )
 
     def kind(self, now: datetime) -> Kind:
         """Return the filter as the library takes it; raises ValueError for a time that cannot be read."""
@@ -51,7 +55,7 @@ class Filter:
         )
 
     def kind_until(self, now: datetime) -> Kind:
-        """Return the filter without the letters that die from now on: only what was shown is changed."""
+        """Return the filter without letters that die from now on, which the operator has not seen."""
         kind = self.kind(now)
         until, end = kind["until"], now + timedelta(milliseconds=1)
         return Kind(**{**kind, "until": end if until is None else min(until, end)})
@@ -73,13 +77,8 @@ def _time(name: str, text: str, now: datetime) -> datetime:
 
 def every(letters: DeadLetters, kind: Kind) -> Iterator[Letter]:
     """Yield all dead letters of a kind, newest first."""
-    cursor = None
-    while True:
-        page = letters.list(limit=MAX_PAGE, cursor=cursor, **kind)
+    for page in every_page(lambda cursor: letters.list(limit=MAX_PAGE, cursor=cursor, **kind)):
         yield from page.letters
-        cursor = page.next_cursor
-        if cursor is None:
-            return
 
 
 def count(letters: Iterable[Letter]) -> Stats:
@@ -110,13 +109,8 @@ def _row(letter: Letter) -> tuple[object, ...]:
 
 
 def show_letters(letters: Iterable[Letter], where: str = "", *, as_json: bool) -> None:
-    """Answer with dead letters; in JSON each as soon as it is read."""
-    if as_json:
-        for letter in letters:
-            show_json(letter.to_ojs())
-        return
-    found = [*letters]
-    show(letters_table(found) if found else f"no dead letters{where}")
+    """Answer with dead letters."""
+    show_entries(letters, letters_table, f"no dead letters{where}", as_json=as_json)
 
 
 def counts(stats: Stats) -> list[Any]:
@@ -127,26 +121,21 @@ def counts(stats: Stats) -> list[Any]:
     return [f"{told(stats.total)}{span}", *(table((name, "letters"), rows) for name, rows in most.items())]
 
 
-def show_matched(stats: Stats, done: str, *, as_json: bool) -> None:
+def show_matched(stats: Stats, *, as_json: bool) -> None:
     """Answer with the letters that a change would reach."""
-    if as_json:
-        show_bulk(Bulk(stats.total, confirmed=False), done, as_json=True)
-    else:
-        show(*counts(stats))
+    answer(_json_of(Bulk(stats.total, confirmed=False)), *counts(stats), as_json=as_json)
 
 
 def show_bulk(bulk: Bulk, done: str, *, as_json: bool) -> int | None:
     """Answer with the result of a change of many letters; return the exit code."""
-    if as_json:
-        errors = [{"id": letter_id, "error": why} for letter_id, why in bulk.errors]
-        numbers = {"matched": bulk.matched, "succeeded": bulk.succeeded, "failed": bulk.failed}
-        show_json({**numbers, "errors": errors, "confirmed": bulk.confirmed})
-    else:
-        stayed = f", {bulk.failed:,} stayed" if bulk.failed else ""
-        show(f"{told(bulk.succeeded)} {done}{stayed}")
-        if bulk.errors:
-            show(table(("id", "why it stayed"), bulk.errors))
+    stayed = f", {bulk.failed:,} stayed" if bulk.failed else ""
+    why = [table(("id", "why it stayed"), bulk.errors)] if bulk.errors else []
+    answer(_json_of(bulk), f"{told(bulk.succeeded)} {done}{stayed}", *why, as_json=as_json)
     return INCOMPLETE if bulk.failed else None
+
+
+def _json_of(bulk: Bulk) -> dict[str, Any]:
+    return {**asdict(bulk), "errors": [{"id": letter_id, "error": why} for letter_id, why in bulk.errors]}
 
 
 def details(letter: Letter) -> Iterator[RenderableType]:

@@ -19,9 +19,9 @@ _OVERRIDES = (
 _NOTHING = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)"
 #: The columns of a page.
 _WIDTH = 80
-#: The statements of the first page: with the names beneath them they fit a screen.
+#: The most statements of the first page: with the names beneath them they fit a screen.
 _STATEMENTS = 12
-#: The hazards that lose, double or never end jobs, the worst first; the others stand behind `--all`.
+#: The hazards that lose jobs, double them or never end them, the worst first; `--all` shows the others.
 _SERIOUS = (
     *("no-retries", "reject-without-acks-late", "beyond-visibility-timeout", "beyond-consumer-timeout"),
     *("poison-job", "over-run", "infinite-retries", "retry-when", "expires", "age-limit", "unused-autoretry"),

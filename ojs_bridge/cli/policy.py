@@ -27,7 +27,7 @@ group = typer.Typer(
 _FILE = (
     "TOML or JSON: one policy, or a table `policies` of partial ones by task name, and perhaps a `default`."
 )
-#: The most retries of a policy that are shown; from there on the delay hardly changes any more.
+#: The most retries of a policy that are shown; later delays hardly differ.
 _MOST = 50
 #: The columns of the longest bar.
 _WIDTH = 50
@@ -49,7 +49,7 @@ class Wait:
 
 @command(group, "check")
 def check(file: Annotated[str, Argument(metavar="FILE", help=_FILE)], as_json: AsJson = False) -> int | None:
-    """Say of each policy of a file what is wrong with it, or OK; exit code 1 if one is invalid."""
+    """Print the problems of each policy in a file, or OK; the exit code is 1 if a policy is invalid."""
     found = read_file(file)
     for named in found:
         _tell(named, as_json=as_json)
@@ -63,7 +63,7 @@ def show_(
     png: Annotated[str | None, Option(metavar="PATH", help="Also draw it, as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> int | None:
-    """Show when retries come: of a file, --policy, the configured `retry`, or the spec's default."""
+    """Show when the retries of a policy come: of a file, --policy, the configured `retry`, or the default."""
     found = _named(file, policy)
     schedules: dict[str, Sequence[Wait]] = {}
     for named in found:

@@ -1,4 +1,4 @@
-"""Answers on stdout: tables for people, lines of JSON for pipes; everything else goes to stderr."""
+"""Output: answers on stdout, as tables or as lines of JSON; everything else on stderr."""
 
 from __future__ import annotations
 
@@ -38,6 +38,14 @@ def show_json(value: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(value, default=str) + "\n")
 
 
+def answer(value: Mapping[str, Any], *words: RenderableType, as_json: bool) -> None:
+    """Answer with a line of JSON, or in words."""
+    if as_json:
+        show_json(value)
+    else:
+        show(*words)
+
+
 def say(line: str) -> None:
     """Write a line to stderr."""
     sys.stderr.write(plain(line) + "\n")
@@ -49,7 +57,7 @@ def show_on_stderr(renderable: RenderableType) -> None:
 
 
 def plain(value: object) -> str:
-    """Return a text that a terminal shows and does not obey: control characters are escaped."""
+    """Return a text in which control characters are escaped, so that a terminal does not obey them."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -66,7 +74,7 @@ def time_of(at: datetime | None) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """A table; where the screen is too narrow for it, each row by itself, its first cell above the others."""
+    """A table; on a narrow screen each row is a block instead, its first cell above the others."""
 
     headings: Sequence[str]
     cells: Sequence[Sequence[Text]]
@@ -93,7 +101,7 @@ class Rows:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Rows:
-    """Return a table; the first cell of a row names its thing."""
+    """Return a table; the first cell of each row is its name."""
     return Rows(headings, [[*map(_cell, row)] for row in rows])
 
 

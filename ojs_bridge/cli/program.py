@@ -35,8 +35,8 @@ command(program, "plan")(plan.plan)
 @command(program, "serve")
 def serve(
     place: Place,
-    host: Annotated[str, Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, Option(help="On which port.")] = 8787,
+    host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=1, max=65535, help="The port to listen on.")] = 8787,
 ) -> None:
     """Serve the HTTP API and the board; OJS_BRIDGE_OPERATOR_TOKEN and OJS_BRIDGE_READER_TOKEN guard them."""
     try:

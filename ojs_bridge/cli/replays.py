@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from ..errors import InvalidRetryPolicy
 from ..operations.dead_letters import DeadLetters
-from ..operations.replaying import override_of
+from ..operations.replaying import check_rate, override_of
 from ..spec.policy import check_partial
 from ..store import Letter
 from .commands import INCOMPLETE, AsJson, DryRun, Yes, ask, each, found_of, json_of
@@ -24,11 +24,15 @@ from .printing import progress_bar, say
 class Changes:
     """The options that change single letters; None changes nothing."""
 
-    set_queue: Annotated[str | None, Option(help="Send it to this queue.")] = None
-    args: Annotated[str | None, Option(metavar="JSON", help="A list, in place of its.")] = None
-    kwargs: Annotated[str | None, Option(metavar="JSON", help="An object, in place of its.")] = None
-    meta: Annotated[str | None, Option(metavar="JSON", help="Headers or options, merged over its.")] = None
-    policy: Annotated[str | None, Option(metavar="JSON", help="A partial policy, merged over its.")] = None
+    set_queue: Annotated[str | None, Option(help="Send the job to this queue.")] = None
+    args: Annotated[str | None, Option(metavar="JSON", help="A list, in place of the job's own.")] = None
+    kwargs: Annotated[str | None, Option(metavar="JSON", help="An object, in place of the job's own.")] = None
+    meta: Annotated[
+        str | None, Option(metavar="JSON", help="Headers or options, merged over the job's own.")
+    ] = None
+    policy: Annotated[
+        str | None, Option(metavar="JSON", help="A partial policy, merged over the job's own.")
+    ] = None
 
     def read(self) -> dict[str, Any]:
         """Return the changes as the library takes them; raises ValueError and InvalidRetryPolicy."""
@@ -39,7 +43,7 @@ class Changes:
         except InvalidRetryPolicy as error:
             raise error.under("policy") from None
         changes = {"queue": self.set_queue, **given, "retry": policy}
-        override_of(**changes)
+        override_of(changes)
         return changes
 
 
@@ -49,13 +53,18 @@ def replay(
     chosen: Filter,
     changes: Changes,
     ids: Annotated[list[str] | None, Argument(metavar="[ID...]", help="Job ids.")] = None,
-    everything: Annotated[bool, Option("--all", help="All of the kind that the options say; asks.")] = False,
-    rate: Annotated[float | None, Option(metavar="N", help="With --all: at most so many a second.")] = None,
+    everything: Annotated[bool, Option("--all", help="Replay all that the filters choose; asks.")] = False,
+    rate: Annotated[
+        float | None, Option(metavar="N", help="With --all: the most replays in a second.")
+    ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> int | None:
-    """Send dead letters back to their queues through their app: same ids, fresh attempts, history kept."""
+    """Send dead letters back to their queues through their app.
+
+    A job keeps its id and its history, and has all its attempts again.
+    """
     _check(ids, chosen, changes, rate, everything=everything)
     bridge = place.bridge if dry_run else place.publishing_bridge
     letters = bridge.dead_letters
@@ -68,7 +77,7 @@ def replay(
     stuck = Counter[str]()
     matched = count(_noting(every(letters, kind), letters, stuck))
     if dry_run:
-        show_matched(matched, "replayed", as_json=as_json)
+        show_matched(matched, as_json=as_json)
         return _tell(stuck, place)
     if matched.total:
         _tell(stuck, place)
@@ -88,8 +97,7 @@ def _check(
         raise ValueError("replay: --rate and the options that say which go with --all, not with ids")
     if everything and changes != Changes():
         raise ValueError("replay: changes go with ids, not with --all")
-    if rate is not None and not rate > 0:
-        raise ValueError(f"rate: {rate!r} must be a number of jobs a second above zero")
+    check_rate(rate)
 
 
 def _look_at(letters: DeadLetters, ids: Sequence[str], place: Place, *, as_json: bool) -> int | None:
@@ -111,9 +119,9 @@ def _noting(found: Iterable[Letter], letters: DeadLetters, stuck: Counter[str]) 
 
 
 def _tell(stuck: Counter[str], place: Place) -> int | None:
-    """Tell of the letters that this app cannot replay; return the exit code."""
+    """Print the number of letters that this app cannot replay; return the exit code."""
     if not place.has_app:
-        say("which of them can be published only their app knows: --app MODULE:APP")
+        say("only the app knows which of them it can publish: --app MODULE:APP")
         return None
     for type_, number in stuck.most_common():
         say(f"{told(number)} of type {type_!r} would stay: this app does not know it")

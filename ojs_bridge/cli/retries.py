@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from typing import Annotated
 
 import typer
 from typer import Option
 
 from ..operations.draining import Drained
-from ..operations.letters import MAX_PAGE
-from ..operations.parked_retries import ParkedRetries
 from ..spec.policy import attempts_told
 from ..store import Parked
-from .commands import INCOMPLETE, All, AsJson, Cursor, DryRun, Ids, Limit, Yes, ask, command, each, found_of
+from .commands import (
+    INCOMPLETE,
+    All,
+    AsJson,
+    Cursor,
+    DryRun,
+    Ids,
+    Limit,
+    Yes,
+    ask,
+    command,
+    each,
+    found_of,
+    listed,
+    show_entries,
+)
 from .finding import Place
 from .printing import Rows, counted, progress_bar, say, show, show_json, table, time_of
 
@@ -25,22 +39,17 @@ group = typer.Typer(
 @command(group, "list")
 def list_(
     place: Place,
-    queue: Annotated[str | None, Option(help="Of this queue.")] = None,
-    type_: Annotated[str | None, Option("--type", help="Of this job type, such as billing.*")] = None,
+    queue: Annotated[str | None, Option(help="Only of this queue.")] = None,
+    type_: Annotated[str | None, Option("--type", help="Only of this job type, such as billing.*")] = None,
     limit: Limit = 50,
     cursor: Cursor = None,
     everything: All = False,
     as_json: AsJson = False,
 ) -> None:
     """List parked retries, the next one due first; the cursor of the next page goes to stderr."""
-    retries = place.bridge.retries
-    if everything:
-        _show(_every(retries, queue, type_), as_json=as_json)
-        return
-    page = retries.list(queue=queue, type=type_, limit=limit, cursor=cursor)
-    _show(page.retries, as_json=as_json)
-    if page.next_cursor:
-        say(f"there may be more: --cursor {page.next_cursor}")
+    read = partial(place.bridge.retries.list, queue=queue, type=type_)
+    pages = listed(read, limit, cursor, everything=everything)
+    _show((parked for page in pages for parked in page.retries), as_json=as_json)
 
 
 @command(group, "run")
@@ -72,9 +81,9 @@ def drain(
 ) -> int | None:
     """Before a roll-back: publish parked retries now, delayed by their framework until they are due; asks.
 
-    Workers without the bridge go on with them at their time. What Celery delays on Redis for longer than the
-    visibility timeout is delivered twice. Those that arrive meanwhile are published too; what cannot be
-    published stays and is told.
+    Workers without the bridge run them when they are due. A retry that Celery delays on Redis for longer than
+    the visibility timeout is delivered twice. Retries that are parked meanwhile are published, too. A retry
+    that cannot be published stays, and is printed.
     """
     retries = place.publishing_bridge.retries
     if dry_run:
@@ -95,12 +104,7 @@ def drain(
 
 
 def _show(retries: Iterable[Parked], *, as_json: bool) -> None:
-    if as_json:
-        for parked in retries:
-            show_json(parked.to_ojs())
-        return
-    found = [*retries]
-    show(_table(found) if found else "no parked retries")
+    show_entries(retries, _table, "no parked retries", as_json=as_json)
 
 
 def _table(retries: Iterable[Parked]) -> Rows:
@@ -110,16 +114,6 @@ def _table(retries: Iterable[Parked]) -> Rows:
 def _row(parked: Parked) -> tuple[object, ...]:
     attempts = attempts_told(parked.attempts, parked.max_attempts, "/")
     return (parked.id, parked.type, parked.queue, attempts, time_of(parked.next_retry_at), parked.reason)
-
-
-def _every(retries: ParkedRetries, queue: str | None, type_: str | None) -> Iterator[Parked]:
-    cursor = None
-    while True:
-        page = retries.list(queue=queue, type=type_, limit=MAX_PAGE, cursor=cursor)
-        yield from page.retries
-        cursor = page.next_cursor
-        if cursor is None:
-            return
 
 
 def _show_drained(drained: Drained) -> None:

@@ -13,11 +13,11 @@ from ..migration.shadowing.comparing import TaskReport, meaning, reports
 from ..store import Tally
 from .commands import AsJson, Yes, ask, command
 from .finding import Place
-from .printing import counted, plain, show, show_json, table, time_of
+from .printing import answer, counted, plain, show, show_json, table, time_of
 
 group = typer.Typer(
     name="shadow",
-    help="What the bridge would have decided, beside what the framework did.",
+    help="Compare what the framework did with what the bridge would have decided.",
     no_args_is_help=True,
 )
 
@@ -42,15 +42,13 @@ def report(place: Place, as_json: AsJson = False) -> None:
 
 @command(group, "clear")
 def clear(place: Place, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Forget what was recorded, after a policy has changed; asks."""
+    """Delete the records of shadow mode, after a policy has changed; asks."""
     found = reports(place.kept.shadows())
     if found:
         ask(f"Forget what shadow mode has recorded in {place}?", _summary(found), yes=yes)
     place.kept.clear_shadows()
-    if as_json:
-        show_json({"tasks": len(found)})
-    else:
-        show(f"{counted(len(found), 'task', 'tasks')} forgotten")
+    words = f"{counted(len(found), 'task', 'tasks')} forgotten"
+    answer({"tasks": len(found)}, words, as_json=as_json)
 
 
 def _summary(found: list[TaskReport]) -> RenderableType:

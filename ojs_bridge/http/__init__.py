@@ -1,4 +1,4 @@
-"""The HTTP door: the Open Job Spec's routes for dead letters, and for parked retries, with a page."""
+"""The HTTP API for dead letters and parked retries, by the routes of the Open Job Spec, and its page."""
 
 from .app import app_for, serve
 

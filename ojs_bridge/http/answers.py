@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
@@ -55,51 +56,34 @@ class Answer(Response):
     media_type = MEDIA_TYPE
 
     def render(self, content: object) -> bytes:
-        """Write the content, in ASCII: the texts of a job may be no valid Unicode."""
+        """Write the content in ASCII, because texts of a job may be invalid Unicode."""
         return written(content).encode("ascii")
 
 
+@dataclass(eq=False)
 class Refusal(Exception):
     """The reason why a request is not done, with its status and its code."""
 
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        *,
-        retryable: bool = False,
-        details: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.retryable = retryable
-        self.details = dict(details or {})
-        self.headers = dict(headers or {})
+    status: int
+    code: str
+    message: str
+    retryable: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] | None = None
 
     def to_ojs(self, request_id: str) -> dict[str, Any]:
         """Return the error in the spec's JSON form."""
-        return {
-            "error": {
-                "code": self.code,
-                "message": self.message,
-                "retryable": self.retryable,
-                "details": self.details,
-                "request_id": request_id,
-            }
-        }
+        told = {"code": self.code, "message": self.message, "retryable": self.retryable}
+        return {"error": {**told, "details": self.details, "request_id": request_id}}
 
 
 def invalid(message: str, **details: Any) -> Refusal:
-    """Return the refusal of a request that is wrong in itself."""
+    """Return the refusal of an invalid request."""
     return Refusal(400, "invalid_request", message, details=details)
 
 
 def forbidden(message: str) -> Refusal:
-    """Return the refusal of a request that its sender may not make."""
+    """Return the refusal of a request that the client may not make."""
     return Refusal(403, "x_forbidden", message)
 
 
@@ -113,7 +97,7 @@ def not_found(resource: str, resource_id: str) -> Refusal:
 
 @contextmanager
 def conflicts() -> Iterator[None]:
-    """Refuse a request for an entry that was there, and that another process has in hand at this moment."""
+    """Refuse a request for an entry that exists, but is claimed by another process."""
     try:
         yield
     except NotFound as error:
@@ -121,7 +105,7 @@ def conflicts() -> Iterator[None]:
 
 
 def too_many(message: str, seconds: int, headers: dict[str, str] | None = None) -> Refusal:
-    """Return the refusal of a request that may be repeated after some seconds."""
+    """Return the refusal of a request that the client may repeat after some seconds."""
     return Refusal(
         429,
         "rate_limited",
@@ -133,7 +117,7 @@ def too_many(message: str, seconds: int, headers: dict[str, str] | None = None) 
 
 
 def refusal_of(error: Exception, request_id: str) -> Refusal:
-    """Return the refusal for an error; the details of an unforeseen error go to the log alone."""
+    """Return the refusal for an error. The details of an unforeseen error go to the log only."""
     match error:
         case Refusal():
             return error
@@ -148,7 +132,9 @@ def refusal_of(error: Exception, request_id: str) -> Refusal:
         case ConfigurationError() | Unpublishable() | InvalidState():
             return Refusal(422, "x_not_replayable", str(error))
     logger.error("request %s failed", request_id, exc_info=error)
-    return Refusal(500, "x_internal", "something went wrong here; the log has it under the request's id")
+    return Refusal(
+        500, "x_internal", "something went wrong here; the server's log has the error under the request's id"
+    )
 
 
 async def raise_refusal(request: Request, error: Exception) -> Response:
@@ -160,7 +146,7 @@ async def raise_refusal(request: Request, error: Exception) -> Response:
 
 
 def written(content: object) -> str:
-    """Return content as JSON; NaN and infinity, which JSON does not have, become texts."""
+    """Return content as JSON. NaN and infinity, which JSON lacks, become texts."""
     try:
         return json.dumps(content, allow_nan=False)
     except ValueError:
@@ -181,7 +167,7 @@ def _unavailable(error: Exception, request_id: str, message: str) -> Refusal:
 
 
 class Door:
-    """The outermost layer: it adds the headers to every answer, and answers every error."""
+    """The outermost layer: it adds the headers to every answer, and turns every error into an answer."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""The whole door as an ASGI app, and the server of `ojs-bridge serve`."""
+"""The ASGI app of the page and the API, and the server of `ojs-bridge serve`."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def app_for(
 ) -> Starlette:
     """Return an ASGI app to mount: the page at its root, the API under `ojs/v1`.
 
-    The operator's token may do all, the reader's may read. `open_to_all` is for an app behind a login of
-    its own that no foreign page can borrow. Raises ConfigurationError without a store, and when neither a
-    token nor that is given.
+    The operator's token allows everything, the reader's token allows reads. `open_to_all` is for an app that
+    has its own login, which a foreign page cannot use. Raises ConfigurationError without a store, and without
+    either an operator's token or `open_to_all`.
     """
     if open_to_all is (operator_token is not None):
         raise ConfigurationError(
@@ -54,7 +54,7 @@ def serve(
     operator_token: str | None = None,
     reader_token: str | None = None,
 ) -> None:
-    """Serve the page and the API until interrupted; without a token on a loopback address only.
+    """Serve the page and the API until interrupted. Without a token the host must be a loopback address.
 
     Raises ConfigurationError.
     """
@@ -63,7 +63,7 @@ def serve(
 
 
 def guarded(bridge: Bridge, access: Access) -> Starlette:
-    """Return the app that lets in whom `access` lets in; raises ConfigurationError without a store."""
+    """Return the app behind a guard with this access; raises ConfigurationError without a store."""
     needed(bridge.store, "what the HTTP door shows")
     letters, retries = Letters(bridge), Retries(bridge)
     api = [
@@ -71,7 +71,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
         *(operation.route(retries) for operation in RETRIES),
         openapi.route(),
     ]
-    # The page's files need no token: the page asks for its data with the token that is typed in.
+    # The page's files need no token. The page asks the user for the token, and sends it with its requests.
     page = [Route("/", _page, methods=["GET"]), Route("/page/{name}", _page, methods=["GET"])]
     app = Starlette(
         routes=[Mount(openapi.BASE, routes=api, middleware=[Middleware(Guard, access=access)]), *page],

@@ -1,4 +1,4 @@
-"""Replays and purges of many letters: a few at a time; a client may ask for their progress, line by line."""
+"""Replays and purges of many letters: few run at a time, and a client may get their progress in lines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .answers import REQUEST_ID, Answer, refusal_of, too_many, written
 from .shapes import Action, Result
 
 LINES = "application/x-ndjson"
-#: Each holds a thread for as long as it takes.
+#: The most changes that run at a time: each holds a thread until it has ended.
 MAX_RUNNING = 4
 
 #: The number of letters done so far, and at last the result or an error.
@@ -29,26 +29,26 @@ Work: TypeAlias = Callable[[Progress], Bulk]
 
 
 class Bulks:
-    """Runs the changes of many letters; `changed` is called after each."""
+    """Runs changes of many letters, and calls `changed` after each change."""
 
     def __init__(self, changed: Callable[[], object]) -> None:
         self._running = 0
         self._changed = changed
 
     async def answer(self, request: Request, action: Action, work: Work) -> Response:
-        """Do the work and answer with its result, or line by line for a client that accepts lines."""
+        """Do the work, and answer with its result; a client that accepts lines gets the progress, too."""
         self._check()
         if LINES in request.headers.get("accept", ""):
             return _Lines(lambda told: self._run(action, work, told))
         return Answer(await self._run(action, work, lambda _line: None))
 
     async def _run(self, action: Action, work: Work, told: Callable[[Line], object]) -> Result:
-        # A line fails when the client has gone away, which ends the work after a batch.
+        # When the client has gone away, the line cannot be sent: its error ends the work after a batch.
         done = await self.run(lambda: work(lambda n: anyio.from_thread.run_sync(told, {"done": n})))
         return _result_of(action, done)
 
     async def run(self, work: Callable[[], Bulk]) -> Bulk:
-        """Do work that may take long in one of few threads; raises Refusal when none is free."""
+        """Do long work in one of a few threads; raises Refusal when no thread is free."""
         self._check()
         self._running += 1
         try:
@@ -76,7 +76,7 @@ def _result_of(action: Action, done: Bulk) -> Result:
 class _Lines(Response):
     """An answer in lines of JSON: the number of letters done so far, and at last the result or an error.
 
-    The work ends when the client goes away: the letters that it has not reached stay.
+    The work ends when the client goes away. The other letters stay.
     """
 
     media_type = LINES
@@ -106,7 +106,7 @@ class _Lines(Response):
                 lines.send_nowait(await self._run(lines.send_nowait))
             except anyio.BrokenResourceError:
                 return
-            except Exception as error:  # noqa: BLE001 - it is told
+            except Exception as error:  # noqa: BLE001 - the last line tells it
                 lines.send_nowait(refusal_of(error, request_id).to_ojs(request_id))
 
 

@@ -1,4 +1,4 @@
-"""The guard: tokens, or on a loopback address the Host and Origin headers; and so many requests a second."""
+"""The guard: it checks tokens, or else the Host and Origin headers, and limits the rate of requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ConfigurationError
 from .answers import ADDED, VERSION, Refusal, forbidden, too_many
-from .fields import JSON_TYPES, content_type
+from .requests import JSON_TYPES, content_type
 
 Role = Literal["operator", "reader"]
 
@@ -28,7 +28,7 @@ READS = ("GET", "HEAD")
 
 @dataclass(slots=True)
 class Bucket:
-    """So many requests at once, and so many a second in the long run."""
+    """A limit: at most `burst` requests at once, and `rate` requests a second in the long run."""
 
     burst: int
     rate: float
@@ -39,7 +39,7 @@ class Bucket:
         self._left, self._at = float(self.burst), time.monotonic()
 
     def take(self) -> dict[str, str]:
-        """Take one request, and return the headers that tell what is left (spec http 18); raises Refusal."""
+        """Count a request, and return headers that tell what is left (spec http 18); raises Refusal."""
         now = time.monotonic()
         self._left = min(self.burst, self._left + (now - self._at) * self.rate)
         self._at = now
@@ -64,7 +64,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A request needs a token, or else one of the `hosts` in its Host header; None allows any."""
+    """The rules for requests: a token, or without tokens a Host header that is one of the `hosts`, or any."""
 
     operator: str | None = None
     reader: str | None = None
@@ -82,7 +82,7 @@ class Access:
             raise ConfigurationError("reader_token: it must differ from the operator_token")
 
     def admit(self, method: str, headers: Headers) -> dict[str, str]:
-        """Let a request in, and return headers for its answer; raises Refusal."""
+        """Admit a request, and return headers for its answer; raises Refusal."""
         reads = method in READS
         if self.operator is None:
             self._check_host(headers)
@@ -104,13 +104,13 @@ class Access:
         raise Refusal(401, "x_unauthorized", message, headers={"WWW-Authenticate": "Bearer"})
 
     def _check_host(self, headers: Headers) -> None:
-        """Refuse a web page's own name that was pointed at this address (DNS rebinding)."""
+        """Refuse another host name that leads to this address (DNS rebinding)."""
         if self.hosts is not None and _host(f"//{headers.get('host', '')}") not in self.hosts:
             raise forbidden(f"the Host header must name {' or '.join(sorted(self.hosts))}")
 
 
 def access_at(host: str, operator: str | None, reader: str | None) -> Access:
-    """Return the access to a server at a host; raises ConfigurationError where it would be open to all."""
+    """Return the access to a server at a host; raises ConfigurationError if strangers could use it."""
     if operator is None and not is_loopback(host):
         raise ConfigurationError(
             f"host: {host!r} can be reached from elsewhere, so operator_token must be given; without one the "
@@ -148,8 +148,8 @@ def _same(given: str, token: str | None) -> bool:
 def _check_origin(headers: Headers) -> None:
     """Refuse a write that a foreign web page can have sent (CSRF).
 
-    A page can send another server no JSON and no header of its own unless that server agrees first, and
-    this server never does.
+    A page can send JSON or an extra header to another server only if that server allows it. This server
+    never does.
     """
     origin = headers.get("origin")
     if origin is not None and _netloc(origin) != headers.get("host", "").lower():

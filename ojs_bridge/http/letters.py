@@ -1,93 +1,30 @@
-"""The dead letters' routes: list, get, replay, delete, replay and purge many, stats (spec dlq 10)."""
+"""The routes of dead letters: list, get, replay, delete, replay and purge many, stats (spec dlq 10)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable
+from functools import partial
+from typing import cast
 
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ..bridge import Bridge
-from ..errors import InvalidRetryPolicy, LetterNotFound
-from ..messages import OWN_META
+from ..errors import LetterNotFound
 from ..operations.letters import Kind
-from ..operations.replaying import Bulk, overrides_of
+from ..operations.replaying import Bulk
 from ..spec.job import Job, format_time
 from ..spec.policy import RetryPolicy
 from ..store import Letter, Page
 from . import shapes
 from .answers import conflicts, invalid, not_found
 from .bulk import Bulks
-from .fields import (
-    CONFIRM,
-    CONFIRM_WORD,
-    PATTERN,
-    TIME,
-    WORD,
-    Field,
-    Fields,
-    Schema,
-    nested,
-    number,
-    read_object,
-)
-from .paging import PAGE, Counts, page_of
-from .routes import Asked, Operation, answers
+from .paging import Counts, page_of
+from .requests import Filter, LettersQuery, Purge, PurgeQuery, Replay, ReplayOne
+from .routes import Operation, answers
 
-#: A longer pause between two replays looks like a replay that hangs.
-SLOWEST, FASTEST = 0.1, 10_000
 #: The most retries of a policy that are shown.
 SCHEDULED = 50
-
-KIND: Fields = {
-    "queue": WORD,
-    "type": PATTERN,
-    "error_type": PATTERN,
-    "text": WORD,
-    "since": TIME,
-    "until": TIME,
-}
-
-
-def _unread(schema: Schema) -> Field:
-    """Return a field that `overrides_of` reads, together with the others of an override."""
-    return Field(schema, lambda _name, told: told)
-
-
-_META: Schema = {
-    "type": "object",
-    "propertyNames": {"not": {"enum": sorted(OWN_META)}},
-    "description": "Merged over the job's own headers or options",
-}
-_POLICY: Schema = {
-    "type": "object",
-    "properties": RetryPolicy.json_schema()["properties"],
-    "additionalProperties": False,
-}
-_OVERRIDE: Fields = {
-    "queue": _unread({"type": "string", "minLength": 1}),
-    "args": _unread({"type": "array"}),
-    "kwargs": _unread({"type": "object"}),
-    "meta": _unread(_META),
-    "retry": _unread(_POLICY),
-}
-
-
-def _override(name: str, told: object) -> dict[str, Any]:
-    override = read_object(name, told, _OVERRIDE)
-    if not isinstance(override.get("retry", {}), dict):
-        raise invalid("retry: must be an object of retry policy fields")
-    try:
-        overrides_of(override)
-    except InvalidRetryPolicy:
-        raise
-    except ValueError as error:
-        raise invalid(str(error)) from None
-    return override
-
-
-_PURGE: Fields = {"filter": nested(KIND), "confirm": CONFIRM}
-_REPLAY: Fields = {**_PURGE, "rate": number(SLOWEST, FASTEST, "a number of jobs a second")}
 
 LETTERS: list[Operation] = []
 
@@ -101,87 +38,75 @@ class Letters:
         self._counts = Counts(bridge.dead_letters.stats)
         self._bulks = Bulks(changed=self._counts.forget)
 
-    @answers(LETTERS, "GET", "/dead-letter", query={**KIND, **PAGE})
-    def list(self, asked: Asked) -> shapes.Page:
+    @answers(LETTERS, "GET", "/dead-letter")
+    def list(self, query: LettersQuery) -> shapes.Page:
         """List dead letters, the newest first."""
-        kind = _kind(asked.query)
-        if "text" in kind and asked.query.get("offset"):
-            # To skip entries with a text might read all that there are.
-            raise invalid("offset: does not go with a text; go on by next_cursor")
+        kind = query.kind()
+        if query.text and query.offset:
+            # Skipping letters with a text could read the whole store.
+            raise invalid(f"offset: {query.offset}: does not go with a text; go on by next_cursor")
 
         def read(limit: int, cursor: str | None) -> Page:
             return self._letters.list(limit=limit, cursor=cursor, **kind)
 
-        def total(page: Page, offset: int) -> int | None:
-            return None if "cursor" in asked.query else self._total(kind, page, offset)
+        def total(page: Page) -> int | None:
+            return None if query.cursor else self._total(kind, page, query.offset)
 
-        page, place = page_of(read, asked.query, total)
+        page, place = page_of(read, query, total)
         jobs = [cast(shapes.Letter, letter.to_ojs()) for letter in page.letters]
         return {"jobs": jobs, "pagination": place}
 
     def _total(self, kind: Kind, page: Page, offset: int) -> int | None:
-        """Return the number of letters of a kind, None where only a count would tell."""
+        """Return the number of letters of a kind, or None if it would take a count of its own."""
         if page.next_cursor is None and (page.letters or not offset):
             return offset + len(page.letters)
         return self._counts.of(kind)
 
-    @answers(
-        LETTERS, "DELETE", "/dead-letter", query={**KIND, "confirm": CONFIRM_WORD}, body=_PURGE, many=True
-    )
-    async def purge(self, asked: Asked) -> Response:
+    @answers(LETTERS, "DELETE", "/dead-letter", many=True)
+    async def purge(self, request: Request, query: PurgeQuery, body: Purge) -> Response:
         """Purge dead letters."""
-        if asked.query and asked.body:
+        if query.model_fields_set and body.model_fields_set:
             raise invalid("filters and confirm go into the query or into the body, not into both")
-        told = asked.body or {"filter": asked.query, **asked.query}
-        return await self._many(asked, "purge", self._letters.purge, told)
+        by_query = Purge(filter=query, confirm=query.confirm is not None)
+        asked = body if body.model_fields_set else by_query
+        return await self._many(request, "purge", self._letters.purge, asked)
 
     @answers(LETTERS, "GET", "/dead-letter/stats")
-    def stats(self, _asked: Asked) -> shapes.Stats:
+    def stats(self) -> shapes.Stats:
         """Count dead letters."""
         return cast(shapes.Stats, self._counts.get().to_ojs())
 
-    @answers(LETTERS, "GET", "/dead-letter/timeline", query=KIND)
-    def timeline(self, asked: Asked) -> shapes.Timeline:
+    @answers(LETTERS, "GET", "/dead-letter/timeline")
+    def timeline(self, query: Filter) -> shapes.Timeline:
         """Count deaths in steps of time; a text is not looked for."""
-        found = self._letters.timeline(**_kind(asked.query))
+        found = self._letters.timeline(**query.kind())
         since, step = format_time(found.since), found.step.total_seconds()
         return {"since": since, "step_seconds": step, "counts": [*found.counts]}
 
-    @answers(LETTERS, "POST", "/dead-letter/retry", body=_REPLAY, many=True)
-    async def retry_all(self, asked: Asked) -> Response:
+    @answers(LETTERS, "POST", "/dead-letter/retry", many=True)
+    async def retry_all(self, request: Request, body: Replay) -> Response:
         """Replay dead letters."""
-        rate = asked.body.get("rate")
-        return await self._many(asked, "retry", self._letters.retry_all, asked.body, rate=rate)
+        return await self._many(request, "retry", partial(self._letters.retry_all, rate=body.rate), body)
 
     async def _many(
-        self,
-        asked: Asked,
-        action: shapes.Action,
-        act: Callable[..., Bulk],
-        told: Mapping[str, Any],
-        **options: Any,
+        self, request: Request, action: shapes.Action, act: Callable[..., Bulk], asked: Purge
     ) -> Response:
-        """Act on all letters of a kind; without `confirm` refuse, and tell their number."""
-        kind = _kind(told.get("filter", {}))
-        if not told.get("confirm"):
-            found = (await self._bulks.run(lambda: act(**kind))).matched
+        """Change all letters of a kind; without `confirm` refuse, and tell their number."""
+        act = partial(act, **(asked.filter or Filter()).kind())
+        if not asked.confirm:
+            found = (await self._bulks.run(act)).matched
             raise invalid(f"confirm: must be true; {found} dead letters are matched", matched=found)
         return await self._bulks.answer(
-            asked.request, action, lambda progress: act(confirm=True, progress=progress, **options, **kind)
+            request, action, lambda progress: act(confirm=True, progress=progress)
         )
 
-    @answers(
-        LETTERS,
-        "POST",
-        "/dead-letter/{id}/retry",
-        body={"override": Field(nested(_OVERRIDE).schema, _override)},
-    )
-    def retry(self, asked: Asked) -> shapes.ReplayedJob:
+    @answers(LETTERS, "POST", "/dead-letter/{id}/retry")
+    def retry(self, job_id: str, body: ReplayOne) -> shapes.ReplayedJob:
         """Replay a dead letter."""
-        letter = self._letter(asked.id)
+        letter = self._letter(job_id)
         try:
             with conflicts():
-                job = self._letters.retry(letter.id, **asked.body.get("override", {}))
+                job = self._letters.retry(letter.id, **dict(body.override or ()))
         finally:
             self._counts.forget()
         return {"job": self._replayed(letter, job)}
@@ -200,15 +125,15 @@ class Letters:
         }
 
     @answers(LETTERS, "GET", "/dead-letter/{id}")
-    def get(self, asked: Asked) -> shapes.LetterDetail:
+    def get(self, job_id: str) -> shapes.LetterDetail:
         """Get a dead letter, its whole history and the delays that its policy asks for."""
-        letter = self._letter(asked.id)
+        letter = self._letter(job_id)
         return cast(shapes.LetterDetail, {**letter.to_ojs(), "schedule": _schedule(letter)})
 
     @answers(LETTERS, "DELETE", "/dead-letter/{id}")
-    def delete(self, asked: Asked) -> shapes.Deleted:
+    def delete(self, job_id: str) -> shapes.Deleted:
         """Delete a dead letter."""
-        letter = self._letter(asked.id)
+        letter = self._letter(job_id)
         try:
             with conflicts():
                 self._letters.delete(letter.id)
@@ -221,11 +146,6 @@ class Letters:
             return self._letters.get(letter_id)
         except LetterNotFound:
             raise not_found("dead_letter_job", letter_id) from None
-
-
-def _kind(told: Mapping[str, Any]) -> Kind:
-    """Return the kind of letters that a query, or the filter of a body, names."""
-    return cast(Kind, {name: told[name] for name in KIND if name in told})
 
 
 def _schedule(letter: Letter) -> list[float]:

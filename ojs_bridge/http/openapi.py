@@ -1,10 +1,10 @@
-"""The API's own description, an OpenAPI 3.1 document; it is made from the declarations of the routes."""
+"""The OpenAPI 3.1 document of the API, made from the declarations of the routes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter
 from starlette.requests import Request
@@ -14,10 +14,13 @@ from starlette.routing import Route
 from . import shapes
 from .answers import MEDIA_TYPE, Answer
 from .bulk import LINES
-from .fields import JSON_TYPES, Fields, Schema, object_schema, read_query
 from .letters import LETTERS
+from .requests import JSON_TYPES, Asked, read_query
 from .retries import RETRIES
 from .routes import Operation
+
+Schema: TypeAlias = dict[str, Any]
+Mode: TypeAlias = Literal["validation", "serialization"]
 
 BASE = "/ojs/v1"
 ERRORS = {
@@ -40,7 +43,7 @@ def route() -> Route:
 
 
 async def _served(request: Request) -> Response:
-    read_query(request, {})
+    read_query(request, Asked)
     return Answer(document(request.scope.get("root_path", "").removesuffix(BASE)))
 
 
@@ -66,14 +69,17 @@ def document(root: str = "") -> Schema:
 
 @cache
 def _described() -> tuple[Schema, Schema]:
-    """Return the paths, and the shapes that they refer to."""
+    """Return the paths, and the schemas that they refer to."""
     operations = [*LETTERS, *RETRIES]
-    answers = {operation.answer for operation in operations} | {shapes.Error}
+    shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
+    shapes_of += [
+        (operation.model("body"), "validation") for operation in operations if operation.method == "POST"
+    ]
     references, found = TypeAdapter.json_schemas(
-        [(answer, "serialization", TypeAdapter(answer)) for answer in answers],
+        [(shape, mode, TypeAdapter(shape)) for shape, mode in {*shapes_of, (shapes.Error, "serialization")}],
         ref_template="#/components/schemas/{model}",
     )
-    shape_of = {answer: schema for (answer, _), schema in references.items()}
+    shape_of = {shape: schema for (shape, _), schema in references.items()}
     paths: Schema = {}
     for operation in operations:
         path = paths.setdefault(f"{BASE}{operation.path}", {})
@@ -87,7 +93,7 @@ def _operation(operation: Operation, shape_of: Mapping[Any, Schema]) -> Schema:
         errors |= CONFLICT
     answer = {MEDIA_TYPE: {"schema": shape_of[operation.answer]}}
     if operation.many:
-        # Lines of progress, the result last.
+        # The result comes in the last line.
         answer[LINES] = {"schema": {"type": "string"}}
     error = {MEDIA_TYPE: {"schema": shape_of[shapes.Error]}}
     responses = {status: {"description": meaning, "content": error} for status, meaning in errors.items()}
@@ -98,18 +104,20 @@ def _operation(operation: Operation, shape_of: Mapping[Any, Schema]) -> Schema:
     }
     if operation.method == "POST":
         # A DELETE may have a body, too, but to OpenAPI it has no meaning.
-        described["requestBody"] = _body(operation.body)
+        described["requestBody"] = _body(operation.model("body"), shape_of)
     return described
 
 
 def _parameters(operation: Operation) -> Iterator[Schema]:
     if operation.names_one:
         yield {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-    for name, field in operation.query.items():
-        yield {"name": name, "in": "query", "required": field.required, "schema": field.schema}
+    told = operation.model("query").model_json_schema()
+    for name, schema in told["properties"].items():
+        # A query has no null: a parameter is absent.
+        [found] = (one for one in schema.get("anyOf", [schema]) if one != {"type": "null"})
+        yield {"name": name, "in": "query", "required": name in told.get("required", ()), "schema": found}
 
 
-def _body(fields: Fields) -> Schema:
-    required = any(field.required for field in fields.values())
-    content = {name: {"schema": object_schema(fields)} for name in JSON_TYPES}
-    return {"required": required, "content": content}
+def _body(model: type[Asked], shape_of: Mapping[Any, Schema]) -> Schema:
+    required = "required" in model.model_json_schema()
+    return {"required": required, "content": {name: {"schema": shape_of[model]} for name in JSON_TYPES}}

@@ -5,47 +5,39 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from ..operations.letters import Kind
 from ..store import Page, ParkedPage, Stats, matches
 from .answers import invalid
-from .fields import CURSOR, Fields, whole
+from .requests import Paging
 from .shapes import Pagination
 
 AnyPage = TypeVar("AnyPage", Page, ParkedPage)
-#: Reads so many entries after a cursor.
+#: Reads a page: so many entries, after a cursor.
 Read: TypeAlias = Callable[[int, str | None], AnyPage]
 
-PAGE_SIZE = 50
-#: The spec allows 100 entries at most (http 17.1); a page with an offset reads all entries before it.
-PAGE: Fields = {
-    "limit": whole(PAGE_SIZE, 1, 100, "The most entries of the page"),
-    "offset": whole(0, 0, 10_000, "The entries to skip; not with a text"),
-    "cursor": CURSOR,
-}
-#: The seconds for which counts are kept; a change by this door drops them at once.
+#: The seconds for which counts are kept. A change through this API drops them at once.
 FRESH = 5.0
 
 
 def page_of(
-    read: Read[AnyPage], query: Mapping[str, Any], count: Callable[[AnyPage, int], int | None]
+    read: Read[AnyPage], query: Paging, count: Callable[[AnyPage], int | None]
 ) -> tuple[AnyPage, Pagination]:
-    """Return the page that a query asks for, and its place; raises Refusal.
+    """Return the page that a query asks for, and its place among all entries; raises Refusal.
 
-    The page begins after the cursor, and after as many entries more as the offset says. `count` is given the
-    page and the offset, and returns the number of all entries.
+    The page begins after the cursor, and the offset skips entries from there. `count` is given the page, and
+    returns the number of all entries.
     """
-    limit, offset = query.get("limit", PAGE_SIZE), query.get("offset", 0)
     try:
-        page = _after(read, offset, limit, query.get("cursor"))
+        page = _after(read, query.offset, query.limit, query.cursor)
     except ValueError as error:
         raise invalid(str(error)) from None
     more = page.next_cursor
     return page, {
-        "total": count(page, offset),
-        "limit": limit,
-        "offset": offset,
+        "total": count(page),
+        "limit": query.limit,
+        "offset": query.offset,
         "has_more": more is not None,
         "next_cursor": more,
     }
@@ -63,7 +55,7 @@ def _after(read: Read[AnyPage], offset: int, limit: int, cursor: str | None) -> 
 
 @dataclass
 class Counts:
-    """The counts of a bridge's dead letters, kept for some seconds: a million letters take a while."""
+    """The counts of a bridge's dead letters, kept for some seconds, because counting a million takes long."""
 
     count: Callable[[], Stats]
     _stats: Stats | None = None
@@ -78,11 +70,11 @@ class Counts:
         return found
 
     def forget(self) -> None:
-        """Drop the counts, because this door has changed something."""
+        """Drop the counts, because a request has changed the letters."""
         self._stats = None
 
     def of(self, kind: Kind) -> int | None:
-        """Return the number of letters of a kind, None where these counts do not tell."""
+        """Return the number of letters of a kind, or None if these counts do not have it."""
         stats = self.get()
         match [*kind.items()]:
             case []:

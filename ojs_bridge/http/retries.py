@@ -1,4 +1,4 @@
-"""The parked retries' routes: list, get, run now, cancel; in the shapes of the dead letters' routes."""
+"""The routes of parked retries: list, get, run now, cancel."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..spec.job import format_time
 from ..store import Parked, ParkedPage
 from . import shapes
 from .answers import conflicts, not_found
-from .fields import PATTERN, WORD
-from .paging import PAGE, page_of
-from .routes import Asked, Operation, answers
+from .paging import page_of
+from .requests import RetriesQuery
+from .routes import Operation, answers
 
 RETRIES: list[Operation] = []
 
@@ -24,37 +24,36 @@ class Retries:
         self._retries = bridge.retries
         self._now = bridge.engine.now
 
-    @answers(RETRIES, "GET", "/retries", query={"queue": WORD, "type": PATTERN, **PAGE})
-    def list(self, asked: Asked) -> shapes.ParkedPage:
+    @answers(RETRIES, "GET", "/retries")
+    def list(self, query: RetriesQuery) -> shapes.ParkedPage:
         """List parked retries, the next one due first."""
-        queue, type_ = asked.query.get("queue"), asked.query.get("type")
 
         def read(limit: int, cursor: str | None) -> ParkedPage:
-            return self._retries.list(queue=queue, type=type_, limit=limit, cursor=cursor)
+            return self._retries.list(queue=query.queue, type=query.type, limit=limit, cursor=cursor)
 
-        def total(_page: ParkedPage, _offset: int) -> int | None:
-            return self._retries.count() if queue is type_ is None else None
+        def total(_page: ParkedPage) -> int | None:
+            return self._retries.count() if query.queue is query.type is None else None
 
-        page, place = page_of(read, asked.query, total)
+        page, place = page_of(read, query, total)
         return {"jobs": [_shown(parked) for parked in page.retries], "pagination": place}
 
     @answers(RETRIES, "POST", "/retries/{id}/run")
-    def run(self, asked: Asked) -> shapes.ParkedJob:
+    def run(self, job_id: str) -> shapes.ParkedJob:
         """Make a parked retry due now; a worker's scheduler publishes it."""
-        parked = self._parked(asked.id)
+        parked = self._parked(job_id)
         with conflicts():
             self._retries.run(parked.id)
         return {"job": {**_shown(parked), "next_retry_at": format_time(self._now())}}
 
     @answers(RETRIES, "GET", "/retries/{id}")
-    def get(self, asked: Asked) -> shapes.Parked:
+    def get(self, job_id: str) -> shapes.Parked:
         """Get a parked retry."""
-        return _shown(self._parked(asked.id))
+        return _shown(self._parked(job_id))
 
     @answers(RETRIES, "DELETE", "/retries/{id}")
-    def cancel(self, asked: Asked) -> shapes.Deleted:
+    def cancel(self, job_id: str) -> shapes.Deleted:
         """Delete a parked retry: its job never runs again."""
-        parked = self._parked(asked.id)
+        parked = self._parked(job_id)
         with conflicts():
             self._retries.cancel(parked.id)
         return {"deleted": True, "job_id": parked.id}

@@ -1,4 +1,4 @@
-"""The declaration of a route: its path, its parameters, its body, and its handler.
+"""The declaration of a route: its path, its models of the query and the body, and its handler.
 
 The server reads a request by it, and the OpenAPI document describes it: the docstring of the handler is the
 summary, and the handler's return type is the shape of the answer.
@@ -7,7 +7,7 @@ summary, and the handler's return type is the shape of the answer.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, get_type_hints
@@ -19,37 +19,23 @@ from starlette.routing import Route
 
 from . import shapes
 from .answers import Answer
-from .fields import Fields, read_body, read_query
+from .requests import Asked, read_body, read_query
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, of which the query and the body have been read."""
-
-    request: Request
-    query: Mapping[str, Any]
-    body: Mapping[str, Any]
-
-    @property
-    def id(self) -> str:
-        """The id in the path."""
-        return str(self.request.path_params["id"])
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A method of a path, and the function that answers it.
 
-    A function answers in a thread; a coroutine function, for `many` letters, returns its own response.
+    The function is given what its parameters name: `job_id` is the id in the path, `query` and `body` are
+    models, and `request` is the request. It runs in a thread. A coroutine function, for `many` letters,
+    returns its own response.
     """
 
     method: str
     path: str
     handler: Callable[..., Any]
-    query: Fields
-    body: Fields
     many: bool
 
     @property
@@ -67,34 +53,37 @@ class Operation:
         """The type of the answer."""
         return shapes.Result if self.many else get_type_hints(self.handler)["return"]
 
+    def model(self, part: str) -> type[Asked]:
+        """Return the model of the `query` or the `body`; the default has no fields."""
+        found: type[Asked] = get_type_hints(self.handler).get(part, Asked)
+        return found
+
     def route(self, served: object) -> Route:
-        """Return the route that has the handler of an object answer; an id may hold anything, slashes too."""
+        """Return the route to the handler, a method of an object; an id may have slashes."""
         path = self.path.replace("{id}", "{id:path}")
-        return Route(path, partial(self._answer, served), methods=[self.method])
+        models = self.model("query"), self.model("body")
+        return Route(path, partial(self._answer, served, *models), methods=[self.method])
 
-    async def _answer(self, served: object, request: Request) -> Response:
-        query = read_query(request, self.query)
-        body = {} if self.method == "GET" else await read_body(request, self.body)
-        asked = Asked(request, query, body)
+    async def _answer(
+        self, served: object, query: type[Asked], body: type[Asked], request: Request
+    ) -> Response:
+        given = {"request": request, "job_id": request.path_params.get("id")}
+        given["query"] = read_query(request, query)
+        if self.method != "GET":
+            given["body"] = await read_body(request, body)
+        taken = inspect.signature(self.handler).parameters
+        call = partial(self.handler, served, **{name: given[name] for name in given if name in taken})
         if self.many:
-            response: Response = await self.handler(served, asked)
+            response: Response = await call()
             return response
-        return Answer(await run_in_threadpool(self.handler, served, asked))
+        return Answer(await run_in_threadpool(call))
 
 
-def answers(
-    operations: list[Operation],
-    method: str,
-    path: str,
-    *,
-    query: Fields | None = None,
-    body: Fields | None = None,
-    many: bool = False,
-) -> Callable[[F], F]:
-    """Add a method of a class to some operations; the more special paths come first."""
+def answers(operations: list[Operation], method: str, path: str, *, many: bool = False) -> Callable[[F], F]:
+    """Add a method to a list of operations. Longer paths come first: an id may look like one of them."""
 
     def add(handler: F) -> F:
-        operations.append(Operation(method, path, handler, query or {}, body or {}, many))
+        operations.append(Operation(method, path, handler, many))
         return handler
 
     return add

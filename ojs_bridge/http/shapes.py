@@ -1,4 +1,4 @@
-"""The shapes of the answers: mypy checks the handlers against them, and the OpenAPI document has them."""
+"""The shapes of the answers: mypy checks the handlers against them, and the OpenAPI document shows them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Problem(TypedDict):
 
 
 class Error(TypedDict):
-    """The answer to a request that was not done."""
+    """The answer to a request that was refused."""
 
     error: Problem
 
@@ -42,7 +42,7 @@ class ErrorEntry(TypedDict, total=False):
 
 
 class Job(TypedDict):
-    """The fields that dead letters and parked retries share; `note` says why arguments cannot be read."""
+    """The fields of dead letters and parked retries; `note` says why the arguments cannot be read."""
 
     id: str
     type: str
@@ -58,7 +58,7 @@ class Job(TypedDict):
 
 
 class LetterMetadata(TypedDict):
-    """And `ojs.replay_count`, the number of replays."""
+    """The metadata of a dead letter; `ojs.replay_count`, the number of replays, is among them."""
 
     framework: str
     cause: str
@@ -99,7 +99,7 @@ class Parked(Job):
 
 
 class Pagination(TypedDict):
-    """The place of a page; `total` is null where a count would take too long."""
+    """The place of a page among all entries; `total` is null if a count would take too long."""
 
     total: Count | None
     limit: Count

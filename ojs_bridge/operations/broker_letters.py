@@ -17,10 +17,10 @@ from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, Lette
 from ..spec.decision import EXPIRED, Cause, DeadLetter
 from ..spec.failures import Failure
 from ..spec.job import ErrorEntry, Job, parse_time
-from ..spec.policy import PartialPolicy, RetryPolicy
+from ..spec.policy import RetryPolicy
 from ..store import Letter, LetterFilter, Page, index_text, matches, to_ms
 from .letters import Kind, page_size, says, shown, wanted
-from .replaying import Sender, job_of, override_of
+from .replaying import Changes, Sender, job_of, override_of
 
 #: How many letters of each framework are looked at.
 MOST = 10_000
@@ -68,24 +68,15 @@ class BrokerLetters:
         """Return one dead letter, with what the store keeps of its history; raises LetterNotFound."""
         return shown(self._whole(self._get(letter_id)), self._context.redactor)
 
-    def retry(
-        self,
-        letter_id: str,
-        *,
-        queue: str | None = None,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        retry: PartialPolicy | None = None,
-    ) -> Job:
+    def retry(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
-        What is given changes the job as with `Bridge.dead_letters`. The letter leaves its dead queue only
-        after its message was published. Raises LetterNotFound, also for one that another process replays;
-        ConfigurationError when this process does not know its type; ValueError and InvalidRetryPolicy; and
-        whatever publishing raises: the letter then stays.
+        With the Changes given. The letter leaves its dead queue only after its message was published. Raises
+        LetterNotFound, also for one that another process replays; ConfigurationError when this process does
+        not know its type; ValueError and InvalidRetryPolicy; and whatever publishing raises: the letter then
+        stays.
         """
-        override = override_of(queue, args, kwargs, meta, retry)
+        override = override_of(changes)
         letter = self._get(letter_id)
         self._sender.publisher_of(letter)
         sent: list[Job] = []

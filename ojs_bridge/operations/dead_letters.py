@@ -15,10 +15,9 @@ from ..engine.events import dead_letter, pruned
 from ..errors import LetterNotFound
 from ..spec.duration import format_duration
 from ..spec.job import Job, format_time
-from ..spec.policy import PartialPolicy
 from ..store import Letter, LetterFilter, Page, Stats, Store, letter_to_json
 from .letters import CLAIM_SECONDS, MAX_PAGE, Kind, loaded, needed, page_size, says, shown, wanted
-from .replaying import READ, Bulk, Replayer, job_of, override_of, overrides_of, pages_of
+from .replaying import READ, Bulk, Changes, Replayer, job_of, override_of, pages_of
 from .retention import PERIOD, Pruner, Retention
 
 logger = logging.getLogger("ojs_bridge")
@@ -61,25 +60,15 @@ class DeadLetters:
         """Return one dead letter with its whole history (DLQ-002); raises LetterNotFound."""
         return self._shown(self._get(letter_id))
 
-    def retry(
-        self,
-        letter_id: str,
-        *,
-        queue: str | None = None,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        retry: PartialPolicy | None = None,
-    ) -> Job:
+    def retry(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
-        What is given takes the place of what the job had; `meta`, its headers or options, and `retry`, a
-        partial policy, are merged over it. The letter leaves the store only after its message was published.
+        With the Changes given. The letter leaves the store only after its message was published.
         Raises LetterNotFound; ConfigurationError when this process has no publisher for the letter's
         framework or does not know its type; ValueError and InvalidRetryPolicy; and whatever publishing
         raises: the letter then stays.
         """
-        override = override_of(queue, args, kwargs, meta, retry)
+        override = override_of(changes)
         return self._replayer().one(self._get(letter_id), override)
 
     def retry_all(
@@ -93,12 +82,12 @@ class DeadLetters:
     ) -> Bulk:
         """Replay all dead letters of a Kind, the oldest first (DLQ-R001); count them without `confirm`.
 
-        `override` holds what `retry` takes: queue, args, kwargs, meta, retry. At most `rate` a second;
+        `override` holds Changes for all of them. At most `rate` a second;
         `progress` is called with how many have been dealt with so far. What dies meanwhile is left alone.
         Letters that cannot be replayed stay and are told. Raises ValueError and InvalidRetryPolicy, and
         Unreachable and StoreError, when what was not replayed yet stays.
         """
-        (where, text), changes = self._until_now(kind), overrides_of(override)
+        (where, text), changes = self._until_now(kind), override_of(override or {})
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
         return self._replayer().many(self._pages(where, text), changes, rate=rate, progress=progress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..engine.context import Context
 from ..engine.scheduler import CLAIM, UNPARK
@@ -12,7 +13,7 @@ from ..errors import Unreachable
 from ..spec.job import format_time
 from ..spec.patterns import matches
 from ..store import Parked, ParkedFilter, Store
-from .letters import MAX_PAGE
+from .letters import MAX_PAGE, every_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,9 @@ class Draining:
 
     def _pages(self) -> Iterator[list[Parked]]:
         """Yield page after page what is wanted, of every framework."""
-        cursor = None
-        while True:
-            page = self._store.list_parked(ParkedFilter(), limit=MAX_PAGE, cursor=cursor)
+        read = partial(self._store.list_parked, ParkedFilter(), limit=MAX_PAGE)
+        for page in every_page(lambda cursor: read(cursor=cursor)):
             yield [parked for parked in page.retries if self._wants(parked.type)]
-            cursor = page.next_cursor
-            if cursor is None:
-                return
 
     def _wants(self, type_: str) -> bool:
         return not self._tasks or any(matches(type_, pattern) for pattern in self._tasks)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
-from typing import get_type_hints
+from typing import TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -13,7 +14,9 @@ from typing_extensions import TypedDict
 from ..engine.redaction import Redactor, without
 from ..errors import ConfigurationError
 from ..spec.patterns import check_pattern
-from ..store import Letter, LetterFilter, Store, letter_from_json
+from ..store import Letter, LetterFilter, Page, ParkedPage, Store, letter_from_json
+
+AnyPage = TypeVar("AnyPage", Page, ParkedPage)
 
 MAX_PAGE = 1000
 #: The seconds for which a replay, or the archive, may hold letters before another may claim them.
@@ -75,6 +78,15 @@ def page_size(limit: int) -> int:
     return limit
 
 
+def every_page(read: Callable[[str | None], AnyPage]) -> Iterator[AnyPage]:
+    """Yield page after page; `read` is given the cursor that the page before has told."""
+    page = read(None)
+    yield page
+    while page.next_cursor is not None:
+        page = read(page.next_cursor)
+        yield page
+
+
 def needed(store: Store | None, what: str) -> Store:
     """Return the store; raises ConfigurationError where there is none for what needs one."""
     if store is None:
@@ -90,15 +102,20 @@ def loaded(number: int, line: str) -> Letter:
         letter = letter_from_json(line)
         _FIELDS.validate_python({name: getattr(letter, name) for name in Letter.__slots__}, strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(
-            f"line {number}: it is no dead letter: {place}: {first['input']!r}: {first['msg']}"
-        ) from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"line {number}: it is no dead letter: {problem_of(error)}") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"line {number}: it is no dead letter: {error!r}") from None
     if letter.message.get("redacted"):
         raise ValueError(
             f"line {number}: dead letter {letter.id!r} was redacted, and has no message any more"
         )
     return letter
+
+
+def problem_of(error: ValidationError, whole: str = "") -> str:
+    """Return the first problem that pydantic has found: its place in the `whole`, the value and the rule."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    rule = cause if isinstance(cause, ValueError) else first["msg"]
+    place = ".".join(map(str, first["loc"])) or whole
+    return f"{place}: {first['input']!r:.100}: {rule}"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from typing_extensions import TypedDict
 
 from ..engine.context import Context
 from ..engine.ports import Override, Publisher
@@ -13,9 +16,9 @@ from ..engine.storage_retry import pause
 from ..errors import ConfigurationError, InvalidRetryPolicy, LetterNotFound, Unreachable
 from ..messages import OWN_META
 from ..spec.job import Job
-from ..spec.policy import AnyPartial, RetryPolicy, partial_to_ojs
-from ..store import Letter, LetterFilter, Store
-from .letters import CLAIM_SECONDS, needed
+from ..spec.policy import AnyPartial, PartialPolicy, RetryPolicy, partial_to_ojs
+from ..store import Claimed, Letter, LetterFilter, Store
+from .letters import CLAIM_SECONDS, every_page, needed
 
 #: How many letters one replay claims at a time.
 BATCH = 200
@@ -38,18 +41,27 @@ class Bulk:
 
 
 MAX_TOLD = 100
-#: What a replay can change.
-OVERRIDES = ("queue", "args", "kwargs", "meta", "retry")
 
 
-def override_of(
-    queue: str | None,
-    args: Sequence[Any] | None,
-    kwargs: Mapping[str, Any] | None,
-    meta: Mapping[str, Any] | None,
-    retry: AnyPartial | None,
-) -> Override:
-    """Return what a replay changes; raises ValueError that names what is wrong, and InvalidRetryPolicy."""
+class Changes(TypedDict, total=False):
+    """The changes of a replay: each takes the place of what the job had.
+
+    But `meta`, its headers or options, and `retry`, a partial policy, are merged over it.
+    """
+
+    queue: str | None
+    args: Sequence[Any] | None
+    kwargs: Mapping[str, Any] | None
+    meta: Mapping[str, Any] | None
+    retry: PartialPolicy | None
+
+
+def override_of(changes: Mapping[str, Any]) -> Override:
+    """Return Changes as an adapter takes them; raises ValueError that names the field, InvalidRetryPolicy."""
+    known = Changes.__annotations__
+    if unknown := changes.keys() - known:
+        raise ValueError(f"override: {min(unknown)!r} is unknown; {', '.join(known)} are known")
+    queue, args, kwargs, meta, retry = map(changes.get, known)
     if queue is not None and not (isinstance(queue, str) and queue):
         raise ValueError(f"queue: {queue!r} must be the name of a queue")
     if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
@@ -65,14 +77,6 @@ def override_of(
         return Override(queue, args, kwargs, meta, partial_to_ojs(retry))
     except InvalidRetryPolicy as error:
         raise error.under("retry") from None
-
-
-def overrides_of(told: Mapping[str, Any] | None) -> Override:
-    """Return what a replay changes, by the names of `override_of`; raises as that, and for another name."""
-    changes = dict.fromkeys(OVERRIDES) | dict(told or {})
-    if unknown := changes.keys() - {*OVERRIDES}:
-        raise ValueError(f"override: {min(unknown)!r} is unknown; {', '.join(OVERRIDES)} are known")
-    return override_of(**changes)
 
 
 class Sender:
@@ -116,6 +120,7 @@ class Replayer:
     """Replays dead letters of one bridge; `told` hears of each."""
 
     def __init__(self, context: Context, told: Callable[[Job], object]) -> None:
+        self._context = context
         self._store = needed(context.store, "dead letters")
         self._sender = Sender(context)
         self._clock = context.clock
@@ -141,7 +146,7 @@ class Replayer:
             self._store.unclaim([letter.id], claimed.claim)
             raise
         # The job may have died again already, and its new letter stays.
-        self._store.delete([letter.id], claimed.claim)
+        self._delete([letter.id], claimed)
         self._told(job)
         return job
 
@@ -172,6 +177,8 @@ class Replayer:
         wrong = {letter.id: why for letter in letters if (why := self.why_not(letter))}
         rest = [letter.id for letter in letters if letter.id not in wrong]
         while rest:
+            # A slow pace may wait for longer than a claim lasts.
+            pace.wait()
             rest = self._claim_and_send(rest, override, pace, wrong)
         return [*wrong.items()]
 
@@ -186,16 +193,21 @@ class Replayer:
         done: list[Job] = []
         try:
             while left and time.monotonic() < ends:
-                pace.wait()
                 self._send(left.pop(next(iter(left))), override, done, wrong)
+                if left:
+                    pace.wait()
         finally:
             # What failed has its claim given back along with what was not tried.
             sent = {job.id for job in done}
-            self._store.delete([*sent], claimed.claim)
+            self._delete([*sent], claimed)
             self._store.unclaim([i for i in ids if i not in sent], claimed.claim)
             for job in done:
                 self._told(job)
         return [*left]
+
+    def _delete(self, published: Sequence[str], claimed: Claimed) -> None:
+        """Delete letters, and try again if the store fails: a letter that stays would be published twice."""
+        self._context.insist(lambda: self._store.delete(published, claimed.claim))
 
     def _send(self, letter: Letter, override: Override, done: list[Job], wrong: dict[str, str]) -> None:
         try:
@@ -206,12 +218,17 @@ class Replayer:
             wrong[letter.id] = _why(error)
 
 
+def check_rate(rate: float | None) -> None:
+    """Raise ValueError for what is no number of jobs a second."""
+    if rate is not None and not (isinstance(rate, int | float) and 0 < rate < math.inf):
+        raise ValueError(f"rate: {rate!r} must be a number of jobs a second above zero")
+
+
 class _Pace:
     """Spaces what happens at most so many times a second."""
 
     def __init__(self, rate: float | None) -> None:
-        if rate is not None and not (isinstance(rate, int | float) and rate > 0):
-            raise ValueError(f"rate: {rate!r} must be a number of jobs a second above zero")
+        check_rate(rate)
         self._between = 1 / rate if rate else 0.0
         self._next = time.monotonic()
 
@@ -241,14 +258,9 @@ def _check(retry: AnyPartial | None) -> None:
 
 
 def pages_of(store: Store, where: LetterFilter) -> Iterator[Sequence[Letter]]:
-    """Yield the letters of some kind as they are stored, the oldest first."""
-    cursor = None
-    while True:
-        page = store.list(where, limit=READ, cursor=cursor, oldest_first=True)
-        yield page.letters
-        cursor = page.next_cursor
-        if cursor is None:
-            return
+    """Return the letters of some kind as they are stored, the oldest first."""
+    pages = every_page(lambda cursor: store.list(where, limit=READ, cursor=cursor, oldest_first=True))
+    return (page.letters for page in pages)
 
 
 def job_of(letter: Letter) -> Job:

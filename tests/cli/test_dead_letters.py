@@ -141,7 +141,7 @@ def test_dry_runs(store: str) -> None:
     assert "j-0" in ran.out
     ran = run("dead-letters", "replay", "--all", "--dry-run", store=store)
     assert (ran.code, ran.out.splitlines()[0][:14]) == (0, "4 dead letters")
-    assert ran.err == "which of them can be published only their app knows: --app MODULE:APP\n"
+    assert ran.err == "only the app knows which of them it can publish: --app MODULE:APP\n"
     ran = run("dead-letters", "purge", "--queue", "slow", "--dry-run", "--json", store=store)
     assert (ran.code, ran.json[0]["matched"], ran.json[0]["confirmed"]) == (0, 1, False)
     assert len(ids(store)) == 4
@@ -254,7 +254,7 @@ def test_a_file_and_back(store: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("bridge")
-@pytest.mark.parametrize("damage", ["{", "[]", json.dumps({"id": "x"}), "null", "\x85"])
+@pytest.mark.parametrize("damage", ["{", "[" * 100_000, "[]", json.dumps({"id": "x"}), "null", "\x85"])
 def test_a_damaged_file(store: str, tmp_path: Path, damage: str) -> None:
     """The line is named, and nothing is imported."""
     good = run("dead-letters", "export", "--queue", "slow", store=store).out

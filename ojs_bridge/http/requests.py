@@ -1,0 +1,206 @@
+"""The models of requests: pydantic reads queries and bodies by them, and the OpenAPI document shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from starlette.requests import Request
+from typing_extensions import Self
+
+from ..errors import InvalidRetryPolicy
+from ..messages import OWN_META
+from ..operations.letters import Kind, problem_of
+from ..operations.replaying import override_of
+from ..spec.job import parse_time
+from ..spec.policy import RetryPolicy
+from .answers import MEDIA_TYPE, Refusal, invalid
+
+JSON_TYPES = (MEDIA_TYPE, "application/json")
+MAX_BODY = 64 * 1024
+#: Nothing has died outside of these times, and arithmetic with times beyond them overflows.
+EARLIEST = datetime(1970, 1, 1, tzinfo=timezone.utc)
+LATEST = datetime(9000, 1, 1, tzinfo=timezone.utc)
+_POLICY = RetryPolicy.json_schema()
+
+
+def _time(told: object) -> datetime:
+    try:
+        return min(max(parse_time(str(told).upper()), EARLIEST), LATEST)
+    except ValueError:
+        raise ValueError("must be a time such as 2026-11-21T10:00:00Z") from None
+
+
+def _finite(value: object) -> object:
+    json.dumps(value, allow_nan=False)
+    return value
+
+
+Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=1000)]
+Pattern: TypeAlias = Annotated[Word, Field(description="A name, or a pattern such as billing.*")]
+Time: TypeAlias = Annotated[
+    datetime, BeforeValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})
+]
+#: A value that JSON has a form for: no NaN, and no infinity, which pydantic reads from 1e999.
+Finite: TypeAlias = Annotated[Any, AfterValidator(_finite)]
+Meta: TypeAlias = Annotated[
+    dict[str, Finite],
+    Field(description="Merged over the job's own headers or options"),
+    Field(json_schema_extra={"propertyNames": {"not": {"enum": sorted(OWN_META)}}}),
+]
+Policy: TypeAlias = Annotated[
+    dict[str, Finite],
+    Field(json_schema_extra={"properties": _POLICY["properties"], "additionalProperties": False}),
+]
+Cursor: TypeAlias = Annotated[
+    Word, Field(pattern="^[0-9]{1,15}:", description="The next_cursor of the page before")
+]
+
+
+class Asked(BaseModel):
+    """The fields of a query, or of a JSON object in which null stands for the absence of a field.
+
+    Another field is refused: a filter that is misspelt must not widen a replay or a purge.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Filter(Asked):
+    """A choice of dead letters."""
+
+    queue: Word | None = None
+    type: Pattern | None = None
+    error_type: Pattern | None = None
+    text: Word | None = None
+    since: Time | None = None
+    until: Time | None = None
+
+    def kind(self) -> Kind:
+        """Return the filter as the library takes it."""
+        found = {name: getattr(self, name) for name in Filter.model_fields}
+        return cast(Kind, {name: value for name, value in found.items() if value is not None})
+
+
+class Paging(Asked):
+    """The choice of a page: a page with an offset reads all entries before it."""
+
+    # The spec allows 100 entries at most (http 17.1).
+    limit: Annotated[int, Field(ge=1, le=100, description="The most entries of the page")] = 50
+    offset: Annotated[int, Field(ge=0, le=10_000, description="The entries to skip; not with a text")] = 0
+    cursor: Cursor | None = None
+
+
+class LettersQuery(Filter, Paging):
+    """A page of dead letters."""
+
+
+class RetriesQuery(Paging):
+    """A page of parked retries."""
+
+    queue: Word | None = None
+    type: Pattern | None = None
+
+
+class PurgeQuery(Filter):
+    """A purge, by a query; the word `true` is the consent to it."""
+
+    model_config = ConfigDict(json_schema_extra={"required": ["confirm"]})
+
+    confirm: Literal["true"] | None = None
+
+
+class Purge(Asked):
+    """A purge, by a body; without consent its matches are counted, and it is refused."""
+
+    # The document wants the consent; the server says what happens without it.
+    model_config = ConfigDict(json_schema_extra={"required": ["confirm"]})
+
+    filter: Filter | None = None
+    confirm: Annotated[bool, WithJsonSchema({"const": True})] = False
+
+
+class Replay(Purge):
+    """A replay of many; a longer pause between two jobs than ten seconds looks like a replay that hangs."""
+
+    rate: Annotated[float, Field(ge=0.1, le=10_000, description="Jobs a second")] | None = None
+
+
+class Override(Asked):
+    """The changes of a replay."""
+
+    queue: Word | None = None
+    args: list[Finite] | None = None
+    kwargs: dict[str, Finite] | None = None
+    meta: Meta | None = None
+    retry: Policy | None = None
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        override_of(dict(self))
+        return self
+
+
+class ReplayOne(Asked):
+    """A replay of a single dead letter."""
+
+    override: Override | None = None
+
+
+AnyAsked = TypeVar("AnyAsked", bound=Asked)
+
+
+def read_query(request: Request, model: type[AnyAsked]) -> AnyAsked:
+    """Return a request's query; raises Refusal, also for a name that is given twice."""
+    params = request.query_params
+    told = {name: params.getlist(name) for name in params}
+    with _refused("the query"):
+        return model.model_validate({name: v if len(v) > 1 else v[0] for name, v in told.items()})
+
+
+async def read_body(request: Request, model: type[AnyAsked]) -> AnyAsked:
+    """Return the object in a request's body, an empty one for none; raises Refusal for any other body."""
+    body = await _bytes_of(request)
+    if body and content_type(request.headers) not in JSON_TYPES:
+        raise invalid(f"Content-Type: must be {' or '.join(JSON_TYPES)}")
+    with _refused("the body"):
+        return model.model_validate_json(body or b"{}", strict=True)
+
+
+@contextmanager
+def _refused(whole: str) -> Iterator[None]:
+    """Refuse what is wrong: its place, its value and the rule; a policy's error is raised as it is."""
+    try:
+        yield
+    except ValidationError as error:
+        cause = error.errors()[0].get("ctx", {}).get("error")
+        raise cause if isinstance(cause, InvalidRetryPolicy) else invalid(problem_of(error, whole)) from None
+
+
+async def _bytes_of(request: Request) -> bytes:
+    """Return a request's body; raises Refusal for a long body, before it has all been read."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            message = f"the body is longer than {MAX_BODY} bytes"
+            raise Refusal(413, "x_too_large", message, details={"max_bytes": MAX_BODY})
+    return bytes(body)
+
+
+def content_type(headers: Mapping[str, str]) -> str:
+    """Return the media type of a request's body, in lower case and without parameters."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
