@@ -7,10 +7,17 @@ import logging
 import os
 import signal
 import threading
+import time
 
-from ojs_bridge import Bridge
+import pytest
+
+from ojs_bridge import Bridge, Event
+from ojs_bridge.engine.runs import Run
+from ojs_bridge.spec.decision import Complete
+from ojs_bridge.spec.job import Job
 from tests.servers import eventually
 
+JOB = Job("j-1", "billing.charge", "default")
 logger = logging.getLogger("ojs_bridge")
 
 
@@ -31,6 +38,17 @@ class Slow(io.StringIO):
             return super().write(text)
 
 
+def end_of(child: int) -> int:
+    """Await the end of a child, and return its exit code."""
+    ended: list[int] = []
+    try:
+        eventually(lambda: ended.extend(os.waitpid(child, os.WNOHANG)) or ended[-2], what="the child's end")
+    except TimeoutError:
+        os.kill(child, signal.SIGKILL)
+        raise
+    return os.waitstatus_to_exitcode(ended[-1])
+
+
 def test_a_child_that_is_forked_while_a_thread_logs_can_log() -> None:
     """It would wait for ever for a lock that only its parent's thread can release."""
     Bridge()
@@ -45,16 +63,34 @@ def test_a_child_that_is_forked_while_a_thread_logs_can_log() -> None:
         if not child:
             logger.error("a job died")
             os._exit(7)
-        ended: list[int] = []
-        try:
-            eventually(
-                lambda: ended.extend(os.waitpid(child, os.WNOHANG)) or ended[-2], what="the child's end"
-            )
-        except TimeoutError:
-            os.kill(child, signal.SIGKILL)
-            raise
-        assert os.waitstatus_to_exitcode(ended[-1]) == 7
+        assert end_of(child) == 7
         thread.join()
         assert stream.getvalue() == "a listener failed\n"
     finally:
         logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 60])
+def test_a_child_that_is_forked_while_a_listener_runs_has_what_the_listener_uses(seconds: float) -> None:
+    """As a task does that uses its listener's client of Redis. A fork does not wait for ever, though."""
+    lock, entered = threading.Lock(), threading.Event()
+    ends = threading.Event()
+
+    def listen(_: Event) -> None:
+        with lock:
+            entered.set()
+            ends.wait(seconds)
+
+    bridge = Bridge(listeners=[listen])
+    begun = bridge.engine.begin(JOB, JOB, bridge.engine.task())
+    assert isinstance(begun, Run)
+    bridge.engine.settle(begun, Complete())
+    assert entered.wait(30)
+    asked = time.monotonic()
+    child = os.fork()
+    if not child:
+        os._exit(7 if lock.acquire(blocking=False) else 8)
+    assert end_of(child) == (7 if seconds < 1 else 8)
+    assert time.monotonic() - asked < 30
+    ends.set()
+    bridge.stop()

@@ -480,31 +480,55 @@ def test_a_reservation_whose_answer_was_lost_is_ours() -> None:
         bridge.stop()
 
 
+@pytest.fixture
+def asking(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Valkey, Bridge]]:
+    """A store, and a bridge that asks it as often as it can."""
+    monkeypatch.setattr(heartbeat, "BEATS", 0.01)  # no heart beats meanwhile
+    with Valkey() as server:
+        patient = StorageRetry(max_attempts=100, initial_interval="PT0.2S", multiplier=1)
+        url, length = f"{server.url}?socket_timeout=0.2", timedelta(seconds=3)
+        bridge = Bridge(url, POLICY, reservation=length, storage_retry=patient)
+        bridge.engine.settle(run(bridge, JOB._replace(id="j-0")), Complete())
+        yield server, bridge
+        bridge.stop()
+
+
+def stall(server: Valkey, seconds: float) -> None:
+    """Have a server stand still for so long."""
+    os.kill(server.pid, signal.SIGSTOP)
+    threading.Timer(seconds, os.kill, (server.pid, signal.SIGCONT)).start()
+
+
 class SoftLimit(BaseException):
     """What ends a question from outside, as a soft time limit does."""
 
 
-def test_a_question_that_was_broken_off_is_no_lost_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store reserves the attempt when it wakes, at a time that has passed, and no worker ran it."""
-    monkeypatch.setattr(heartbeat, "BEATS", 0.01)
+def test_a_question_that_was_broken_off_is_no_lost_attempt(asking: tuple[Valkey, Bridge]) -> None:
+    """The store reserves the attempt when it wakes, until a time that has passed; no worker ran it."""
+    server, bridge = asking
 
     def strike(*_: object) -> None:
         raise SoftLimit
 
     before = signal.signal(signal.SIGALRM, strike)
-    with Valkey() as server:
-        patient = StorageRetry(max_attempts=40, initial_interval="PT0.2S", multiplier=1)
-        url = f"{server.url}?socket_timeout=0.2"
-        bridge = Bridge(url, POLICY, reservation=timedelta(seconds=2), storage_retry=patient)
-        bridge.engine.settle(run(bridge, JOB._replace(id="j-0")), Complete())
-        os.kill(server.pid, signal.SIGSTOP)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 1)
-            with pytest.raises(SoftLimit):
-                begin(bridge, JOB)
-            threading.Timer(3, os.kill, (server.pid, signal.SIGCONT)).start()
-            assert isinstance(begin(bridge, JOB), Postpone)
-        finally:
-            signal.signal(signal.SIGALRM, before)
-        bridge.stop()  # gives back what it never began
-        assert run(Bridge(server.url), JOB).job.attempt == 1
+    stall(server, 6)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1)
+        with pytest.raises(SoftLimit):
+            begin(bridge, JOB)
+        assert isinstance(begin(bridge, JOB), Postpone)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    bridge.stop()  # gives back what it never began
+    assert run(Bridge(server.url), JOB).job.attempt == 1
+
+
+def test_a_reservation_that_no_holder_could_extend_is_not_lost_at_once(asking: tuple[Valkey, Bridge]) -> None:
+    """The store was away for longer than a reservation lasts, and its holder may live."""
+    server, bridge = asking
+    holder = Bridge(server.url, POLICY, reservation=timedelta(seconds=1))
+    held = run(holder, JOB)
+    stall(server, 6)
+    assert isinstance(begin(bridge, JOB), Postpone)
+    holder.engine.settle(held, Complete())
+    assert isinstance(begin(bridge, JOB), Drop)

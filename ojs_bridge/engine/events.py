@@ -20,7 +20,7 @@ from typing_extensions import assert_never
 from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
 from ..spec.failures import Failure
 from ..spec.job import Job, format_time
-from .forks import starting
+from .forks import BetweenForks, starting
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -175,6 +175,9 @@ def _in_line(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
+_listening = BetweenForks()
+
+
 class Dispatcher:
     """Hands events to listeners on a thread of its own, in order; a slow listener delays only events.
 
@@ -227,7 +230,7 @@ class Dispatcher:
 
     def _start(self) -> None:
         """Start the thread in this process: a fork inherits neither the thread nor the parent's events."""
-        with starting():
+        with starting:
             if self._pid == os.getpid():
                 return
             self._queue = queue.Queue(self._limit)
@@ -239,7 +242,8 @@ class Dispatcher:
             event = events.get()
             for listener in self._listeners:
                 try:
-                    listener(event)
+                    with _listening:
+                        listener(event)
                 except BaseException:
                     # Even a sys.exit() must not end the thread, and with it what the others hear.
                     with suppress(Exception):

@@ -1,52 +1,81 @@
-"""Locks for starting threads and for logging, which every forked child has anew."""
+"""Locks for what a forked child must not inherit half done."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+import time
 from typing import Any
 
-#: How many seconds a fork waits for a line that a handler is still writing.
+#: How many seconds a fork waits for what other threads do.
 _PATIENCE = 2.0
 
-_starting = threading.Lock()
-#: Held while a line of ours is written: a child that another thread forks meanwhile inherits the stream's
-#: lock as it is, and waits at its own first line for a thread that it does not have.
-_writing = threading.RLock()
-_held = False
+_all: list[BetweenForks] = []
+#: What a thread that forks is within.
+_forking = threading.local()
 
 
-def starting() -> threading.Lock:
-    """Return the lock to start threads under; a child does not inherit it from a thread it does not have."""
-    return _starting
+class BetweenForks:
+    """Is entered for what a thread does with locks that are not ours: no fork comes meanwhile.
+
+    A child that another thread forks inherits these locks as they are, and would wait for a thread that it
+    does not have: for the stream of a handler, for the connections of a listener. A fork waits for a while at
+    most. A thread that enters two of them enters first the later made one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _all.append(self)
+
+    def __enter__(self) -> None:
+        """Wait until no fork is under way."""
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        """Let forks go on."""
+        self._lock.release()
+
+    def await_until(self, deadline: float) -> bool:
+        """Enter when the thread that is within has left; False if it has not by then."""
+        return self._lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+
+    def renew(self) -> None:
+        """Forget the thread that is within: a child does not have it."""
+        self._lock = threading.RLock()
+
+
+#: Is entered to start a thread.
+starting = BetweenForks()
 
 
 def _log_between_forks(logger: logging.Logger) -> None:
-    handle = logger.handle
+    handle, writing = logger.handle, BetweenForks()
 
     def handle_between_forks(record: logging.LogRecord) -> Any:
-        with _writing:
+        with writing:
             return handle(record)
 
     logger.handle = handle_between_forks  # type: ignore[method-assign]
 
 
 def _before_fork() -> None:
-    global _held  # noqa: PLW0603 - of the one fork that is under way
-    _held = _writing.acquire(timeout=_PATIENCE)
+    deadline = time.monotonic() + _PATIENCE
+    _forking.within = [each for each in reversed(_all) if each.await_until(deadline)]
 
 
-def _after_fork() -> None:
-    if _held:
-        _writing.release()
+def _in_parent() -> None:
+    for each in _forking.within:
+        each.__exit__()
 
 
 def _in_child() -> None:
-    global _starting, _writing
-    _starting, _writing = threading.Lock(), threading.RLock()
+    for each in _all:
+        if each not in _forking.within:
+            each.renew()
+    _in_parent()
 
 
 _log_between_forks(logging.getLogger("ojs_bridge"))
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

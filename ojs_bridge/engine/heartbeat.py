@@ -68,13 +68,14 @@ class Heartbeat:
         self._unsettled: dict[Reservation, Settle] = {}
         self._unreleased: list[tuple[float, Settle]] = []
         self._done: deque[tuple[float, Reservation]] = deque()
-        self._blind_until = 0.0
+        #: The last outage of the store: from its first miss until a while after its last one.
+        self._blind_since = self._blind_until = 0.0
 
     def start(self) -> None:
         """Start the thread of this process, once."""
         if self._pid == os.getpid():
             return
-        with starting():
+        with starting:
             if self._pid == os.getpid():
                 return
             self.holder = f"{socket.gethostname()}:{os.getpid()}:{self._family}{uuid.uuid4().hex[:8]}"
@@ -111,13 +112,20 @@ class Heartbeat:
     def asks_as_of(self, now: datetime) -> datetime:
         """Return the time by which a reservation must have run out to be taken over now.
 
-        While the store could not be reached, no holder could extend its reservation.
+        While the store could not be reached, no holder could extend its reservation. So what ran out since
+        then is left to its holder for a while.
         """
-        return now - self._length if time.monotonic() < self._blind_until else now
+        here = time.monotonic()
+        if here >= self._blind_until:
+            return now
+        return now - timedelta(seconds=here - self._blind_since) - self._length
 
     def missed(self) -> None:
         """Take note that the store could not be reached."""
-        self._blind_until = time.monotonic() + self._length.total_seconds()
+        here = time.monotonic()
+        if here >= self._blind_until:
+            self._blind_since = here
+        self._blind_until = here + self._length.total_seconds()
 
     def settle_later(self, settle: Settle) -> None:
         """Settle a reservation with a later beat."""

@@ -15,6 +15,7 @@ from typing import TypeVar
 from ..errors import StoreError, Unpublishable, Unreachable
 from ..spec.job import format_time
 from ..store import Grant, Parked, Reservation, Settle, Store
+from .forks import BetweenForks
 from .ports import Publisher
 from .storage_retry import POLLING, StorageRetry
 
@@ -32,6 +33,8 @@ UNPARK = 25
 #: How often old reservations are swept away, in seconds, and how many at a time.
 SWEEP_SECONDS = 60.0
 SWEEP = 5000
+
+_publishing = BetweenForks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,8 @@ class Scheduler:
         # Somebody may have asked for it sooner than the message itself says.
         state = {**parked.state, "next_retry_at": format_time(parked.next_retry_at)}
         try:
-            publisher.publish(parked, state)
+            with _publishing:
+                publisher.publish(parked, state)
         except Unreachable:
             raise
         except Unpublishable as error:

@@ -157,7 +157,7 @@ class Recorder:
     def pending(self) -> Pending:
         """The failed runs of this process, whose thread has begun."""
         if self._pid != os.getpid():
-            with starting():
+            with starting:
                 if self._pid != os.getpid():
                     self._begin()
         return self._pending
