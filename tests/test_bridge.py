@@ -1,4 +1,4 @@
-"""The coordinator: its configuration, a task's policy, a job's history beyond its header."""
+"""The bridge: its configuration, a task's policy, and the history of a job beyond its header."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def url(tmp_path: Path) -> str:
 
 
 def test_without_arguments_and_environment() -> None:
-    """The spec's default policy, no store, nobody who listens."""
+    """The bridge has the spec's default policy, no store and no listeners."""
     bridge = Bridge()
     assert (bridge.store, bridge.settings.retry, bridge.engine.listened_to) == (None, None, False)
     assert (bridge.engine.task().policy.max_attempts, bridge.engine.task().policy.on_exhaustion) == (
@@ -47,7 +47,7 @@ def test_without_arguments_and_environment() -> None:
 
 
 def test_the_environment(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """A missing argument is read from it."""
+    """The bridge reads a missing argument from its variable."""
     monkeypatch.setenv(STORE, url)
     monkeypatch.setenv(NAMESPACE, "shop")
     monkeypatch.setenv(RETRY, '{"max_attempts": 7, "on_exhaustion": "dead_letter"}')
@@ -59,7 +59,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
 
 
 def test_code_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """As a whole: a policy in code is not merged with one from the environment."""
+    """A policy in code counts as a whole: it is not merged with one from the environment."""
     monkeypatch.setenv(STORE, "nosuch://h")
     monkeypatch.setenv(NAMESPACE, "x" * 99)
     monkeypatch.setenv(RETRY, "not JSON")
@@ -70,7 +70,7 @@ def test_code_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch, url: st
 
 
 def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As deployments leave them."""
+    """Deployments leave variables empty."""
     for name in (STORE, NAMESPACE, RETRY):
         monkeypatch.setenv(name, "")
     assert (Bridge().store, Bridge().settings.retry) == (None, None)
@@ -89,7 +89,7 @@ INVALID_VARIABLES = [
 def test_an_invalid_variable(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, error: type[Exception], message: str
 ) -> None:
-    """It is named."""
+    """The error names the variable."""
     monkeypatch.setenv(name, value)
     with pytest.raises(error) as raised:
         Bridge()
@@ -121,21 +121,21 @@ INVALID_ARGUMENTS = [
 
 @pytest.mark.parametrize(("arguments", "message"), INVALID_ARGUMENTS, ids=lambda value: str(value)[:40])
 def test_an_invalid_argument(arguments: dict[str, Any], message: str) -> None:
-    """It is named, with its value; a policy is an InvalidRetryPolicy, all else a ConfigurationError."""
+    """The error names the argument and its value; only a policy's is an InvalidRetryPolicy."""
     with pytest.raises(InvalidRetryPolicy if "retry" in arguments else ConfigurationError) as error:
         Bridge(**arguments)
     assert str(error.value).startswith(message)
 
 
 def test_listeners_may_be_any_iterable() -> None:
-    """It is read once."""
+    """The bridge reads the iterable once."""
     assert Bridge(listeners=(listener for listener in [print])).engine.listened_to  # type: ignore[arg-type]
     assert not Bridge(listeners=(listener for listener in [])).engine.listened_to  # type: ignore[arg-type]
 
 
 @pytest.mark.requirement("RET-10")
 def test_precedence() -> None:
-    """Job over task over app over the spec, field by field."""
+    """A job wins over its task, the task over the app, and the app over the spec, field by field."""
     task = Bridge(retry={"max_attempts": 5, "jitter": False}).engine.task(
         {"max_attempts": 6, "max_interval": "PT9S"}, None, {"max_interval": "PT8S"}
     )
@@ -149,7 +149,7 @@ def test_precedence() -> None:
 
 @pytest.mark.requirement("RET-16")
 def test_a_policy_is_validated_after_the_merge() -> None:
-    """A task's interval against the app's cap."""
+    """A task's interval is valid or not under the app's cap."""
     with pytest.raises(InvalidRetryPolicy, match="max_interval"):
         Bridge(retry={"max_interval": "PT5S"}).engine.task({"initial_interval": "PT6S"})
     task = Bridge(retry={"max_interval": "PT5S"}).engine.task()
@@ -158,7 +158,7 @@ def test_a_policy_is_validated_after_the_merge() -> None:
 
 
 def test_precedence_of_error_maps() -> None:
-    """Task over app over the adapter's own."""
+    """A task's map wins over the app's, and the app's over the adapter's own."""
     bridge = Bridge(errors={OSError: "app", ValueError: "app"})
     task = bridge.engine.task(errors={OSError: "task"}, reserved={OSError: "own", KeyError: "own"})
     found = {cls: (task.errors.find(cls) or ("",))[0] for cls in (OSError, ValueError, KeyError)}
@@ -167,7 +167,7 @@ def test_precedence_of_error_maps() -> None:
 
 @pytest.mark.requirement("RET-16")
 def test_the_header_of_a_job_with_its_own_policy() -> None:
-    """What the job itself says, and no more, in the spec's form."""
+    """The header has the job's own policy and no other field, in the spec's form."""
     bridge = Bridge(retry={"max_attempts": 9})
     header = bridge.engine.initial_header(
         JOB, bridge.engine.task(), {"initial_interval": timedelta(seconds=2)}
@@ -188,7 +188,7 @@ REFUSED_POLICIES: list[tuple[Any, str]] = [
 @pytest.mark.requirement("RET-16")
 @pytest.mark.parametrize(("retry", "message"), REFUSED_POLICIES, ids=lambda value: str(value)[:30])
 def test_a_policy_that_no_message_can_carry(retry: Any, message: str) -> None:
-    """InvalidRetryPolicy at the producer, whatever the reason."""
+    """The producer gets an InvalidRetryPolicy, whatever the reason."""
     bridge = Bridge()
     with pytest.raises(InvalidRetryPolicy) as error:
         bridge.engine.initial_header(JOB, bridge.engine.task(), retry)
@@ -196,7 +196,7 @@ def test_a_policy_that_no_message_can_carry(retry: Any, message: str) -> None:
 
 
 def test_an_early_delivery_is_postponed() -> None:
-    """To the time it was due; one that is due runs."""
+    """A delivery is postponed to the time at which it is due; a delivery that is due runs."""
     bridge = Bridge()
     due = bridge.engine.now() + timedelta(seconds=60)
     assert bridge.engine.begin(JOB._replace(next_retry_at=due), JOB, bridge.engine.task()) == Postpone(
@@ -214,7 +214,7 @@ def test_an_early_delivery_is_postponed() -> None:
     ],
 )
 def test_what_nobody_can_read_is_kept(job: Any, type_: str) -> None:
-    """It is a dead letter without having run, whatever `on_exhaustion` says."""
+    """The job is a dead letter without having run, whatever `on_exhaustion` says."""
     bridge = Bridge()
     refused = bridge.engine.begin(job, JOB, bridge.engine.task())
     assert isinstance(refused, Refuse)
@@ -223,7 +223,7 @@ def test_what_nobody_can_read_is_kept(job: Any, type_: str) -> None:
 
 
 def test_without_a_store_nothing_is_buried() -> None:
-    """The adapter has the broker's own dead queue."""
+    """The adapter uses the broker's own dead queue."""
     bridge = Bridge()
     with pytest.raises(StoreError):
         decision = DeadLetter("handler", Failure("a.b"), "why")
@@ -235,7 +235,7 @@ BIG = "é" * 1500
 
 
 def state_after(bridge: Bridge, failures: int, message: str) -> tuple[Job, str]:
-    """The job as it is delivered after so many failures, and its header."""
+    """Return the job as it is delivered after so many failures, and its header."""
     job, text = JOB, ""
     for n in range(1, failures + 1):
         job, _, _ = attempt(bridge, job, ConnectionError(f"{message} {n}"))
@@ -246,7 +246,7 @@ def state_after(bridge: Bridge, failures: int, message: str) -> tuple[Job, str]:
 
 @pytest.mark.requirement("RET-15")
 def test_an_entry_that_is_cut_is_marked_and_kept_whole(url: str) -> None:
-    """In the message a part, marked; in the store all of it, once."""
+    """The message has a part of the entry, marked; the store has all of it, once."""
     bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 50})
     _, text = state_after(bridge, 4, BIG)
     carried = json.loads(text)["errors"]
@@ -259,7 +259,7 @@ def test_an_entry_that_is_cut_is_marked_and_kept_whole(url: str) -> None:
 
 
 def test_what_fits_is_neither_marked_nor_kept(url: str) -> None:
-    """And the store is not asked at all."""
+    """The bridge does not even ask the store."""
     bridge = Bridge(Untouchable(url), {**KEEP, "max_attempts": 50})
     job, text = state_after(bridge, 10, "small")
     assert "cut" not in text
@@ -292,7 +292,7 @@ class Untouchable(Store):
 @pytest.mark.parametrize("failures", [1, 4, 11, 25])
 @pytest.mark.parametrize("message", ["small", BIG])
 def test_a_dead_letter_has_every_entry_whole(url: str, failures: int, message: str) -> None:
-    """Those that were dropped, those that were cut, and the last one, in order; then nothing is kept."""
+    """The letter has the dropped, the cut and the last entries in order; the store keeps no other copy."""
     bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": failures})
     live_and_die(bridge, "j-1", message)
     errors = bridge.dead_letters.get("j-1").errors
@@ -307,7 +307,7 @@ def test_a_dead_letter_has_every_entry_whole(url: str, failures: int, message: s
 @pytest.mark.requirement("DLQ-002")
 @pytest.mark.parametrize("message", ["small", BIG])
 def test_a_job_that_is_buried_twice_keeps_its_history(url: str, message: str) -> None:
-    """Its worker died between the dead letter and the acknowledgement, and it was delivered again."""
+    """A worker died between the dead letter and the acknowledgement, and the job was delivered again."""
     bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 15})
     last = live_and_die(bridge, "j-1", message)
     before = bridge.dead_letters.get("j-1").errors
@@ -321,7 +321,7 @@ def test_a_job_that_is_buried_twice_keeps_its_history(url: str, message: str) ->
 
 @pytest.mark.requirement("DLQ-002")
 def test_a_job_that_starts_afresh_keeps_its_history(url: str) -> None:
-    """Somebody else's dashboard sent it again: attempts repeat, entries are still told apart."""
+    """A foreign dashboard sent the job again: attempts repeat, and the entries still differ."""
     bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 50})
     _, text = state_after(bridge, 12, "first")
     job = decode(text, JOB)
@@ -342,7 +342,7 @@ ENDINGS = {"succeeds": None, "is discarded": Discard("a.b")}
 def test_a_job_that_ends_leaves_nothing_in_the_store(
     url: str, raised: BaseException | None, failures: int, message: str
 ) -> None:
-    """What was kept for its dead letter is forgotten, of this job only."""
+    """The store forgets the entries of this job, and of no other."""
     bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 50})
     job, _ = state_after(bridge, failures, message)
     assert bridge.store is not None
@@ -356,7 +356,7 @@ def test_a_job_that_ends_leaves_nothing_in_the_store(
 
 
 def test_a_store_out_of_reach_stops_no_retry(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The header is there, with what it has room for; the log says what is not kept."""
+    """The header holds as many entries as fit; the log names the entries that are not kept."""
     bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 50})
     assert bridge.store is not None
     bridge.store.prepare()
@@ -378,7 +378,7 @@ HOSTILE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("state", HOSTILE, ids=lambda state: str(state)[:40])
 def test_a_hostile_history_stops_nothing(url: str, state: dict[str, Any]) -> None:
-    """The job goes on, and is buried with the entries that there are."""
+    """The job goes on, and is buried with the entries that it has."""
     bridge, _ = bridge_with_outbox(url)
     job = decode({"v": 1, "attempt": 1, **state}, JOB)
     job, run, _ = attempt(bridge, job, OSError("down"))

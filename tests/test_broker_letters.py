@@ -1,4 +1,4 @@
-"""What is common to all brokers' dead queues: pages, redaction, and who may not ask."""
+"""The brokers' dead queues have in common: pages, redaction, and refusals."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ USES: dict[str, Callable[[Bridge], object]] = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_without_an_app_or_a_broker(use: Callable[[Bridge], object]) -> None:
-    """It says what to import."""
+    """The error says which module to import."""
     with pytest.raises(ConfigurationError, match="given the bridge to none: import the module that does"):
         use(Bridge())
 
 
 @pytest.mark.parametrize("name", ["get", "retry", "delete"])
 def test_one_that_is_not_there(stub: StubBroker, unique: str, name: str) -> None:
-    """A LetterNotFound, as of a store."""
+    """The error is a LetterNotFound, as with a store."""
     bridge = Fleet(stub, unique).bridge
     stub.declare_queue(unique)
     with pytest.raises(LetterNotFound, match=r"^there is no dead letter 'j-1' in the brokers' dead queues$"):
@@ -73,7 +73,7 @@ def test_one_that_is_not_there(stub: StubBroker, unique: str, name: str) -> None
 
 @pytest.mark.requirement("DLQ-R005")
 def test_pages_do_not_shift(stub: StubBroker, unique: str) -> None:
-    """What dies meanwhile, or leaves, changes nothing on the pages to come."""
+    """Letters that come or go meanwhile change nothing on the next pages."""
     fleet = Fleet(stub, unique)
     jobs = bury(fleet, "a", "b", "c", "d", "e")
     newest = [job.id for job in reversed(jobs)]
@@ -98,13 +98,13 @@ def test_pages_do_not_shift(stub: StubBroker, unique: str) -> None:
     ],
 )
 def test_what_cannot_be_asked(stub: StubBroker, unique: str, asked: dict[str, Any], told: str) -> None:
-    """A ValueError, as of a store."""
+    """The error is a ValueError, as with a store."""
     with pytest.raises(ValueError, match=told):
         Fleet(stub, unique).bridge.broker_letters.list(**asked)
 
 
 def test_secrets_stay_hidden(stub: StubBroker, unique: str) -> None:
-    """In arguments, errors and what is searched; the message that is replayed has them."""
+    """Secrets are hidden in arguments, errors and searches; the replayed message has them."""
     fleet = Fleet(stub, unique, redact=lambda name, value: "***" if value == "sesame" else value)
     (job,) = bury(fleet, "ann")
     shown: Letter = fleet.bridge.broker_letters.get(job.id)
@@ -121,7 +121,7 @@ def test_secrets_stay_hidden(stub: StubBroker, unique: str) -> None:
 
 
 def test_a_replay_with_what_no_job_can_have(stub: StubBroker, unique: str) -> None:
-    """It is refused before anything is claimed, and the letter stays."""
+    """The replay is refused before a letter is claimed, and the letter stays."""
     fleet = Fleet(stub, unique)
     (job,) = bury(fleet, "ann")
     letters = fleet.bridge.broker_letters
@@ -134,7 +134,7 @@ def test_a_replay_with_what_no_job_can_have(stub: StubBroker, unique: str) -> No
 
 
 def test_one_whose_state_nobody_can_read(stub: StubBroker, unique: str) -> None:
-    """It is listed as what it is, and its replay starts afresh."""
+    """The list shows the letter as it is, and its replay starts afresh."""
     fleet = Fleet(stub, unique)
     job = fleet.send(fleet.actor(lambda n: None), ojs={"v": 99})
     with fleet.working():
@@ -148,7 +148,7 @@ def test_one_whose_state_nobody_can_read(stub: StubBroker, unique: str) -> None:
 
 
 def test_what_the_store_has_is_not_among_them(stub: StubBroker, unique: str, tmp_path: Any) -> None:
-    """Each is listed where it lies."""
+    """Each letter is listed in the place that holds it."""
     fleet = Fleet(stub, unique, store=f"sqlite:///{tmp_path}/ojs.db")
     stub.declare_queue(unique)
     bridge, _ = bridge_with_outbox(f"sqlite:///{tmp_path}/ojs.db")

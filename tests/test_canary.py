@@ -1,4 +1,4 @@
-"""Which jobs a canary puts under the bridge."""
+"""A canary decides for each job whether it is under the bridge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ JOBS = [str(UUID(int=number)) for number in range(20_000)]
 
 
 def share(canary: Canary, name: str = "billing.charge") -> float:
-    """How many of a hundred jobs of a name are under the bridge."""
+    """Return how many of a hundred jobs of a name are under the bridge."""
     return 100 * sum(canary.covers(name, job) for job in JOBS) / len(JOBS)
 
 
@@ -45,7 +45,7 @@ def test_none_and_all(job: str) -> None:
 
 @pytest.mark.parametrize("percentage", [0, 0.5, 1, 10, 33.3, 50, 90, 99.9, 100])
 def test_the_share_is_the_percentage(percentage: float) -> None:
-    """Of many jobs, as many as the percentage says, within what chance allows."""
+    """Of many jobs the share under the bridge is the percentage, within chance."""
     deviation = math.sqrt(percentage * (100 - percentage) / len(JOBS))
     assert abs(share(Canary(percentage)) - percentage) <= 4 * deviation
 
@@ -75,7 +75,7 @@ def test_the_hash_is_the_same_for_ever() -> None:
     ],
 )
 def test_the_last_pattern_that_matches_counts(percentages: Any, name: str, expected: float) -> None:
-    """As with policies; what no pattern names stays with its framework."""
+    """The last matching pattern wins, as with policies; a task without a pattern stays with its framework."""
     assert Canary(percentages).percentage(name) == expected
 
 
@@ -87,7 +87,7 @@ def test_the_last_pattern_that_matches_counts(percentages: Any, name: str, expec
 def test_what_is_not_given_is_read_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, text: str, name: str, expected: float
 ) -> None:
-    """A number or a JSON object; what is given wins."""
+    """The variable is a number or a JSON object; an argument wins over it."""
     monkeypatch.setenv(VARIABLE, text)
     assert Canary().percentage(name) == expected
     assert Canary(70).percentage(name) == 70
@@ -106,7 +106,7 @@ def test_what_is_not_given_is_read_from_the_environment(
     ],
 )
 def test_what_is_no_percentage_is_refused(percentages: Any, problem: str) -> None:
-    """Where the app is set up, naming the value and the rule."""
+    """The error comes where the app is set up, and names the value and the rule."""
     with pytest.raises(ConfigurationError, match=f"^{re.escape(problem)}$"):
         Canary(percentages)
 
@@ -140,5 +140,5 @@ def test_a_pattern_that_names_nothing_is_refused() -> None:
 
 
 def test_it_says_what_it_is() -> None:
-    """As a worker's log shows it."""
+    """The canary describes itself for a worker's log."""
     assert str(Canary({"*": 100, "billing.*": 0.5})) == "100 % of *, 0.5 % of billing.*"

@@ -1,4 +1,4 @@
-"""Decisions carried out by the engine, over an outlet that writes down what it is asked."""
+"""The engine carries decisions out over an outlet that writes down the calls it gets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ENDS: list[Decision] = [
 
 @dataclass
 class Written:
-    """An outlet; `raises` is what its broker answers with."""
+    """An outlet; its broker answers with `raises`."""
 
     framework: str = "outbox"
     unreachable: tuple[type[Exception], ...] = (StoreError, ConnectionError)
@@ -40,38 +40,38 @@ class Written:
     asked: list[str] = field(default_factory=list)
 
     def prepare(self, onward: Onward) -> bool:
-        """Write it down."""
+        """Write the call down."""
         self.asked.append(f"prepare {onward.job.attempt}")
         return True
 
     def publish(self, onward: Onward) -> None:
-        """Write it down, or fail."""
+        """Write the call down, or fail."""
         if self.raises:
             raise self.raises
         self.asked.append(f"publish {onward.job.attempt}")
 
     def kept(self, onward: Onward | None) -> Mapping[str, Any]:
-        """Return a message that says which one it is."""
+        """Return a message that tells whether it goes on."""
         return {"onward": onward is not None}
 
     def sent(self, onward: Onward) -> None:
-        """Write it down."""
+        """Write the call down."""
         self.asked.append(f"sent {onward.job.attempt}")
 
     def complete(self) -> None:
-        """Write it down."""
+        """Write the call down."""
         self.asked.append("complete")
 
     def release(self, decision: GiveBack) -> None:
-        """Write it down."""
+        """Write the call down."""
         self.asked.append(f"release: {decision.reason}")
 
     def discard(self, ended: Ended) -> None:
-        """Write it down."""
+        """Write the call down."""
         self.asked.append(f"discard {len(ended.job.errors)}")
 
     def dead_letter(self, ended: Ended, *, in_store: bool) -> None:
-        """Write it down, or fail where the broker is to keep it."""
+        """Write the call down, or fail where the broker is to keep the letter."""
         if self.raises and not in_store:
             raise self.raises
         self.asked.append(f"dead letter {'in the store' if in_store else 'in the broker'}")
@@ -96,7 +96,7 @@ def retry_in(bridge: Bridge, seconds: float) -> RetryAt:
 
 
 def test_each_decision_has_its_way_out(bridge: Bridge) -> None:
-    """One way each."""
+    """Each decision calls one method of the outlet."""
     ways = []
     for decision in ENDS:
         outlet = Written()
@@ -108,7 +108,7 @@ def test_each_decision_has_its_way_out(bridge: Bridge) -> None:
 
 @pytest.mark.parametrize(("seconds", "parked"), [(1, False), (3600, True)])
 def test_the_time_of_a_retry_says_where_it_waits(bridge: Bridge, seconds: float, parked: bool) -> None:
-    """In the store, or in the broker; and a snooze alike."""
+    """A retry or a snooze that is due late waits in the store, another in the broker."""
     outlet = Written()
     bridge.engine.carry(begun(bridge), retry_in(bridge, seconds), outlet)
     assert outlet.asked == ["prepare 2", *([] if parked else ["publish 2"]), "sent 2"]
@@ -128,7 +128,7 @@ def begun_again(bridge: Bridge) -> Run:
 
 
 def test_what_the_broker_does_not_take_is_parked(bridge: Bridge) -> None:
-    """Though it is due soon."""
+    """The retry is parked, though it is due soon."""
     outlet = Written(raises=ConnectionError("down"))
     bridge.engine.carry(begun(bridge), retry_in(bridge, 1), outlet)
     assert outlet.asked == ["prepare 2", "sent 2"]
@@ -136,7 +136,7 @@ def test_what_the_broker_does_not_take_is_parked(bridge: Bridge) -> None:
 
 
 def test_what_finds_no_place_is_told(bridge: Bridge) -> None:
-    """With its decision, to be carried out later."""
+    """The error carries the decision, to be carried out later."""
     engine = Bridge().engine
     decision = retry_in(bridge, 1)
     run = begun(bridge)._replace(reservation=None)
@@ -147,7 +147,7 @@ def test_what_finds_no_place_is_told(bridge: Bridge) -> None:
 
 @pytest.mark.parametrize("raises", [ValueError("cannot be written"), ConnectionError("down")])
 def test_a_message_that_stands_in_its_own_way_is_a_dead_letter(bridge: Bridge, raises: Exception) -> None:
-    """Whatever is the matter with it."""
+    """The job is a dead letter, whatever is wrong with its message."""
     outlet = Written(raises=raises, can_wait=False, unreachable=())
     bridge.engine.carry(begun(bridge), retry_in(bridge, 1), outlet)
     assert outlet.asked == ["prepare 2", "dead letter in the store"]
@@ -157,7 +157,7 @@ def test_a_message_that_stands_in_its_own_way_is_a_dead_letter(bridge: Bridge, r
 
 
 def test_a_postponement_that_no_message_can_carry_is_refused(bridge: Bridge) -> None:
-    """One that may be carried later raises, and so does one whose attempt is reserved."""
+    """A postponement that may succeed later raises, and so does that of a reserved attempt."""
     run, at = begun(bridge), bridge.engine.now()
     refused = bridge.engine.postpone(Postpone(JOB, at), Written(raises=ValueError("cannot be written")))
     assert isinstance(refused, Refuse)

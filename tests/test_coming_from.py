@@ -53,7 +53,7 @@ class Drawn:
         self.number = number
 
     def random(self) -> float:
-        """Return it."""
+        """Return that number."""
         return self.number
 
 
@@ -61,14 +61,14 @@ LOWEST, HIGHEST = Drawn(0.0), Drawn(math.nextafter(1.0, 0.0))
 
 
 def rows(title: str) -> list[list[str]]:
-    """The rows of the first table of a section, without its head."""
+    """Return the rows of the first table of a section, without its head."""
     section = DOCUMENT.read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def calculated(cell: str, **names: float) -> float:
-    """What a formula of the table comes to."""
+    """Return the value of a formula of the table."""
     return float(eval(cell.strip("`"), {"__builtins__": {}}, names))
 
 
@@ -76,13 +76,13 @@ ROWS = {row[0].strip("`"): row for row in rows("Presets")}
 
 
 def test_every_preset_has_its_row() -> None:
-    """In the same order."""
+    """The rows have the order of the code."""
     assert list(ROWS) == list(PRESETS)
 
 
 @pytest.mark.parametrize("found", PRESETS.values(), ids=list(PRESETS))
 def test_the_waits_of_the_table_are_those_of_the_code(found: Preset) -> None:
-    """Its formula, its cap, and both ends of its jitter."""
+    """The formula, the cap and both ends of the jitter are the same."""
     _, formula, low, high, cap, *_ = ROWS[found.name]
     longest = CENTURY if cap == "none" else parse_duration(cap.strip("`"))
     steady = RetryPolicy.merge(found.policy, {"jitter": False})
@@ -97,7 +97,7 @@ def test_the_waits_of_the_table_are_those_of_the_code(found: Preset) -> None:
 
 @pytest.mark.parametrize("found", PRESETS.values(), ids=list(PRESETS))
 def test_the_rest_of_the_table_is_the_code_s(found: Preset) -> None:
-    """How often a job runs, whether it is kept, whether OJS can express it, and the note."""
+    """The number of runs, the end, the form in OJS and the note are the same."""
     runs, kept, expressible, notes = ROWS[found.name][5:]
     assert runs == ("no limit" if found.policy.runs == LARGEST else str(found.policy.runs))
     assert kept == ("yes" if found.policy.on_exhaustion == "dead_letter" else "no")
@@ -107,7 +107,7 @@ def test_the_rest_of_the_table_is_the_code_s(found: Preset) -> None:
 
 @pytest.mark.parametrize("system", NAMED)
 def test_every_feature_of_a_text_has_a_row(system: str) -> None:
-    """Each with what it is here, and a word of code where there is one."""
+    """Each row has an answer, and a word of code where there is one."""
     table = rows(system)
     for name in NAMED[system]:
         assert any(name in there for there, _, _ in table), name
@@ -119,7 +119,7 @@ def test_every_feature_of_a_text_has_a_row(system: str) -> None:
 
 @pytest.mark.parametrize("system", NAMED)
 def test_the_code_words_mean_something(system: str) -> None:
-    """What stands by itself is evaluated; of what needs a job, its name is looked up."""
+    """An expression that stands by itself is evaluated; of a call that needs a job, the name is looked up."""
     names = {**vars(ojs_bridge), "preset": preset, "random": random, "store": "sqlite:///unused.db", "n": 1}
     bridge = Bridge("sqlite:///unused.db")
     for code in (row[2].strip("`") for row in rows(system)):
@@ -133,7 +133,7 @@ def test_the_code_words_mean_something(system: str) -> None:
 
 @pytest.fixture
 def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the snippets, run one after the other, have defined."""
+    """Run the snippets one after the other, and return the names that they define."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for snippet in SNIPPET.findall(DOCUMENT.read_text(encoding="utf-8")):
@@ -142,7 +142,7 @@ def namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
 
 
 def test_the_snippets_run(namespace: dict[str, Any]) -> None:
-    """As they stand; the callables that they show are a strategy and a jitter."""
+    """The snippets run as they stand; their callables are a strategy and a jitter."""
     patience: Callable[..., float] = namespace["patience"]
     assert [patience(n, None) for n in (1, 2)] == [30, 60]
     assert namespace["up_to_a_minute_more"](1, 10, Drawn(0.5)) == 40
@@ -152,7 +152,7 @@ def test_the_snippets_run(namespace: dict[str, Any]) -> None:
 def test_the_listener_hears_durations_and_messages(
     namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of nineteen retries, and of the end; the job is counted where it lies."""
+    """The listener hears of nineteen retries and of the end; the job is counted as discarded."""
     bridge: Bridge = namespace["bridge"]
     live_and_die(bridge, "j-1", "the disk is full")
     assert bridge.flush(30)

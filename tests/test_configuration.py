@@ -1,4 +1,4 @@
-"""Where settings are found, in which order, and how one that is wrong is named."""
+"""The bridge finds settings in several places, in a fixed order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def write_table(text: str) -> None:
 
 
 def test_without_any_of_them() -> None:
-    """The defaults."""
+    """All settings have their defaults."""
     assert settings_of() == Settings(
         store=None,
         retry=None,
@@ -93,7 +93,7 @@ READ: list[tuple[str, str, str, Any]] = [
 def test_a_variable_and_a_table_say_the_same(
     unconfigured: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, toml: str, value: Any
 ) -> None:
-    """Each in its own words."""
+    """Each says it in its own words."""
     write_table(f"{name} = {toml}")
     assert getattr(settings_of(), name) == value
     (unconfigured / "pyproject.toml").unlink()
@@ -102,7 +102,7 @@ def test_a_variable_and_a_table_say_the_same(
 
 
 def test_every_setting_is_read() -> None:
-    """None of the table above is missing; the others have their own tests."""
+    """The table above has every setting, but for those that have their own tests."""
     others = {"store", "namespace", "policies", "reliable_fetch"}
     assert {name for name, *_ in READ} == SETTINGS.keys() - others
 
@@ -111,7 +111,7 @@ def test_every_setting_is_read() -> None:
     ("text", "value"), [("true", True), ("1", True), ("True", True), ("false", False), ("0", False)]
 )
 def test_booleans(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
-    """As deployments write them."""
+    """Deployments write booleans in several ways."""
     monkeypatch.setenv("OJS_BRIDGE_FAIL_OPEN", text)
     assert settings_of().fail_open is value
 
@@ -119,7 +119,7 @@ def test_booleans(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> No
 def test_code_before_a_variable_before_a_table_before_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Setting by setting, and each as a whole: policies of two places are not merged."""
+    """The order holds for each setting, and each counts as a whole: policies of two places are not merged."""
     write_table(
         "history = 11\nheader_budget = 9000\nretry = {jitter = false}\nlisteners = ['builtins.print']"
     )
@@ -132,7 +132,7 @@ def test_code_before_a_variable_before_a_table_before_the_default(
 
 
 def test_policies(unconfigured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of them, or the path of a file; a variable is a path."""
+    """Policies are a table, or the path of a file; a variable is a path."""
     write_table('[tool.ojs-bridge.policies."shop.*"]\nmax_attempts = 4\n')
     assert the_policies(None).of("shop.mail") == [{"max_attempts": 4}]
     (unconfigured / "p.toml").write_text("max_attempts = 6")
@@ -142,14 +142,14 @@ def test_policies(unconfigured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_class_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made without arguments."""
+    """The bridge makes an object of the class, without arguments."""
     monkeypatch.setenv("OJS_BRIDGE_LISTENERS", f'["{NAME}.Listening"]')
     (listener,) = settings_of().listeners
     assert isinstance(listener, Listening)
 
 
 def test_the_file_that_a_variable_names(unconfigured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its keys are settings, unless it is a pyproject.toml; the one in the working directory is not asked."""
+    """Its keys are settings, unless it is a pyproject.toml; that of the working directory is not read."""
     write_table("history = 11")
     (unconfigured / "ojs.toml").write_text("history = 12")
     (unconfigured / "other").mkdir()
@@ -160,7 +160,7 @@ def test_the_file_that_a_variable_names(unconfigured: Path, monkeypatch: pytest.
 
 
 def test_the_command_line_reads_it_too() -> None:
-    """The store of a table."""
+    """The command line takes the store of a table."""
     write_table('store = "sqlite:///here.db"\nnamespace = "shop"')
     live_and_die(Bridge(retry=KEEP), "j-1")
     ran = run("dead-letters", "list", "--json")
@@ -207,7 +207,7 @@ DJANGO = """
 
 
 def test_django() -> None:
-    """Code before Django's settings before a variable; a None there says nothing, and objects are fine."""
+    """Code wins over Django's settings, and these over a variable; None counts as absent."""
     pytest.importorskip("django")
     environment = {**os.environ, "OJS_BRIDGE_HISTORY": "12", "OJS_BRIDGE_HEADER_BUDGET": "9000"}
     environment.pop("DJANGO_SETTINGS_MODULE", None)
@@ -222,7 +222,7 @@ def test_django() -> None:
 
 
 def test_django_is_not_imported() -> None:
-    """Where the program has not."""
+    """The bridge does not import Django where the program has not."""
     code = "import sys, ojs_bridge; ojs_bridge.Bridge(); print('django' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -233,7 +233,7 @@ DOCUMENTED = (Path(__file__).parent.parent / "docs" / "frameworks.md").read_text
 
 
 def test_what_the_document_shows() -> None:
-    """Its settings are settings."""
+    """The keys that the page shows are settings."""
     [table] = re.findall(r"^```toml\n(.+?)```", DOCUMENTED, re.MULTILINE | re.DOTALL)
     shown = [*re.findall(r"^OJS_BRIDGE = (\{.*?\})$", DOCUMENTED, re.MULTILINE | re.DOTALL)]
     assert len(shown) == 2
@@ -255,7 +255,7 @@ def test_the_documented_settings() -> None:
 
 
 def test_the_documented_arguments_and_variables() -> None:
-    """Whatever a bridge takes, and whatever else is read from the environment."""
+    """The page names every argument of a bridge, and every variable that is read."""
     (in_code,) = re.findall(r"^- In code only: (.+)\.$", DOCUMENTED, re.MULTILINE)
     arguments = {*inspect.signature(Bridge).parameters, "policies"}
     assert arguments - SETTINGS.keys() == set(re.findall(r"`(\w+)`", in_code))

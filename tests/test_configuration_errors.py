@@ -1,4 +1,4 @@
-"""How a setting that is wrong is named, and what stops nobody."""
+"""A wrong setting is named; a file of another program stops no app."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ INVALID = [
 
 @pytest.mark.parametrize(("text", "message"), INVALID)
 def test_an_invalid_table(unconfigured: Path, text: str, message: str) -> None:
-    """File, table, key, value and rule."""
+    """The error names file, table, key, value and rule."""
     write_table(text)
     with pytest.raises(ConfigurationError) as error:
         Bridge()
@@ -67,7 +67,7 @@ INVALID_VARIABLES = [
 
 @pytest.mark.parametrize(("name", "text", "message"), INVALID_VARIABLES)
 def test_an_invalid_variable(monkeypatch: pytest.MonkeyPatch, name: str, text: str, message: str) -> None:
-    """It is named."""
+    """The error names the variable."""
     monkeypatch.setenv(f"OJS_BRIDGE_{name}", text)
     with pytest.raises(ConfigurationError) as error:
         Bridge()
@@ -75,7 +75,7 @@ def test_an_invalid_variable(monkeypatch: pytest.MonkeyPatch, name: str, text: s
 
 
 def test_an_invalid_policy_in_a_table(unconfigured: Path) -> None:
-    """It is an InvalidRetryPolicy, with the same place before its field."""
+    """The error is an InvalidRetryPolicy, with the same place before its field."""
     write_table("[tool.ojs-bridge.retry]\nmax_attempts = -1\n[tool.ojs-bridge.policies.a]\njitter = 3")
     place = "invalid retry policy: pyproject.toml: tool.ojs-bridge"
     with pytest.raises(InvalidRetryPolicy, match=f"^{place}: retry: max_attempts: -1 must be >= 0$"):
@@ -88,14 +88,14 @@ def test_an_invalid_policy_in_a_table(unconfigured: Path) -> None:
     "text", [None, "", "[tool.ruff]\n", "tool = 3", "{", b"\xff", "[project]\nname='ojs-bridge'"]
 )
 def test_a_foreign_pyproject(unconfigured: Path, text: str | bytes | None) -> None:
-    """Whatever it is, it stops nobody."""
+    """Any content is left alone."""
     if text is not None:
         (unconfigured / "pyproject.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert settings_of().history == 10
 
 
 def test_a_folder_of_that_name(unconfigured: Path) -> None:
-    """Nor does what cannot be read."""
+    """A pyproject.toml that cannot be read stops no app."""
     (unconfigured / "pyproject.toml").mkdir()
     assert settings_of().history == 10
 
@@ -109,7 +109,7 @@ def test_a_folder_of_that_name(unconfigured: Path) -> None:
     ],
 )
 def test_a_broken_table_of_our_own(unconfigured: Path, text: str, message: str) -> None:
-    """It is told."""
+    """A broken table of the bridge is an error."""
     (unconfigured / "pyproject.toml").write_text(text)
     with pytest.raises(ConfigurationError) as error:
         Bridge()
@@ -129,7 +129,7 @@ def test_a_broken_table_of_our_own(unconfigured: Path, text: str, message: str) 
 def test_a_named_file_must_be_right(
     unconfigured: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str | None, message: str
 ) -> None:
-    """Somebody meant it."""
+    """A file that a variable names must be right."""
     if text is not None:
         (unconfigured / file).write_text(text)
     monkeypatch.setenv("OJS_BRIDGE_CONFIG", file)
@@ -139,7 +139,7 @@ def test_a_named_file_must_be_right(
 
 
 def test_an_unknown_variable(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """One warning, with its name and without its value."""
+    """The log has one warning, with the name of the variable and without its value."""
     sources._warn_of.cache_clear()
     monkeypatch.setenv("OJS_BRIDGE_STOER", "redis://:secret@h")
     monkeypatch.setenv("OJS_BRIDGE_APP", "shop:app")
@@ -152,7 +152,7 @@ def test_an_unknown_variable(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Log
 
 
 def test_every_variable_is_known() -> None:
-    """Whichever the package's code speaks of."""
+    """The list has each variable that the package's code names."""
     spoken = set()
     for file in Path(ojs_bridge.__file__).parent.glob("**/*.py"):
         spoken |= set(re.findall(r"OJS_BRIDGE_([A-Z_]+[A-Z])", file.read_text(encoding="utf-8")))

@@ -27,12 +27,12 @@ def store(tmp_path: Path) -> str:
 
 @pytest.fixture
 def bridge(store: str) -> Bridge:
-    """A bridge that one framework was given."""
+    """A bridge that serves one framework."""
     return bridge_with_outbox(store)[0]
 
 
 def outbox(bridge: Bridge) -> Outbox:
-    """What that framework has published."""
+    """Return the publisher of that framework, which keeps its messages."""
     publisher = bridge.engine.context.publishers[FRAMEWORK]
     assert isinstance(publisher, Outbox)
     return publisher
@@ -49,7 +49,7 @@ USES: dict[str, Callable[[Bridge], object]] = {
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_without_a_store(use: Callable[[Bridge], object]) -> None:
-    """It says how to have one."""
+    """The error says how to have a store."""
     with pytest.raises(ConfigurationError) as error:
         use(Bridge())
     assert str(error.value) == (
@@ -59,7 +59,7 @@ def test_without_a_store(use: Callable[[Bridge], object]) -> None:
 
 @pytest.mark.parametrize("name", ["get", "retry", "delete"])
 def test_an_unknown_id(bridge: Bridge, name: str) -> None:
-    """It is named, without the quotes of a KeyError."""
+    """The error names the id, without the quotes of a KeyError."""
     with pytest.raises(LetterNotFound) as error:
         USES[name](bridge)
     assert str(error.value) == "there is no dead letter 'j-1'"
@@ -67,7 +67,7 @@ def test_an_unknown_id(bridge: Bridge, name: str) -> None:
 
 @pytest.mark.requirement("DLQ-001")
 def test_an_exhausted_job_is_a_dead_letter(bridge: Bridge) -> None:
-    """With its final state."""
+    """The letter has the job's final state."""
     live_and_die(bridge, "j-1")
     letter = bridge.dead_letters.get("j-1")
     assert (letter.type, letter.queue, letter.framework) == ("billing.charge", "default", FRAMEWORK)
@@ -81,7 +81,7 @@ def test_an_exhausted_job_is_a_dead_letter(bridge: Bridge) -> None:
 
 @pytest.mark.requirement("DLQ-006")
 def test_list_and_stats(bridge: Bridge) -> None:
-    """Pages, newest first, and counts."""
+    """A list has pages, the newest letter first; the counts are right."""
     for n in range(5):
         live_and_die(bridge, f"j-{n}")
     first = bridge.dead_letters.list(limit=3, type="billing.*", queue="default")
@@ -95,20 +95,20 @@ def test_list_and_stats(bridge: Bridge) -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, 1001, "5", None, 2.0])
 def test_a_limit_out_of_range(bridge: Bridge, limit: Any) -> None:
-    """It is named, with the range."""
+    """The error names the limit, and the range."""
     with pytest.raises(ValueError, match=r"^limit: .* must be between 1 and 1000$"):
         bridge.dead_letters.list(limit=limit)
 
 
 def test_a_cursor_of_somebody_elses(bridge: Bridge) -> None:
-    """It is named."""
+    """The error names the cursor."""
     with pytest.raises(ValueError, match=r"^cursor: 'page2' was not given out by this store$"):
         bridge.dead_letters.list(cursor="page2")
 
 
 @pytest.mark.requirement("DLQ-003")
 def test_a_replay(bridge: Bridge) -> None:
-    """Same id, fresh attempts, the history kept; and the letter is gone."""
+    """The job keeps its id and its history and gets fresh attempts; the letter is gone."""
     live_and_die(bridge, "j-1")
     letter = bridge.dead_letters.get("j-1")
     job = bridge.dead_letters.retry("j-1")
@@ -139,7 +139,7 @@ def test_a_replay_that_cannot_be_published(bridge: Bridge, raises: BaseException
 
 @pytest.mark.requirement("DLQ-003")
 def test_a_letter_of_a_framework_that_is_not_here(bridge: Bridge) -> None:
-    """It says which one, and stays."""
+    """The error names the framework, and the letter stays."""
     live_and_die(bridge, "j-1")
     del bridge.engine.context.publishers[FRAMEWORK]
     with pytest.raises(
@@ -150,7 +150,7 @@ def test_a_letter_of_a_framework_that_is_not_here(bridge: Bridge) -> None:
 
 
 class Slow(Outbox):
-    """A publisher that is in the middle of publishing until it is let go."""
+    """A publisher that stays in the middle of publishing until the test lets it go."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class Slow(Outbox):
 @pytest.mark.requirement("DLQ-003")
 @pytest.mark.parametrize("name", ["retry", "delete"])
 def test_while_one_replays_another_cannot(bridge: Bridge, name: str) -> None:
-    """Nor delete; the message is published once."""
+    """A second replay, and a deletion, are refused; the message is published once."""
     live_and_die(bridge, "j-1")
     slow = bridge.engine.context.publishers[FRAMEWORK] = Slow()
     with ThreadPoolExecutor(1) as pool:
@@ -181,7 +181,7 @@ def test_while_one_replays_another_cannot(bridge: Bridge, name: str) -> None:
 
 @pytest.mark.requirement("DLQ-003")
 def test_two_operators_replay_everything_at_once(store: str) -> None:
-    """Each letter is published once, by one of them."""
+    """Each letter is published once, by one operator."""
     first, _ = bridge_with_outbox(store)
     second, _ = bridge_with_outbox(store)
     names = [f"j-{n}" for n in range(20)]
@@ -212,14 +212,14 @@ class Doomed(Outbox):
         self.bridge = bridge
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
-        """Publish, and have a worker be quick."""
+        """Publish, and let the job die at once."""
         super().republish(letter, header, override)
         live_and_die(self.bridge, letter.id, "again", state=header.text)
 
 
 @pytest.mark.requirement("DLQ-003")
 def test_a_job_that_dies_again_at_once_is_not_lost(bridge: Bridge) -> None:
-    """Its new letter is another one than that which was replayed."""
+    """The new letter of the job stays."""
     live_and_die(bridge, "j-1")
     bridge.engine.context.publishers[FRAMEWORK] = Doomed(bridge)
     bridge.dead_letters.retry("j-1")
@@ -234,7 +234,7 @@ LARGE = "é" * 1000
 @pytest.mark.parametrize("message", ["down", LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("options", [{}, {"history": 12, "header_budget": 8192}], ids=["default", "own"])
 def test_the_whole_history_through_three_lives(store: str, message: str, options: dict[str, Any]) -> None:
-    """Thirty errors each, far more than the header carries, some of them only in part."""
+    """The job fails thirty times in each life, more often than the header has room for."""
     bridge, box = bridge_with_outbox(store, retry={**KEEP, "max_attempts": 30}, **options)
     live_and_die(bridge, "j-1", message)
     for replay in (1, 2):
@@ -251,7 +251,7 @@ def test_the_whole_history_through_three_lives(store: str, message: str, options
 
 @pytest.mark.requirement("DLQ-002")
 def test_a_replay_that_failed_does_not_spoil_the_history(store: str) -> None:
-    """What it kept for the header is kept again."""
+    """The entries that the replay kept for its header are kept again."""
     bridge, box = bridge_with_outbox(store, retry={**KEEP, "max_attempts": 15})
     live_and_die(bridge, "j-1")
     box.raises = ConnectionError("no broker")
@@ -264,7 +264,7 @@ def test_a_replay_that_failed_does_not_spoil_the_history(store: str) -> None:
 
 
 def test_a_deleted_letter_leaves_nothing(store: str) -> None:
-    """No letter, no kept errors."""
+    """The letter and the kept errors are gone."""
     bridge, box = bridge_with_outbox(store, retry={**KEEP, "max_attempts": 15})
     live_and_die(bridge, "j-1")
     box.raises = ConnectionError("no broker")
@@ -277,7 +277,7 @@ def test_a_deleted_letter_leaves_nothing(store: str) -> None:
 
 
 def test_events(store: str) -> None:
-    """Added, retried, deleted; with the job's type and queue."""
+    """A letter is added, retried and deleted; each event has the job's type and queue."""
     heard: list[Event] = []
     bridge, _ = bridge_with_outbox(store, listeners=[heard.append])
     live_and_die(bridge, "j-1")
@@ -296,7 +296,7 @@ def test_events(store: str) -> None:
 
 @pytest.mark.requirement("DLQ-002", "DLQ-003")
 def test_from_end_to_end(store: str, unique: str) -> None:
-    """On Dramatiq: thirty errors, a replay, thirty more, and a replay that succeeds."""
+    """A Dramatiq job fails thirty times, is replayed, fails thirty times more, is replayed, and succeeds."""
     fleet = Fleet(StubBroker(), unique, store=store)
 
     def fails_sixty_times(n: int) -> None:

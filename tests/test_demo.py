@@ -20,7 +20,7 @@ sys.exit(demo.main())
 
 
 def run(*arguments: str, folder: Path) -> tuple[int, str]:
-    """Run Python in an empty folder; return its exit status and what it said."""
+    """Run Python in an empty folder; return its exit status and its output."""
     done = subprocess.run(
         [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=110, check=False
     )
@@ -29,7 +29,7 @@ def run(*arguments: str, folder: Path) -> tuple[int, str]:
 
 @pytest.mark.requirement("DLQ-001", "DLQ-003")
 def test_the_demonstration(tmp_path: Path) -> None:
-    """Every job ends as its policy says, and it says so, within a minute; it leaves nothing behind."""
+    """Every job ends as its policy says within a minute, and no process or file is left."""
     began = time.monotonic()
     status, said = run(str(DEMO / "demo.py"), folder=tmp_path)
     assert (status, said.strip().splitlines()[-1]) == (
@@ -41,7 +41,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
 
 
 def test_a_job_that_does_not_end_as_it_should(tmp_path: Path) -> None:
-    """It is named, and the exit status says so."""
+    """The output names the job, and the exit status is not 0."""
     status, said = run("-c", WRONG, str(DEMO), folder=tmp_path)
     assert status == 1, said
     for framework in ("celery", "dramatiq"):

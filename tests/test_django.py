@@ -1,4 +1,4 @@
-"""Django: both its shops, each with its web server and its worker, and what is sent after the commit."""
+"""Both shops on Django, each with its web server and its worker, and jobs that are sent on commit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ WEB = "python manage.py runserver --noreload {}"
     ids=["celery", "dramatiq"],
 )
 def test_a_shop(name: str, worker: str, task: str, app: str, valkey_url: str) -> None:
-    """The settings are Django's; an order is charged only when it is in the database."""
+    """Django's settings hold the bridge's; an order is charged only after it is in the database."""
     with Shop(name, valkey_url, worker, WEB, prepare=MIGRATE, **SETTINGS) as shop:
         shop.sells(order="/orders", task=task)
         eventually(lambda: shop.ask("/orders/1") == {"charged": True}, what="the charge")
@@ -141,7 +141,7 @@ def test_what_is_sent_on_commit() -> None:
 
 
 def test_a_middleware_by_its_dotted_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without arguments, as `django_dramatiq` makes it: bridge and policies are the configured ones."""
+    """`django_dramatiq` makes it without arguments: bridge and policies are the configured ones."""
     monkeypatch.setenv("OJS_BRIDGE_RETRY", '{"jitter": false}')
     monkeypatch.setenv("OJS_BRIDGE_POLICIES", str(EXAMPLES / "fastapi_shop" / "policies.toml"))
     broker = StubBroker(middleware=[load_middleware("ojs_bridge.dramatiq.OJSRetries")])
@@ -163,6 +163,6 @@ def test_a_middleware_by_its_dotted_path(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_task_that_is_not_djangos() -> None:
-    """It is given nothing that it cannot do."""
+    """The task gets no method that it cannot carry out."""
     app = Celery("plain", set_as_current=False)
     assert not hasattr(ojs_task(app)(test_a_shop), "apply_async_on_commit")

@@ -21,7 +21,7 @@ from tests.store.test_parked import parked
 
 
 class Fleet:
-    """A bridge, what its store has parked, and what its framework has published."""
+    """A bridge, the retries that its store has parked, and the messages that its framework has published."""
 
     def __init__(self, url: str) -> None:
         self.bridge = Bridge(url)
@@ -29,7 +29,7 @@ class Fleet:
 
     @property
     def store(self) -> Store:
-        """The store."""
+        """Return the store."""
         assert self.bridge.store is not None
         return self.bridge.store
 
@@ -42,12 +42,12 @@ class Fleet:
 
     @property
     def published(self) -> list[str]:
-        """The jobs whose messages were published, in order."""
+        """Return the jobs whose messages were published, in order."""
         return [parked.id for parked, _ in self.outbox.retried]
 
     @property
     def left(self) -> set[str]:
-        """The jobs that are parked."""
+        """Return the jobs that are parked."""
         return {parked.id for parked in self.bridge.retries.list().retries}
 
 
@@ -60,7 +60,7 @@ def fleet(url: str) -> Iterator[Fleet]:
 
 
 def test_all_are_published_delayed_until_they_are_due(fleet: Fleet) -> None:
-    """The next one due first, with the time that the store says, and none is left."""
+    """The retry that is due first goes first, with its time, and none is left."""
     known = {name: fleet.park(name, hours) for name, hours in (("b", 2), ("c", 300), ("a", -1))}
     told: list[int] = []
     assert fleet.bridge.retries.drain(progress=told.append) == Drained(3, {}, 0, {})
@@ -71,7 +71,7 @@ def test_all_are_published_delayed_until_they_are_due(fleet: Fleet) -> None:
 
 
 def test_only_the_tasks_that_are_named(fleet: Fleet) -> None:
-    """By pattern; what would be drained can be seen before."""
+    """Patterns name the tasks; a dry run shows the retries that would be drained."""
     for name, type_ in (("a", "billing.charge"), ("b", "mail.send"), ("c", "mail"), ("d", "web.hook")):
         fleet.park(name, type=type_)
     tasks = ["billing.*", "mail"]
@@ -81,7 +81,7 @@ def test_only_the_tasks_that_are_named(fleet: Fleet) -> None:
 
 
 def test_two_drains_and_a_running_scheduler_publish_each_once(url: str) -> None:
-    """Whoever comes first."""
+    """Each retry is published by the first of them."""
     fleets = [Fleet(url) for _ in range(3)]
     names = [f"j-{n}" for n in range(300)]
     for n, name in enumerate(names):
@@ -96,7 +96,7 @@ def test_two_drains_and_a_running_scheduler_publish_each_once(url: str) -> None:
 
 
 def test_what_cannot_be_published_stays_and_is_told(fleet: Fleet) -> None:
-    """It is tried once, the others go on, and it is nobody's claim."""
+    """The retry is tried once, and no claim stays on it; the others go on."""
     for name in "abc":
         fleet.park(name)
     fleet.outbox.refuses = {"a": Unpublishable("it has no queue"), "b": OSError()}
@@ -107,7 +107,7 @@ def test_what_cannot_be_published_stays_and_is_told(fleet: Fleet) -> None:
 
 
 def test_while_the_broker_is_gone_they_stay(fleet: Fleet) -> None:
-    """Nobody's claim; what was published is not published again."""
+    """No claim stays on them, and a retry that was published is not published again."""
     for n, name in enumerate("abc"):
         fleet.park(name, hours=n + 1)
     fleet.outbox.refuses = {"b": Unreachable("the broker is gone")}
@@ -119,7 +119,7 @@ def test_while_the_broker_is_gone_they_stay(fleet: Fleet) -> None:
 
 
 def test_what_others_publish_is_left_to_them(fleet: Fleet) -> None:
-    """It is not waited for, and told."""
+    """The drain does not wait for retries that another worker has claimed, and counts them."""
     fleet.park("theirs", hours=-1)
     now = fleet.bridge.engine.now()
     fleet.store.claim_due(FRAMEWORK, now=now, until=now + CLAIM, limit=1)
@@ -129,21 +129,21 @@ def test_what_others_publish_is_left_to_them(fleet: Fleet) -> None:
 
 
 class Busy(Outbox):
-    """Publishes for workers that still run: what they are given fails, or comes back as it is."""
+    """A publisher beside running workers: their jobs fail, or come back unchanged."""
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__()
         self.fleet = fleet
 
     def publish(self, parked: Parked, state: Mapping[str, Any], **how: Any) -> None:
-        """Publish, and have the workers park what follows at once."""
+        """Publish, and have the workers park the next retry at once."""
         super().publish(parked, state, **how)
         if parked.fence < 5:
             self.fleet.store.park(replace(parked, fence=parked.fence + (parked.id == "fails")))
 
 
 def test_those_that_arrive_meanwhile_are_published_too(fleet: Fleet) -> None:
-    """What comes back as it is would do so for ever: it stays, and is told."""
+    """A retry that comes back unchanged would do so for ever: it stays, and the drain says so."""
     fleet.bridge.engine.context.publishers[FRAMEWORK] = fleet.outbox = Busy(fleet)
     fleet.park("fails")
     fleet.park("comes back")
@@ -153,7 +153,7 @@ def test_those_that_arrive_meanwhile_are_published_too(fleet: Fleet) -> None:
 
 
 def test_those_of_another_framework_are_its_own(fleet: Fleet) -> None:
-    """They are counted, and nothing else."""
+    """The drain counts the retries of another framework, and leaves them."""
     fleet.park("ours")
     for name in ("x", "y"):
         fleet.park(name, framework="other")
@@ -163,7 +163,7 @@ def test_those_of_another_framework_are_its_own(fleet: Fleet) -> None:
 
 
 def test_many_are_published_in_lots(fleet: Fleet) -> None:
-    """More than a page of the list, and none twice."""
+    """More retries than one page of the list are published, none of them twice."""
     names = {f"j-{n}" for n in range(1100)}
     for name in names:
         fleet.park(name)
@@ -173,6 +173,6 @@ def test_many_are_published_in_lots(fleet: Fleet) -> None:
 
 
 def test_without_a_store_there_is_nothing_to_drain() -> None:
-    """And who asks for it is told why."""
+    """The error says why."""
     with pytest.raises(ConfigurationError, match="parked retries need a store"):
         Bridge().retries.drain()

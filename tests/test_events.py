@@ -1,4 +1,4 @@
-"""What happened to a job: events, who hears of them, and the log."""
+"""Events of jobs, the listeners that hear them, and the log."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SECRET = "4111-1111"
 
 
 def decision_of(raised: BaseException | None, job: Job = JOB, policy: RetryPolicy = POLICY) -> Any:
-    """What becomes of a job that raised this."""
+    """Return the decision about a job that raised this."""
     outcome = None if raised is None else outcome_of(raised, ErrorMap())
     return decide(policy, job, outcome, now=NOW, rng=None)  # type: ignore[arg-type]
 
 
 def told(raised: BaseException | None, job: Job = JOB, policy: RetryPolicy = POLICY) -> list[dict[str, Any]]:
-    """The events of a decision, in their JSON form."""
+    """Return the events of a decision, in their JSON form."""
     decision = decision_of(raised, job, policy)
     events = of(job, decision, max_attempts=policy.max_attempts, seconds=0.25, at=NOW)
     return [json.loads(json.dumps(event.to_ojs())) for event in events]
@@ -185,7 +185,7 @@ EVENTS: dict[str, tuple[Any, Job, RetryPolicy, list[tuple[str, dict[str, Any]]]]
 
 @pytest.mark.parametrize("name", EVENTS)
 def test_the_events_of_each_decision(name: str) -> None:
-    """In order, each with its type and the data that the events document requires, and no details."""
+    """Each event has its type and the data that the events document requires, and no details."""
     raised, job, policy, expected = EVENTS[name]
     events = told(raised, job, policy)
     assert [(event["type"], event["data"]) for event in events] == expected
@@ -193,14 +193,14 @@ def test_the_events_of_each_decision(name: str) -> None:
 
 
 def test_the_start_of_an_attempt() -> None:
-    """It says which worker."""
+    """The event names the worker."""
     data = started(JOB, NOW).to_ojs()["data"]
     assert data.pop("worker_id")
     assert data == {**KNOWN, "attempt": 2}
 
 
 def test_the_envelope() -> None:
-    """Section 2 of the events document; ids are unique, the subject is the job."""
+    """The envelope is that of section 2 of the events document; ids are unique, the subject is the job."""
     events = [event.to_ojs() for event in (started(JOB, NOW), started(JOB, NOW))]
     assert events[0]["id"] != events[1]["id"]
     for event in events:
@@ -227,7 +227,7 @@ REQUIRED = {
 
 
 def test_required_data() -> None:
-    """Nothing that the spec requires is missing."""
+    """No event lacks data that the spec requires."""
     events = [started(JOB, NOW).to_ojs(), *(e for r, j, p, _ in EVENTS.values() for e in told(r, j, p))]
     assert {event["type"] for event in events} >= REQUIRED.keys()
     for event in events:
@@ -287,7 +287,7 @@ LINES = [
 def test_the_log_line_of_each_decision(
     caplog: pytest.LogCaptureFixture, raised: Any, policy: RetryPolicy, level: str | None, text: str | None
 ) -> None:
-    """One line, exactly this one; never a message, details or arguments."""
+    """The line is exactly this one, without a message, details or arguments."""
     with caplog.at_level(logging.DEBUG, "ojs_bridge"):
         log(JOB, decision_of(raised, policy=policy))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == (
@@ -296,7 +296,7 @@ def test_the_log_line_of_each_decision(
 
 
 class Heard:
-    """A listener that keeps what it hears."""
+    """A listener that keeps the events it hears."""
 
     def __init__(self) -> None:
         self.types: list[str] = []
@@ -311,7 +311,7 @@ def numbered(first: int, last: int) -> list[Event]:
 
 
 def test_events_are_heard_in_order() -> None:
-    """By every listener, all of them."""
+    """Every listener hears all events."""
     one, two = Heard(), Heard()
     dispatcher = Dispatcher([one, two])
     for n in range(0, 3000, 3):
@@ -322,7 +322,7 @@ def test_events_are_heard_in_order() -> None:
 
 @pytest.mark.parametrize("error", [ValueError("boo"), SystemExit(1), KeyboardInterrupt()])
 def test_a_listener_that_raises(caplog: pytest.LogCaptureFixture, error: BaseException) -> None:
-    """The others hear everything, itself the next event, and the log says what happened."""
+    """The other listeners hear everything, the listener itself the next event, and the log has the error."""
     heard, calls = Heard(), Heard()
 
     def raises(event: Event) -> None:
@@ -339,7 +339,7 @@ def test_a_listener_that_raises(caplog: pytest.LogCaptureFixture, error: BaseExc
 
 
 def test_a_listener_that_blocks_for_ever(caplog: pytest.LogCaptureFixture) -> None:
-    """Emitting stays quick, so many events wait, the others are dropped, counted and logged."""
+    """Emitting stays quick: many events wait, the others are dropped, counted and logged."""
     release = threading.Event()
     heard = Heard()
 
@@ -363,7 +363,7 @@ def test_a_listener_that_blocks_for_ever(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_jobs_go_on_while_a_listener_blocks(tmp_path: Path) -> None:
-    """A thousand of them, at their usual speed."""
+    """A thousand jobs run at their usual speed."""
     release = threading.Event()
     bridge = Bridge(listeners=[lambda _event: release.wait(30)])
     began = time.monotonic()
@@ -377,7 +377,7 @@ def test_jobs_go_on_while_a_listener_blocks(tmp_path: Path) -> None:
 
 
 def test_without_listeners_there_is_no_thread() -> None:
-    """No listener, no cost."""
+    """A bridge without listeners starts no thread."""
     before = {*threading.enumerate()}
     bridge = Bridge()
     bridge.engine.begin(JOB, JOB, bridge.engine.task())
@@ -388,7 +388,7 @@ def test_without_listeners_there_is_no_thread() -> None:
 
 @pytest.fixture
 def no_more_threads() -> Iterator[None]:
-    """Threads ask for a stack that no machine has."""
+    """Have each new thread ask for a stack that no machine has."""
     usual = threading.stack_size(2**46)
     yield
     threading.stack_size(usual)
@@ -396,7 +396,7 @@ def no_more_threads() -> Iterator[None]:
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="where stacks are not reserved")
 def test_where_no_thread_can_be_started(no_more_threads: None, caplog: pytest.LogCaptureFixture) -> None:
-    """Nobody hears of the job, which runs; and the log says why."""
+    """The job runs, no listener hears of it, and the log says why."""
     heard = Heard()
     bridge = Bridge(listeners=[heard])
     assert isinstance(bridge.engine.begin(JOB, JOB, bridge.engine.task()), Run)
@@ -407,7 +407,7 @@ def test_where_no_thread_can_be_started(no_more_threads: None, caplog: pytest.Lo
 
 
 def test_a_forked_child_has_a_thread_of_its_own() -> None:
-    """And does not repeat what its parent still had to tell."""
+    """The child does not repeat events that wait in its parent."""
     context = multiprocessing.get_context("fork")
     told, release = context.SimpleQueue(), threading.Event()
 
@@ -437,7 +437,7 @@ def test_a_forked_child_has_a_thread_of_its_own() -> None:
 
 
 def test_the_events_of_a_job_in_order(tmp_path: Path) -> None:
-    """Through three attempts, from start to dead letter."""
+    """The job has three attempts, from its start to its dead letter."""
     heard = Heard()
     retry = {"initial_interval": "PT0.001S", "on_exhaustion": "dead_letter"}
     bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", retry, listeners=[heard])
@@ -460,7 +460,7 @@ def test_the_events_of_a_job_in_order(tmp_path: Path) -> None:
 
 
 def test_every_failed_attempt_says_how_long_it_ran_and_why_it_failed(tmp_path: Path) -> None:
-    """As the failure, as the retry that follows, and as the end."""
+    """The failure, the retry after it and the end have the duration and the error."""
     heard: list[Event] = []
     bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", {"max_attempts": 3}, listeners=[heard.append])
     for attempt in (1, 2, 3):
@@ -487,7 +487,7 @@ class Hostile(logging.Filter):
 
 
 def test_a_log_that_fails_harms_nobody() -> None:
-    """The decision is carried out already, and the listeners hear of it."""
+    """The decision has been carried out already, and the listeners hear of it."""
     heard, hostile = Heard(), Hostile()
     bridge = Bridge(listeners=[heard])
     run = bridge.engine.admit(JOB, JOB, bridge.engine.task())
@@ -504,6 +504,6 @@ def test_a_log_that_fails_harms_nobody() -> None:
 
 
 def test_times_are_in_utc() -> None:
-    """Whatever zone they were given in."""
+    """Times of any zone are written in UTC."""
     zone = timezone(timedelta(hours=5, minutes=30))
     assert started(JOB, NOW.astimezone(zone)).to_ojs()["time"] == "2026-11-21T10:00:02.000Z"

@@ -44,7 +44,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.requirement("DLQ-001", "DLQ-003")
 def test_the_shop(shop: Path, valkey_url: str) -> None:
-    """Every order ends as its policy says, and the CRM knows of one after the replay."""
+    """Every order ends as its policy says, and the CRM knows of an order after the replay."""
     environment = {**os.environ, "BROKER_URL": valkey_url, "PYTHONUNBUFFERED": "1"}
     crm_is_down = shop / "crm-is-down"
     crm_is_down.touch()
@@ -69,13 +69,13 @@ def test_the_shop(shop: Path, valkey_url: str) -> None:
 
 
 def told(shop: Path) -> list[str]:
-    """What the log says of the orders; a Celery worker shows nothing below WARNING unless it is told to."""
+    """Return the lines of the log for the orders; a Celery worker shows no line below WARNING by itself."""
     return [line for line in LOGGED if not line.startswith("snoozed") or shop.name == "dramatiq_shop"]
 
 
 @contextmanager
 def working(folder: Path, environment: dict[str, str]) -> Iterator[Callable[[], str]]:
-    """Run the example's worker; yield what reads its log."""
+    """Run the example's worker; yield a function that reads its log."""
     log = folder / "worker.log"
     with log.open("w") as output:
         worker = subprocess.Popen(
@@ -93,7 +93,7 @@ def working(folder: Path, environment: dict[str, str]) -> Iterator[Callable[[], 
 
 
 def python(folder: Path, environment: dict[str, str], script: str) -> str:
-    """Run one of the example's scripts; return what it said."""
+    """Run one of the example's scripts; return its output."""
     done = subprocess.run(
         [sys.executable, script], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
@@ -102,7 +102,7 @@ def python(folder: Path, environment: dict[str, str], script: str) -> str:
 
 
 def test_both_shops_live_in_the_same_world() -> None:
-    """What is not about a framework is the same file."""
+    """The files that are not about a framework are the same."""
     for name in ("outside.py", "replay.py"):
         one, other = ((EXAMPLES / shop / name).read_text() for shop in WORKERS)
         assert one == other

@@ -22,7 +22,7 @@ logger = logging.getLogger("ojs_bridge")
 
 
 class Slow(io.StringIO):
-    """A stream with a lock, as a process's own have, that takes a while for its first line."""
+    """A stream with a lock, as a process's own have, that is slow to write its first line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def end_of(child: int) -> int:
 
 
 def test_a_child_that_is_forked_while_a_thread_logs_can_log() -> None:
-    """It would wait for ever for a lock that only its parent's thread can release."""
+    """Otherwise the child would wait for ever for a lock that only a thread of its parent can release."""
     Bridge()
     stream = Slow()
     handler = logging.StreamHandler(stream)

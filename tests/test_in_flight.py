@@ -28,7 +28,7 @@ RUNS: list[tuple[Literal["counted", "afresh"], int, list[int]]] = [
 
 
 def attempts(heard: list[Event]) -> list[int]:
-    """The attempts that have failed."""
+    """Return the attempts that have failed."""
     return [event.data["attempt"] for event in heard if event.type == "job.failed"]
 
 
@@ -36,7 +36,7 @@ def attempts(heard: list[Event]) -> list[int]:
 def test_on_celery(
     in_flight: Any, retries: int, runs: list[int], unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What has attempts left goes on with them; what has none ends, or begins afresh if it is to."""
+    """A job goes on with the attempts it has left; without any it ends, or begins afresh if asked to."""
     heard: list[Event] = []
     bridge = Bridge(listeners=[heard.append])
     hand = ByHand(unique, lambda app: install(app, bridge, policies={"c*": POLICY}, in_flight=in_flight))
@@ -51,7 +51,6 @@ def test_on_celery(
 @pytest.mark.parametrize(("in_flight", "retries", "runs"), RUNS)
 @pytest.mark.parametrize("listens", [True, False])
 def test_on_dramatiq(in_flight: Any, retries: int, runs: list[int], listens: bool, unique: str) -> None:
-    """As on Celery."""
     heard: list[Event] = []
     broker = StubBroker()
     bridge = Bridge(listeners=[heard.append] if listens else [])
@@ -87,7 +86,7 @@ def test_a_crash_of_its_first_run_is_attempt_1(tmp_path: Any, unique: str) -> No
 
 @pytest.mark.parametrize("framework", ["celery", "dramatiq"])
 def test_another_word_is_refused(framework: str, unique: str) -> None:
-    """By name and rule."""
+    """The error names the argument and the rule."""
     with pytest.raises(ConfigurationError, match="in_flight: 'anew' must be 'counted' or 'afresh'"):
         if framework == "celery":
             ByHand(unique, lambda app: install(app, Bridge(), in_flight="anew"))  # type: ignore[arg-type]

@@ -58,7 +58,7 @@ CARDS = runpy.run_path(str(SHOPS["Celery"] / "outside.py"))["CARDS"]
 
 @dataclass(frozen=True)
 class Step:
-    """A command of the guide with what it shows, or a file to write; for one framework or for both."""
+    """A command of the guide with its output, or a file to write; for one framework or for both."""
 
     text: str
     shown: str = ""
@@ -68,7 +68,7 @@ class Step:
 
 
 def steps() -> Iterator[Step]:
-    """Yield what the guide says, in its order; fails for a block that nobody would run."""
+    """Yield the steps of the guide in order; fail for a block that no step would run."""
     for language, text in BLOCK.findall(GUIDE):
         if language == "console":
             yield from _commands(text)
@@ -124,7 +124,7 @@ class Workers:
     log: Path
 
     def is_ready(self, framework: str) -> bool:
-        """Whether they take jobs; fails when they have ended."""
+        """Return whether the workers take jobs; fail when they have ended."""
         text = self.log.read_text(errors="replace")
         assert self.process.poll() is None, text
         return READY[framework] in text
@@ -143,7 +143,7 @@ class Workers:
 
 @dataclass
 class Walk:
-    """One framework's way through the guide."""
+    """The way of one framework through the guide."""
 
     framework: str
     folder: Path
@@ -154,7 +154,7 @@ class Walk:
     charged_only: set[int] = field(default_factory=set)
 
     def take(self, step: Step) -> None:
-        """Do what the guide says, and check that it shows what there is to see."""
+        """Carry out a step, and check that it shows the output of the guide."""
         began = time.monotonic()
         if step.file:
             self._write(step)
@@ -184,7 +184,7 @@ class Walk:
             self.charged_only.add(self.orders())
 
     def _run(self, words: list[str], step: Step) -> None:
-        """Run a command until it shows what the guide shows, once where that would change something."""
+        """Run a command until it shows the guide's output; a command that changes something runs once."""
         pattern, said = pattern_of(step.shown), []
 
         def is_shown() -> bool:
@@ -224,12 +224,12 @@ class Walk:
             workers.end()
 
     def served(self) -> Counter[tuple[str, int]]:
-        """What the workers say they have done for each order."""
+        """Return the effects for each order that the workers' logs show."""
         logs = (workers.log.read_text(errors="replace") for workers in self.deployed)
         return Counter((what, int(order)) for log in logs for what, order in DONE.findall(log))
 
     def ordered(self) -> Counter[tuple[str, int]]:
-        """What is to be done for the orders, once each: not every card can be charged."""
+        """Return the effects that each order must have, once each: not every card can be charged."""
         everything = {*range(1, self.orders() + 1)}
         payable = {order for order in everything if CARDS[order % len(CARDS)] in ("good", "busy")}
         rest = everything - self.charged_only
@@ -237,21 +237,21 @@ class Walk:
 
     @property
     def store(self) -> Store:
-        """Where the bridge keeps things."""
+        """The store of the bridge."""
         return open_store(self.environment["OJS_BRIDGE_STORE"])
 
     def left(self) -> int:
-        """How many queues of the broker hold a message, and how many retries are parked."""
+        """Return how many queues of the broker hold a message, plus how many retries are parked."""
         with redis.Redis.from_url(self.environment["BROKER_URL"]) as client:
             return client.exists(*QUEUES[self.framework]) + self.store.count_parked()
 
     def orders(self) -> int:
-        """How many orders were placed."""
+        """Return how many orders were placed."""
         return len([*self.folder.glob("order-*-placed")])
 
 
 def _is_installed(package: Requirement) -> bool:
-    """Return whether a package is here, and has the extras that are asked for."""
+    """Return whether a package is installed, with the extras that are asked for."""
     return package.extras <= set(metadata.metadata(package.name).get_all("Provides-Extra") or ())
 
 
@@ -272,7 +272,7 @@ def walk(request: pytest.FixtureRequest, tmp_path: Path, valkey: Valkey, valkey_
 
 @pytest.mark.timeout(400)
 def test_the_guide(walk: Walk) -> None:
-    """All commands, from the plan to the way back; every order is served once, whoever was at work."""
+    """The test runs all commands, from the plan to the way back; every order is served once."""
     for step in steps():
         if walk.framework in step.frameworks:
             walk.take(step)

@@ -1,4 +1,4 @@
-"""What an operator does with many dead letters: look for, replay, purge, export, with secrets hidden."""
+"""Operators look for many dead letters, replay, purge and export them, with secrets hidden."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Lives = tuple[Bridge, Outbox]
 
 @pytest.fixture
 def fleet(url: str) -> Lives:
-    """A bridge on an empty store, and what its framework has published."""
+    """A bridge on an empty store, and the publisher of its framework."""
     return bridge_with_outbox(url)
 
 
@@ -66,7 +66,7 @@ def dramatiq_message(*args: Any, **kwargs: Any) -> dict[str, Any]:
 
 @pytest.mark.requirement("DLQ-R001")
 def test_many_are_counted_and_then_replayed(fleet: Lives) -> None:
-    """Those of a kind, the oldest first, in batches; the count comes first, and changes nothing."""
+    """The replay takes the letters of a kind, the oldest first; the count before changes nothing."""
     bridge, outbox = fleet
     now = bridge.engine.now()  # the same for all, or a pause between two would change their order
     for n in range(450):
@@ -86,7 +86,7 @@ def test_many_are_counted_and_then_replayed(fleet: Lives) -> None:
 
 @pytest.mark.requirement("DLQ-R001")
 def test_those_that_cannot_be_replayed_stay_and_are_told(fleet: Lives) -> None:
-    """An error of one, one that is held, one of another framework, one whose task is gone: the rest go."""
+    """Letters that fail, are held, or belong to another framework or an unknown task stay; the rest go."""
     bridge, outbox = fleet
     for name in ("good", "bad", "held"):
         bury(bridge, name)
@@ -112,7 +112,7 @@ def test_those_that_cannot_be_replayed_stay_and_are_told(fleet: Lives) -> None:
 
 @pytest.mark.requirement("DLQ-R001")
 def test_a_broker_that_is_down_ends_it_and_loses_nothing(fleet: Lives) -> None:
-    """What was published is gone from the store, the rest is there and free."""
+    """The published letters are gone from the store, the rest are there and free."""
     bridge, outbox = fleet
     for n in range(6):
         bury(bridge, f"j-{n}", discarded_at=bridge.engine.now() - timedelta(seconds=60 - n))
@@ -151,13 +151,13 @@ def test_a_store_that_fails_once_the_message_was_sent(
 
 @dataclass
 class Ledger(Outbox):
-    """A publisher that notes on disk what it has published, before anybody else can know."""
+    """A publisher that notes on disk each letter that it has published, before another process can know."""
 
     path: str = ""
     noted: int = 0
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
-        """Note a letter's id, and publish no more than half of them: whoever kills may be slow."""
+        """Note a letter's id, and publish no more than half of them: the killing test may be slow."""
         with Path(self.path).open("a") as file:
             file.write(f"{letter.id}\n")
         self.noted += 1
@@ -166,7 +166,7 @@ class Ledger(Outbox):
 
 
 def replay_until_killed(url: str, path: str) -> None:
-    """Replay all there is."""
+    """Replay all letters."""
     bridge = Bridge(url, KEEP)
     bridge.engine.context.publishers[FRAMEWORK] = Ledger(path=path)
     bridge.dead_letters.retry_all(confirm=True, rate=200)
@@ -174,7 +174,7 @@ def replay_until_killed(url: str, path: str) -> None:
 
 @pytest.mark.requirement("DLQ-R001")
 def test_a_bulk_replay_that_is_killed_loses_nothing(url: str, tmp_path: Path) -> None:
-    """Every letter is published or still there; what was left can be replayed when the claim has ended."""
+    """Every letter is published or still there; the rest can be replayed when the claim has ended."""
     bridge, ledger = Bridge(url), tmp_path / "published"
     names = {f"j-{n}" for n in range(300)}
     for name in names:
@@ -196,7 +196,7 @@ def test_a_bulk_replay_that_is_killed_loses_nothing(url: str, tmp_path: Path) ->
 
 @pytest.mark.requirement("DLQ-R001")
 def test_operators_who_replay_the_same_at_once_publish_each_once(url: str) -> None:
-    """What one has, the others are told of."""
+    """An operator is told of the letters that another operator has."""
     fleets = [bridge_with_outbox(url) for _ in range(4)]
     for n in range(120):
         bury(fleets[0][0], f"j-{n}")
@@ -209,7 +209,7 @@ def test_operators_who_replay_the_same_at_once_publish_each_once(url: str) -> No
 
 
 def test_a_replay_that_outlasts_its_claim_claims_anew(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that nobody else is given what it still has to do; each is published once."""
+    """The new claim keeps the letters from others; each is published once."""
     bridge, outbox = fleet
     for n in range(5):
         bury(bridge, f"j-{n}", discarded_at=bridge.engine.now() - timedelta(seconds=60 - n))
@@ -240,7 +240,7 @@ def test_a_slow_replay_claims_each_letter_when_its_time_has_come(
 
 
 def test_a_rate(fleet: Lives) -> None:
-    """So many a second, at most."""
+    """The replay publishes at most so many letters a second."""
     bridge, _ = fleet
     for n in range(6):
         bury(bridge, f"j-{n}")
@@ -264,7 +264,7 @@ def test_what_dies_meanwhile_is_left_alone(fleet: Lives) -> None:
 
 @pytest.mark.requirement("DLQ-R002")
 def test_a_replay_with_overrides(fleet: Lives) -> None:
-    """They are handed to who publishes, the policy in the header; what is not named stays."""
+    """The publisher gets the overrides, and the header the policy; fields without an override stay."""
     bridge, outbox = fleet
     bury(bridge, "j-1", retry={"max_attempts": 4})
     job = bridge.dead_letters.retry(
@@ -284,7 +284,7 @@ def test_a_replay_with_overrides(fleet: Lives) -> None:
 
 @pytest.mark.requirement("DLQ-R001", "DLQ-R002")
 def test_many_with_overrides(fleet: Lives) -> None:
-    """Each goes where it is said; a wrong one is named before anything is counted or sent."""
+    """Each letter goes to the queue of its override; a wrong override is an error before the count."""
     bridge, outbox = fleet
     for n in range(3):
         bury(bridge, f"j-{n}", queue="q")
@@ -311,7 +311,7 @@ def test_many_with_overrides(fleet: Lives) -> None:
     ],
 )
 def test_an_override_that_is_wrong(fleet: Lives, override: dict[str, Any], told: str) -> None:
-    """It is named, and the letter stays."""
+    """The error names the override, and the letter stays."""
     bridge, outbox = fleet
     bury(bridge, "j-1")
     with pytest.raises(ValueError) as error:
@@ -321,7 +321,7 @@ def test_an_override_that_is_wrong(fleet: Lives, override: dict[str, Any], told:
 
 
 def test_an_override_of_the_policy_that_is_wrong(fleet: Lives) -> None:
-    """By itself, or together with what the job has."""
+    """The override is wrong by itself, or together with the job's own policy."""
     bridge, outbox = fleet
     bury(bridge, "j-1", retry={"max_interval": "PT1M"})
     for retry in ({"max_attempts": -1}, {"initial_interval": "PT5M"}):
@@ -331,7 +331,7 @@ def test_an_override_of_the_policy_that_is_wrong(fleet: Lives) -> None:
 
 
 def test_a_replay_of_a_task_that_is_gone(fleet: Lives) -> None:
-    """It is said before anything is published."""
+    """The replay is refused before a message is published."""
     bridge, outbox = fleet
     bury(bridge, "j-1", type="gone")
     outbox.strangers = {"gone"}
@@ -342,7 +342,7 @@ def test_a_replay_of_a_task_that_is_gone(fleet: Lives) -> None:
 
 @pytest.mark.requirement("DLQ-006")
 def test_a_text_in_arguments_or_messages(fleet: Lives) -> None:
-    """In any case, on both frameworks' messages; the cursor goes on where the page ended."""
+    """Upper and lower case are alike, on messages of both frameworks; the cursor goes on after the page."""
     bridge, _ = fleet
     bury(bridge, "c", message=celery_message("Ä-17", order="x"))
     bury(bridge, "d", message=dramatiq_message("ä-17"))
@@ -358,7 +358,7 @@ def test_a_text_in_arguments_or_messages(fleet: Lives) -> None:
 
 
 def test_a_text_is_looked_for_in_so_many_letters(url: str) -> None:
-    """A page that has looked through enough ends, with a cursor to go on."""
+    """A page that has looked through enough letters ends, with a cursor to go on."""
     bridge = Bridge(url)
     for n in range(2100):
         bury(bridge, f"j-{n}", discarded_at=NOW - timedelta(seconds=n), message={"args": [n]})
@@ -371,13 +371,13 @@ def test_a_text_is_looked_for_in_so_many_letters(url: str) -> None:
 
 @pytest.mark.parametrize("name", ["since", "until"])
 def test_a_time_without_a_zone(fleet: Lives, name: str) -> None:
-    """It is named."""
+    """The error names the argument."""
     with pytest.raises(ValueError, match=rf"^{name}: .* must be a time with a zone$"):
         fleet[0].dead_letters.list(**{name: datetime(2026, 1, 1)})  # type: ignore[arg-type]
 
 
 def test_purge(fleet: Lives) -> None:
-    """Counted first; then those of the kind are gone, one that is being replayed stays; told by an event."""
+    """A purge counts first; then the letters of the kind are gone, a held one stays, and an event follows."""
     bridge, _ = fleet
     events: list[Event] = []
     bridge = Bridge(bridge.store, listeners=[events.append])
@@ -398,7 +398,7 @@ def test_purge(fleet: Lives) -> None:
 
 @pytest.mark.requirement("DLQ-R004")
 def test_stats_tell_of_retention(fleet: Lives) -> None:
-    """In the spec's own shape."""
+    """The stats have the spec's own shape."""
     bridge, _ = fleet
     bury(bridge, "j-1")
     before = bridge.engine.now()
@@ -411,7 +411,7 @@ def test_stats_tell_of_retention(fleet: Lives) -> None:
 
 
 def test_deaths_over_time(fleet: Lives) -> None:
-    """In equal steps, each death in one of them; of a kind, and since a time."""
+    """The steps are equal, each death is in one of them; filters by kind and time count."""
     bridge, _ = fleet
     for n in range(10):
         bury(bridge, f"j-{n}", type="a" if n else "b", discarded_at=bridge.engine.now() - timedelta(hours=n))
@@ -427,7 +427,7 @@ def test_deaths_over_time(fleet: Lives) -> None:
 
 
 def test_an_export_is_loaded_elsewhere(fleet: Lives, url: str) -> None:
-    """Letter by letter the same, the oldest first."""
+    """Each letter is the same after the load, the oldest first."""
     bridge, _ = fleet
     letters = [bury(bridge, f"j-{n}", message=celery_message(n), attempt=n + 1) for n in range(3)]
     lines = list(bridge.dead_letters.export())
@@ -440,7 +440,7 @@ def test_an_export_is_loaded_elsewhere(fleet: Lives, url: str) -> None:
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"id": "x"}', "null"])
 def test_a_damaged_export(fleet: Lives, damage: str) -> None:
-    """The line is named, and nothing is taken."""
+    """The error names the line, and no letter is loaded."""
     bridge, _ = fleet
     bury(bridge, "j-1")
     lines = list(bridge.dead_letters.export())
@@ -455,7 +455,7 @@ def test_a_damaged_export(fleet: Lives, damage: str) -> None:
     [("errors", ["boom"]), ("attempt", "1"), ("message", []), ("retry", [1]), ("fence", None), ("id", 7)],
 )
 def test_a_letter_with_a_field_of_a_wrong_kind(fleet: Lives, field: str, value: object) -> None:
-    """The line, the field and the value are named, and nothing is taken."""
+    """The error names the line, the field and the value, and no letter is loaded."""
     bridge, _ = fleet
     bury(bridge, "j-1")
     [line] = bridge.dead_letters.export()
@@ -479,7 +479,7 @@ SECRET = "hunter2!"
     ],
 )
 def test_a_redaction_hides_secrets_everywhere(url: str, message: dict[str, Any]) -> None:
-    """In lists, details, searches and exports, in errors and reasons too; a replay has them still."""
+    """Lists, details, searches, exports, errors and reasons hide secrets; a replay has them."""
     bridge, outbox = bridge_with_outbox(url, redact=["password"])
     told = f"login failed with {SECRET}"
     errors = (entry(1, message=told, details={"sent": [SECRET]}, backtrace=[f"x {SECRET}"]),)
@@ -498,7 +498,7 @@ def test_a_redaction_hides_secrets_everywhere(url: str, message: dict[str, Any])
 
 
 def test_a_redaction_of_ones_own(url: str) -> None:
-    """A callable is given names and values, and places where a parameter's name is not known."""
+    """A callable gets names and values, or places where a parameter's name is not known."""
     seen: list[tuple[str, Any]] = []
 
     def shorten(name: str, value: Any) -> Any:
@@ -513,7 +513,7 @@ def test_a_redaction_of_ones_own(url: str) -> None:
 
 
 def test_parked_retries_are_redacted(url: str) -> None:
-    """As dead letters are; and the retry goes on with what it has."""
+    """They are redacted as dead letters are; the retry itself goes on with its secrets."""
     bridge, _ = bridge_with_outbox(url, redact={"password"})
     parked = Parked(
         id="j-1", key="j-1", fence=1, type="t", queue="q", framework=FRAMEWORK, attempt=2, max_attempts=3,
@@ -532,7 +532,7 @@ def test_parked_retries_are_redacted(url: str) -> None:
 
 @pytest.mark.parametrize("redact", ["password", 7])
 def test_a_redaction_that_is_none(redact: Any) -> None:
-    """It is named."""
+    """The error names the argument."""
     with pytest.raises(ConfigurationError, match=r"^redact: .* is neither a collection of argument names"):
         Bridge(redact=redact)
 
@@ -546,7 +546,7 @@ class Bomb:
 
 @pytest.mark.parametrize("content_type", ["application/x-python-serialize", "application/x-yaml"])
 def test_a_pickled_body_is_never_opened(fleet: Lives, content_type: str) -> None:
-    """It is said what it is; everything else of the letter is shown."""
+    """The reading says that the body is pickled; everything else of the letter is shown."""
     bridge, _ = fleet
     body = b64encode(pickle.dumps([[Bomb()], {}, {}])).decode()
     message = {**celery_message(), "body": body, "body_encoding": "base64", "content_type": content_type}
@@ -569,13 +569,13 @@ def test_a_pickled_body_is_never_opened(fleet: Lives, content_type: str) -> None
     ],
 )
 def test_a_message_that_nobody_can_read(message: dict[str, Any]) -> None:
-    """It is said why, if there was one at all."""
+    """The reading says why, if there was a message at all."""
     reading = read_message(message)
     assert reading.args is None
     assert bool(reading.note) == bool(message)
 
 
 def test_a_letter_that_is_gone_for_overrides(fleet: Lives) -> None:
-    """It is told as any other."""
+    """The error is the one for any letter that is gone."""
     with pytest.raises(LetterNotFound):
         fleet[0].dead_letters.retry("nobody", queue="slow")

@@ -65,12 +65,12 @@ def modules_after(statement: str) -> set[str]:
     ],
 )
 def test_what_an_import_does_not_bring(statement: str, absent: set[str]) -> None:
-    """Each extra can go without the others."""
+    """Each extra works without the others."""
     assert not modules_after(statement) & absent
 
 
 def test_all_is_sorted_and_complete() -> None:
-    """Every public name of the package, and nothing that is not there."""
+    """`__all__` has every public name of the package, and no other."""
     assert sorted(ojs_bridge.__all__) == ojs_bridge.__all__
     rooms = {path.stem for path in PACKAGE.iterdir()}
     public = {name for name in vars(ojs_bridge) if not name.startswith("_")} - rooms
@@ -79,7 +79,7 @@ def test_all_is_sorted_and_complete() -> None:
 
 @pytest.mark.parametrize("name", ["celery", "dramatiq", "store"])
 def test_all_of_the_rooms(name: str) -> None:
-    """Constants first, each kind sorted, and what it names is there."""
+    """Constants come first, each kind is sorted, and every name is there."""
     room = __import__(f"ojs_bridge.{name}", fromlist=["__all__"])
     assert sorted(room.__all__, key=lambda public: (not public.isupper(), public)) == room.__all__
     assert all(hasattr(room, public) for public in room.__all__)
@@ -100,7 +100,7 @@ def test_the_package_is_typed() -> None:
 
 
 def test_each_framework_is_an_extra() -> None:
-    """The package itself needs neither; what Python itself lacks before 3.11 reads TOML."""
+    """The package itself needs no framework; before Python 3.11 it needs a reader of TOML."""
     requires = metadata.requires("ojs-bridge") or []
     needed = [line for line in requires if "extra ==" not in line]
     assert sorted(line.split(">")[0] for line in needed) == ["isodate", "pydantic", "tomli"]
@@ -111,7 +111,7 @@ def test_each_framework_is_an_extra() -> None:
 
 @pytest.mark.parametrize(("extra", "frameworks"), [("celery", ["billiard", "celery", "kombu"])])
 def test_a_framework_has_an_upper_bound(extra: str, frameworks: list[str]) -> None:
-    """A release that nobody has tried may have another name in the place of a private one."""
+    """An untried release may have another name in the place of a private one."""
     text = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
     named = tomllib.loads(text)["project"]["optional-dependencies"][extra]
     assert sorted(re.split("[><]", line)[0] for line in named) == frameworks
@@ -119,7 +119,7 @@ def test_a_framework_has_an_upper_bound(extra: str, frameworks: list[str]) -> No
 
 
 def imports(path: Path) -> Iterator[str]:
-    """The modules that a file imports, in full; for `from a import b` also `a.b`."""
+    """Return the modules that a file imports, in full; for `from a import b` also `a.b`."""
     here = ("ojs_bridge", *path.relative_to(PACKAGE).parts)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -132,13 +132,13 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def files(room: str) -> list[Path]:
-    """The files of a room."""
+    """Return the files of a room."""
     single = PACKAGE / f"{room}.py"
     return [single] if single.exists() else sorted((PACKAGE / room).glob("**/*.py"))
 
 
 def rooms_used(path: Path) -> set[str]:
-    """The other rooms of the package that a file imports from."""
+    """Return the other rooms of the package that a file imports from."""
     own = path.relative_to(PACKAGE).with_suffix("").parts[0]
     used = {
         parts[1] for name in imports(path) if (parts := name.split("."))[0] == "ojs_bridge" and len(parts) > 1
@@ -147,12 +147,12 @@ def rooms_used(path: Path) -> set[str]:
 
 
 def top_level(path: Path) -> set[str]:
-    """The top-level modules that a file imports."""
+    """Return the top-level modules that a file imports."""
     return {name.split(".")[0] for name in imports(path)}
 
 
 def test_every_room_has_a_floor() -> None:
-    """A new one is put where it belongs."""
+    """A new room is put on a floor."""
     rooms = {path.stem for path in PACKAGE.iterdir() if not path.name.startswith("__")} - {"py"}
     assert rooms == set().union(*FLOORS)
 
@@ -176,7 +176,7 @@ def test_the_specification_is_pure(path: Path) -> None:
 
 
 def calls(tree: ast.AST) -> set[str]:
-    """The attributes and names that are called."""
+    """Return the attributes and names that are called."""
     called = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
     return {f.attr if isinstance(f, ast.Attribute) else f.id for f in called
             if isinstance(f, (ast.Attribute, ast.Name))}  # fmt: skip
@@ -199,7 +199,7 @@ DECISIONS = {"Complete", "RetryAt", "Discard", "DeadLetter", "Snooze", "GiveBack
 
 @pytest.mark.parametrize("room", sorted(set().union(*FLOORS) - {"spec"}))
 def test_a_match_over_decisions_leaves_none_out(room: str) -> None:
-    """It ends in `assert_never`: a new decision is an error of types in each place that must know it."""
+    """The match ends in `assert_never`: a new decision is an error of types in each such place."""
     for path in files(room):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Match) and names_in(node) & DECISIONS:
@@ -207,21 +207,21 @@ def test_a_match_over_decisions_leaves_none_out(room: str) -> None:
 
 
 def names_in(node: ast.Match) -> set[str]:
-    """The classes that the patterns of a match name."""
+    """Return the classes that the patterns of a match name."""
     found = [n.cls for case in node.cases for n in ast.walk(case.pattern) if isinstance(n, ast.MatchClass)]
     return {cls.id for cls in found if isinstance(cls, ast.Name)}
 
 
 @pytest.mark.parametrize(("room", "other"), [("celery", "dramatiq"), ("dramatiq", "celery")])
 def test_adapters_know_nothing_of_each_other(room: str, other: str) -> None:
-    """Nor of the other's framework."""
+    """An adapter uses neither the other adapter nor its framework."""
     for path in files(room):
         assert other not in rooms_used(path), path
         assert other not in top_level(path), path
 
 
 def own_names(tree: ast.AST) -> Iterator[str]:
-    """The names that a file itself gives: to functions, classes, variables and attributes of `self`."""
+    """Return the names that a file gives: to functions, classes, variables and attributes of `self`."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
@@ -231,7 +231,7 @@ def own_names(tree: ast.AST) -> Iterator[str]:
 
 
 def attributes(tree: ast.AST) -> set[str]:
-    """The attributes that a file reads or sets, but for what it takes from `compat`."""
+    """Return the attributes that a file reads or sets, but for those that it takes from `compat`."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
     return {
         node.attr for node in found if not (isinstance(node.value, ast.Name) and node.value.id == "compat")
@@ -239,7 +239,7 @@ def attributes(tree: ast.AST) -> set[str]:
 
 
 def texts(tree: ast.AST) -> set[str]:
-    """The names that a file imports, or has as a text, for `getattr` and the like."""
+    """Return the names that a file imports, or has as a text, for `getattr` and the like."""
     imported = {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
     constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     return imported | {value for value in constants if isinstance(value, str) and value.isidentifier()}
@@ -276,14 +276,14 @@ def test_private_names_of_a_framework_stand_in_compat(room: str, path: Path) -> 
 
 @pytest.mark.parametrize("room", sorted(BELOW))
 def test_below_the_adapters_there_is_no_framework(room: str) -> None:
-    """Not even where it would be convenient; redis-py is the Redis store's own library."""
+    """redis-py is the Redis store's own library, and no exception."""
     own = {"redis"} if room == "store" else set()
     for path in files(room):
         assert not top_level(path) & (FRAMEWORKS - own), path
 
 
 def test_no_file_imports_itself_by_way_of_others() -> None:
-    """A file can be read after those that it imports."""
+    """A reader can read each file after the files that it imports."""
     modules = {".".join(("ojs_bridge", *path.relative_to(PACKAGE).with_suffix("").parts)): path
                for path in PACKAGE.rglob("*.py")}  # fmt: skip
     named = {name.removesuffix(".__init__"): path for name, path in modules.items()}

@@ -1,4 +1,4 @@
-"""Retries that wait in the store: parked, listed, published when due, by whoever comes first."""
+"""Retries wait in the store: parked, listed, and published when they are due, by the first worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICY = {"max_attempts": 3, "initial_interval": "PT2H", "backoff_strategy": "no
 
 
 class Worker:
-    """A bridge whose publisher keeps what it is given."""
+    """A bridge whose publisher keeps its messages."""
 
     def __init__(self, url: str) -> None:
         self.heard: list[Event] = []
@@ -34,7 +34,7 @@ class Worker:
         self.outbox = self.bridge.engine.context.publishers[FRAMEWORK] = Outbox()
 
     def park(self, job_id: str, type_: str = "billing.charge", queue: str = "default") -> Parked:
-        """Have a job fail, which is then due in two hours."""
+        """Have a job fail; its retry is due in two hours."""
         job = Job(job_id, type_, queue)
         begun = self.bridge.engine.begin(job, job, self.bridge.engine.task())
         assert isinstance(begun, Run)
@@ -48,7 +48,7 @@ class Worker:
 
     @property
     def published(self) -> list[str]:
-        """The jobs whose messages were published."""
+        """Return the jobs whose messages were published."""
         return [parked.id for parked, _ in self.outbox.retried]
 
 
@@ -61,7 +61,7 @@ def worker(url: str) -> Iterator[Worker]:
 
 
 def test_a_parked_retry_says_what_it_is(worker: Worker) -> None:
-    """When it is due, why, and as which attempt."""
+    """The retry has its time, its reason and its attempt."""
     before = worker.bridge.engine.now()
     parked = worker.park("j-1")
     assert (parked.id, parked.type, parked.queue, parked.framework) == (
@@ -75,14 +75,14 @@ def test_a_parked_retry_says_what_it_is(worker: Worker) -> None:
 
 
 def test_parking_settles_the_attempt(worker: Worker) -> None:
-    """In one step: its message is a late copy from then on."""
+    """Both happen in one step: the job's message is a late copy from then on."""
     worker.park("j-1")
     job = Job("j-1", "billing.charge", "default")
     assert isinstance(worker.bridge.engine.begin(job, job, worker.bridge.engine.task()), Drop)
 
 
 def test_they_are_listed_in_pages(worker: Worker) -> None:
-    """The next one due first; by queue and type."""
+    """The retry that is due first comes first; filters by queue and type count."""
     for n, (type_, queue) in enumerate([("a.x", "one"), ("a.y", "two"), ("b", "one")]):
         worker.park(f"j-{n}", type_, queue)
     retries = worker.bridge.retries
@@ -99,7 +99,6 @@ def test_they_are_listed_in_pages(worker: Worker) -> None:
 
 
 def test_what_is_not_due_stays(worker: Worker) -> None:
-    """The scheduler leaves it alone."""
     worker.park("j-1")
     worker.bridge.start()
     worker.bridge.stop()
@@ -108,7 +107,7 @@ def test_what_is_not_due_stays(worker: Worker) -> None:
 
 
 def test_no_error_of_a_chore_ends_the_scheduler(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it is: its thread lives, and what is due is published."""
+    """The scheduler's thread lives after any error, and due retries are published."""
     swept = []
 
     def broken(*_: object, **__: object) -> int:
@@ -124,7 +123,7 @@ def test_no_error_of_a_chore_ends_the_scheduler(worker: Worker, monkeypatch: pyt
 
 
 def test_one_that_is_run_now_is_published_once(worker: Worker) -> None:
-    """With a state that does not send it back to its first time."""
+    """Its new state does not send it back to its first time."""
     worker.park("j-1")
     worker.park("j-2")
     worker.bridge.start()
@@ -140,7 +139,7 @@ def test_one_that_is_run_now_is_published_once(worker: Worker) -> None:
 
 
 def test_one_that_is_cancelled_never_runs(worker: Worker) -> None:
-    """And somebody hears of it."""
+    """A listener hears of it."""
     worker.park("j-1")
     worker.bridge.retries.cancel("j-1")
     assert worker.bridge.retries.count() == 0
@@ -152,7 +151,7 @@ def test_one_that_is_cancelled_never_runs(worker: Worker) -> None:
 
 
 def test_while_the_broker_is_gone_they_wait(worker: Worker) -> None:
-    """And are published when it is back."""
+    """They are published when the broker is back."""
     worker.park("j-1")
     worker.outbox.raises = Unreachable("the broker is gone")
     worker.bridge.retries.run("j-1")
@@ -164,7 +163,7 @@ def test_while_the_broker_is_gone_they_wait(worker: Worker) -> None:
 
 
 def test_one_that_nobody_can_publish_becomes_a_dead_letter(worker: Worker) -> None:
-    """It would be tried for ever; the others go on."""
+    """Otherwise it would be tried for ever; the others go on."""
     worker.park("j-1")
     worker.outbox.raises = Unpublishable("this message has no queue")
     worker.bridge.retries.run("j-1")
@@ -177,7 +176,7 @@ def test_one_that_nobody_can_publish_becomes_a_dead_letter(worker: Worker) -> No
 
 
 def test_one_that_fails_for_a_reason_of_its_own_stands_in_nobodys_way(worker: Worker) -> None:
-    """It is tried again when its claim has ended, and the others go on."""
+    """The retry is tried again when its claim has ended, and the others go on."""
     for job in ("j-1", "j-2"):
         worker.park(job)
     worker.outbox.refuses = {"j-1": OSError("a full disk")}
@@ -210,7 +209,6 @@ def test_what_this_process_does_not_serve_waits_for_another(url: str, worker: Wo
 
 
 def test_four_schedulers_publish_each_once(url: str) -> None:
-    """However many are due."""
     workers = [Worker(url) for _ in range(4)]
     store = workers[0].bridge.store
     assert store is not None
@@ -238,7 +236,7 @@ def test_four_schedulers_publish_each_once(url: str) -> None:
 
 
 def test_without_a_store_nothing_is_parked() -> None:
-    """And who asks for it is told why."""
+    """The error says why."""
     bridge = Bridge()
     assert not bridge.engine.parks(bridge.engine.now() + timedelta(days=1))
     with pytest.raises(ConfigurationError, match="parked retries need a store"):
@@ -246,7 +244,7 @@ def test_without_a_store_nothing_is_parked() -> None:
 
 
 def test_what_is_due_soon_is_the_brokers() -> None:
-    """As long as `park_after` says."""
+    """`park_after` is the limit."""
     bridge = Bridge("sqlite:///unused.db", park_after="PT5M")
     assert not bridge.engine.parks(bridge.engine.now() + timedelta(minutes=4))
     assert bridge.engine.parks(bridge.engine.now() + timedelta(minutes=6))

@@ -1,4 +1,4 @@
-"""One pattern language, wherever a pattern is taken; non-retryable errors have the specification's own."""
+"""All places take the same patterns; non-retryable errors have the specification's own."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 
 def test_whatever_is_stored(full: Bridge) -> None:
-    """A listing, a count, a timeline and a drain take the same pattern for the same types."""
+    """A list, a count, a timeline and a drain take the same pattern for the same types."""
     for pattern, types in LANGUAGE.items():
         wanted = sorted(types)
         assert sorted(found.type for found in full.dead_letters.list(type=pattern).letters) == wanted, pattern
@@ -78,7 +78,7 @@ def test_whatever_is_stored(full: Bridge) -> None:
 
 @pytest.mark.parametrize(("pattern", "types"), LANGUAGE.items(), ids=LANGUAGE)
 def test_whatever_names_tasks(pattern: str, types: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Policies, the canary, a plan's names and shadow mode."""
+    """The places are policies, the canary, the names of a plan, and shadow mode."""
     monkeypatch.setenv(VARIABLE, pattern)
     policies, canary, switch = Policies({pattern: {}}), Canary({pattern: 100}), Switch()
     assert [name for name in TYPES if matches(name, pattern)] == types
@@ -109,7 +109,7 @@ PLACES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("wrong", ["", 7])
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_no_pattern(place: str, wrong: object) -> None:
-    """The same error in every place, by the place's own name."""
+    """Every place raises the same error, by its own name."""
     with pytest.raises(ValueError) as raised:
         PLACES[place](wrong)
     assert str(raised.value) == f"{place}: {wrong!r} must be a name, or a pattern such as 'billing.*'"
@@ -119,7 +119,7 @@ WRONG = ["*Backoff", "*", "a.*.b", "**", "a.**", "a*", ".*"]
 
 
 def an_app() -> Celery:
-    """An app that nobody sends to."""
+    """An app that gets no messages."""
     return Celery("shop", broker="memory://", set_as_current=False)
 
 
@@ -170,7 +170,7 @@ OWNERS: dict[str, Callable[[str], Any]] = {
 @pytest.mark.parametrize("text", WRONG)
 @pytest.mark.parametrize("owner", OWNERS.values(), ids=OWNERS)
 def test_an_error_of_a_form_that_the_spec_lacks(owner: Callable[[str], Any], text: str) -> None:
-    """It is refused by name, rather than matched with nothing."""
+    """The error is refused by name; it would match no type."""
     with pytest.raises(ValueError) as raised:
         owner(text)
     assert f"{text!r} must be a whole type, or a prefix with .* at its end" in str(raised.value)
@@ -178,7 +178,7 @@ def test_an_error_of_a_form_that_the_spec_lacks(owner: Callable[[str], Any], tex
 
 @pytest.mark.parametrize("text", ["*Backoff", "a.*.b"])
 def test_a_file_with_such_an_error(tmp_path: Path, text: str) -> None:
-    """Its check fails, and says the error's name."""
+    """The check of the file fails, and names the error."""
     file = tmp_path / "policies.json"
     file.write_text(json.dumps({"policies": {"job": named(text)}}), encoding="utf-8")
     ran = run("policy", "check", str(file))
@@ -186,7 +186,7 @@ def test_a_file_with_such_an_error(tmp_path: Path, text: str) -> None:
 
 
 def test_a_message_may_name_any_type() -> None:
-    """To the specification an entry is any text, so that what a producer elsewhere says stays valid."""
+    """To the specification an entry is any text, so an entry of a foreign producer stays valid."""
     policy = RetryPolicy(non_retryable_errors=["*Backoff", "a.*"])
     assert policy.non_retryable_pattern(Failure("*Backoff")) == "*Backoff"
     assert policy.non_retryable_pattern(Failure("a.b")) == "a.*"

@@ -1,4 +1,4 @@
-"""A plain `install` changes nothing that nobody asked for; who has spoken is heard, field by field."""
+"""A plain `install` changes no retries; each field of a policy changes its part."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def natively(app: Celery) -> None:
 
 
 def plainly(app: Celery) -> None:
-    """Install a bridge, and say nothing."""
+    """Install a bridge without a policy."""
     install(app, Bridge())
 
 
@@ -60,7 +60,7 @@ def plainly(app: Celery) -> None:
 def test_celery_tasks_run_as_often_and_end_alike(
     options: dict[str, Any], steps: list[str], runs: int, unique: str
 ) -> None:
-    """What a task asks for natively, and nothing else, is what it is given."""
+    """A task gets the retries that it asks for natively, and no others."""
     found = []
     for installing in (natively, plainly):
         hand = ByHand(f"{unique}-{installing.__name__}", installing)
@@ -73,7 +73,7 @@ def test_celery_tasks_run_as_often_and_end_alike(
 
 
 def test_autoretry_for_that_is_set_too_late_does_nothing_as_natively(unique: str) -> None:
-    """Celery reads it once, when a task is declared."""
+    """Celery reads the option once, when a task is declared."""
     hand = ByHand(unique, plainly)
     task = hand.define("charge", max_retries=2, default_retry_delay=0)
     task.autoretry_for = (OSError,)
@@ -128,7 +128,7 @@ def test_dramatiq_actors_run_as_often_and_end_alike(
     runs: int,
     unique: str,
 ) -> None:
-    """Under the settings of the `Retries` that the bridge replaced; what dies goes where it always went."""
+    """The settings of the replaced `Retries` count; dead messages go to the place they went to before."""
     found = []
     for installed in (False, True):
         broker = StubBroker(middleware=[Retries(**stock)])
@@ -151,7 +151,7 @@ def test_dramatiq_actors_run_as_often_and_end_alike(
 
 
 def test_a_broker_that_never_retries_still_does_not(unique: str) -> None:
-    """`install` brings no retries; who puts OJSRetries among the middleware asks for them."""
+    """`install` brings no retries; OJSRetries among the middleware does."""
     for put, runs in ((install_dramatiq, 1), (lambda b, bridge: b.add_middleware(OJSRetries(bridge)), 3)):
         broker = StubBroker(middleware=[])
         put(broker, Bridge())
@@ -177,14 +177,14 @@ SPOKEN: list[tuple[dict[str, Any] | None, dict[str, Any] | None, str, int, float
 
 
 def told(task: TaskPolicy, error: BaseException) -> tuple[str, int, float]:
-    """A rule, max_attempts, and the seconds before retry 1."""
+    """Return a rule, max_attempts, and the seconds before retry 1."""
     rule = "asked" if task.retry_on.rules_out(error) else "failure"
     waits = task.policy.initial_interval / timedelta(seconds=1)
     return rule, task.policy.max_attempts, waits
 
 
 def celery_policy(bridge: Bridge, policies: Any, unique: str, **options: Any) -> TaskPolicy:
-    """What a task is retried under."""
+    """Return the policy of a task."""
     hand = ByHand(unique, lambda app: install(app, bridge, policies=policies))
     return task_policy(hand.app, hand.define("charge", **options))
 
@@ -193,7 +193,7 @@ def celery_policy(bridge: Bridge, policies: Any, unique: str, **options: Any) ->
 def test_who_says_max_attempts_asks_for_retries(
     retry: Any, entry: Any, rule: str, attempts: int, wait: float, unique: str
 ) -> None:
-    """And the spec's default counts for what else was not said; any other field shapes what is there."""
+    """Fields that are left out have the spec's default; any other field shapes the retries that are there."""
     policies = None if entry is None else {"c*": entry}
     task = celery_policy(Bridge(retry=retry), policies, unique)
     assert told(task, OSError()) == (rule, attempts, wait)
@@ -220,7 +220,7 @@ HEARD: list[tuple[Any, Any, Any, int, float, str]] = [
 def test_who_speaks_is_heard_on_dramatiq(
     retry: Any, entry: Any, own: Any, attempts: int, wait: float, end: str, unique: str
 ) -> None:
-    """As on Celery; Dramatiq itself keeps what has died."""
+    """The rules are those of Celery; Dramatiq itself keeps its dead messages."""
     broker = StubBroker()
     middleware = install_dramatiq(
         broker, Bridge(retry=retry), policies=None if entry is None else {"c*": entry}
@@ -236,7 +236,7 @@ def test_who_speaks_is_heard_on_dramatiq(
 
 @pytest.mark.parametrize(("retry", "runs"), [({"max_attempts": 3}, 3), ({"on_exhaustion": "dead_letter"}, 1)])
 def test_a_job_may_ask_for_retries_too(retry: dict[str, Any], runs: int, unique: str) -> None:
-    """A producer that says `max_attempts`; when, is the task's to say."""
+    """A producer sets `max_attempts`; the waits are the task's."""
     hand = ByHand(unique, plainly)
     hand.define("charge", default_retry_delay=0)
     job = hand.send("charge", "OSError()", ojs_retry=retry)

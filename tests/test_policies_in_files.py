@@ -1,4 +1,4 @@
-"""Policies in a file: what `install` and `OJSRetries` make of it, and how it is refused."""
+"""`install` and `OJSRetries` read policies from a file, and refuse a wrong one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_table_of_policies(shop: Path) -> None:
 
 @pytest.mark.parametrize("text", ['{"max_attempts": 5}', '{"default": {"max_attempts": 5}}'])
 def test_a_file_without_a_table(tmp_path: Path, text: str) -> None:
-    """One policy, for every name."""
+    """The file has one policy, for every name."""
     (tmp_path / "p.json").write_text(text)
     policies = load(str(tmp_path / "p.json"))
     assert policies.of("anything") == [{"max_attempts": 5}]
@@ -62,13 +62,13 @@ def test_a_file_without_a_table(tmp_path: Path, text: str) -> None:
 
 
 def test_an_empty_table_moves_nothing(tmp_path: Path) -> None:
-    """As an empty mapping does."""
+    """An empty mapping does the same."""
     (tmp_path / "p.toml").write_text("[policies]\n")
     assert load(tmp_path / "p.toml").of("anything") is None
 
 
 def test_a_pattern_that_names_nothing(shop: Path) -> None:
-    """It is told with its file."""
+    """The error names the file."""
     with pytest.raises(ConfigurationError) as error:
         load(shop).check(["shop.mail.x"], "task of the app 'a'")
     assert str(error.value) == f"{shop}: policies['shop.mail'] names no task of the app 'a'"
@@ -92,7 +92,7 @@ INVALID = [
 
 @pytest.mark.parametrize(("text", "problem"), INVALID)
 def test_an_invalid_policy(tmp_path: Path, text: str, problem: str) -> None:
-    """File, table, field, value and rule, in the words of `ojs-bridge policy check`."""
+    """The error names file, table, field, value and rule, in the words of `ojs-bridge policy check`."""
     file = tmp_path / "p.toml"
     file.write_text(text)
     with pytest.raises(InvalidRetryPolicy) as error:
@@ -113,7 +113,7 @@ UNREADABLE = [
 
 @pytest.mark.parametrize(("name", "text", "problem"), UNREADABLE)
 def test_an_unreadable_file(tmp_path: Path, name: str, text: str | None, problem: str) -> None:
-    """It is named."""
+    """The error names the file."""
     file = tmp_path / name
     if text is not None:
         file.write_text(text)
@@ -123,7 +123,7 @@ def test_an_unreadable_file(tmp_path: Path, name: str, text: str | None, problem
 
 
 def test_what_check_calls_ok_is_loaded(shop: Path) -> None:
-    """Name by name."""
+    """The loaded policies are the same, name by name."""
     assert run("policy", "check", str(shop)).out.splitlines() == [
         "default: OK",
         "policies['shop.*']: OK",
@@ -133,7 +133,7 @@ def test_what_check_calls_ok_is_loaded(shop: Path) -> None:
 
 @pytest.mark.parametrize("kind", [str, Path])
 def test_celery(shop: Path, kind: type[str | os.PathLike[str]]) -> None:
-    """A path, of either type."""
+    """The argument is a path, of either type."""
     app = Celery("shop", set_as_current=False)
     celery.install(app, Bridge(), policies=kind(shop))
 
@@ -151,7 +151,7 @@ def test_celery(shop: Path, kind: type[str | os.PathLike[str]]) -> None:
 
 
 def test_dramatiq(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the environment, and what the code says wins over that."""
+    """The path is read from the environment; an argument in code wins over it."""
     monkeypatch.setenv("OJS_BRIDGE_POLICIES", str(shop))
     for given, attempts in [(None, 8), ({"shop.mail": {"max_attempts": 2}}, 2)]:
         broker = StubBroker()
@@ -170,7 +170,7 @@ def actor(broker: StubBroker, name: str) -> object:
 
 
 def test_an_invalid_file_stops_both_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where they are set up."""
+    """The error comes where the app or broker is set up."""
     monkeypatch.setenv("OJS_BRIDGE_POLICIES", str(tmp_path / "absent.toml"))
     with pytest.raises(ConfigurationError, match=r"^OJS_BRIDGE_POLICIES: '.+absent\.toml' cannot be read"):
         celery.install(Celery("shop", set_as_current=False), Bridge())
@@ -179,7 +179,7 @@ def test_an_invalid_file_stops_both_at_once(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_an_invalid_argument() -> None:
-    """Neither a mapping nor a path."""
+    """The argument is neither a mapping nor a path."""
     with pytest.raises(ConfigurationError) as error:
         the_policies(7)  # type: ignore[arg-type]
     assert str(error.value).startswith("policies: 7 must map names to partial policies, or be a file of them")

@@ -1,4 +1,4 @@
-"""Runs every snippet of the README: its modules with real workers, its commands with make's own words."""
+"""Every snippet of the README runs: its modules with real workers, its commands in a shell."""
 
 import os
 import re
@@ -22,20 +22,20 @@ SNIPPET = re.compile(r"```python\n# (?P<name>\w+\.py)\n(?P<code>.*?)```", re.DOT
 
 @pytest.fixture(scope="module")
 def readme() -> str:
-    """The README's text."""
+    """Return the README's text."""
     return (ROOT / "README.md").read_text()
 
 
 @pytest.fixture
 def shop(readme: str, tmp_path: Path, valkey_url: str) -> tuple[Path, dict[str, str]]:
-    """A folder with every snippet as the module it names, and the environment that they run in."""
+    """Write every snippet as the module it names; return the folder and the snippets' environment."""
     for snippet in SNIPPET.finditer(readme):
         (tmp_path / snippet["name"]).write_text(snippet["code"])
     return tmp_path, {**os.environ, "BROKER_URL": valkey_url, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
 
 
 def test_every_python_snippet_names_its_module(readme: str) -> None:
-    """A snippet without a name would not be run."""
+    """The tests would not run a snippet without a name."""
     names = [snippet["name"] for snippet in SNIPPET.finditer(readme)]
     assert len(names) == readme.count("```python") == len(set(names))
 
@@ -56,7 +56,7 @@ def test_a_module_of_the_readme_imports(shop: tuple[Path, dict[str, str]], name:
 
 
 def test_the_readme_from_sending_to_replaying(shop: tuple[Path, dict[str, str]]) -> None:
-    """Its workers take what send.py sends; its fleet's job dies, and replay.py sends it back."""
+    """The workers run the jobs of send.py; the fleet's job dies, and replay.py sends it back."""
     folder, environment = shop
     store = Bridge(f"sqlite:///{folder}/ojs.db").dead_letters
     with _workers(folder, environment) as log:
@@ -77,7 +77,7 @@ COMMAND = re.compile(r"^\$ ojs-bridge (.*)$", re.MULTILINE)
 
 
 def test_the_commands_of_the_readme(readme: str, shop: tuple[Path, dict[str, str]]) -> None:
-    """One after the other, in the folder of its snippets; the server answers."""
+    """The commands run one after the other, in the folder of the snippets; the server answers."""
     folder, environment = shop
     port = free_port()
     Bridge(f"sqlite:///{folder}/ojs.db").store.prepare()  # type: ignore[union-attr]
@@ -103,7 +103,7 @@ def _answers(url: str) -> bool:
 
 
 def test_the_two_commands_stand_at_the_top(readme: str) -> None:
-    """A newcomer finds both within the first screen, and the Makefile has them."""
+    """A newcomer finds both on the first screen, and the Makefile has them."""
     top = "\n".join(readme.splitlines()[:20])
     makefile = (ROOT / "Makefile").read_text()
     for command in ("demo", "test"):
@@ -121,7 +121,7 @@ def _python(folder: Path, environment: dict[str, str], *arguments: str) -> str:
 
 @contextmanager
 def _workers(folder: Path, environment: dict[str, str]) -> Iterator[object]:
-    """Run the README's three workers; give a function that reads a worker's output so far."""
+    """Run the README's three workers; yield a function that reads a worker's output."""
     commands = {
         "actors": ["dramatiq", "actors", "--processes", "1", "--threads", "2"],
         "tasks": [

@@ -1,4 +1,4 @@
-"""Dead letters that are replayed by themselves."""
+"""Rules replay dead letters without an operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOUR = timedelta(hours=1)
 
 
 def fleet(url: str, *rules: ReplayRule, **options: Any) -> tuple[Bridge, Outbox]:
-    """A bridge with rules, and what its framework has published."""
+    """A bridge with rules, and the publisher of its framework."""
     bridge = Bridge(url, replay_rules=rules, **options)
     outbox = bridge.engine.context.publishers[FRAMEWORK] = Outbox()
     return bridge, outbox
@@ -33,13 +33,13 @@ def bury(bridge: Bridge, letter_id: str, ago: timedelta, **fields: Any) -> None:
 
 
 def sent(outbox: Outbox) -> list[str]:
-    """The ids of what was published."""
+    """Return the ids of the published letters."""
     return [found.id for found, _ in outbox.published]
 
 
 @pytest.mark.requirement("DLQ-R003")
 def test_what_a_rule_names_is_replayed_after_its_delay(url: str) -> None:
-    """Of its kind, old enough, not too often; the rest stays, and each is told of."""
+    """A rule replays letters of its kind, old enough and not too often; the rest stay, and events follow."""
     rule = ReplayRule("timeouts", type="billing.*", error_type="external.*", delay="PT1H", max_replays=2)
     events: list[Event] = []
     bridge, outbox = fleet(url, rule, listeners=[events.append])
@@ -62,7 +62,7 @@ def test_what_a_rule_names_is_replayed_after_its_delay(url: str) -> None:
 
 @pytest.mark.requirement("DLQ-R003")
 def test_of_many_workers_one_applies_the_rules_in_a_minute(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none before the minute is over."""
+    """No other worker applies them before the minute is over."""
     now = [datetime.now(timezone.utc)]
     monkeypatch.setattr(Bridge, "_now", lambda _: now[0])
     fleets = [fleet(url, ReplayRule("all", delay="PT0S")) for _ in range(4)]
@@ -83,7 +83,7 @@ def test_of_many_workers_one_applies_the_rules_in_a_minute(url: str, monkeypatch
 
 
 def test_what_a_rule_cannot_replay_stays(url: str) -> None:
-    """And the others go."""
+    """The other letters go."""
     bridge, outbox = fleet(url, ReplayRule("all", delay="PT0S"))
     bury(bridge, "bad", HOUR)
     bury(bridge, "good", HOUR)
@@ -95,7 +95,7 @@ def test_what_a_rule_cannot_replay_stays(url: str) -> None:
 
 @pytest.mark.requirement("DLQ-R003")
 def test_a_worker_applies_them(url: str) -> None:
-    """From its start on; a rule that is switched off does nothing."""
+    """A worker applies them from its start on; a rule that is switched off does nothing."""
     off = ReplayRule("off", queue="kept", delay="PT0S", enabled=False)
     bridge, outbox = fleet(url, off, ReplayRule("all", queue="default", delay="PT0S"))
     bury(bridge, "kept", HOUR, queue="kept")
@@ -126,7 +126,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize(("make", "told"), WRONG.values(), ids=WRONG)
 def test_a_rule_that_is_wrong(make: Callable[[], object], told: str) -> None:
-    """It is named, with its field and the rule of it."""
+    """The error names the rule, its field and the field's own rule."""
     with pytest.raises(ConfigurationError) as error:
         make()
     assert str(error.value).startswith(told)

@@ -1,4 +1,4 @@
-"""Attempts that are reserved: lost ones count, live ones are left alone, late copies are dropped."""
+"""An attempt is reserved: a lost one counts, a live one is left alone, a late copy is dropped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LONG, SHORT = timedelta(minutes=1), timedelta(seconds=0.6)
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[timedelta]:
-    """How far the clock of every bridge that is made from now on is ahead."""
+    """Return how far the clock of every new bridge is ahead, to be set by a test."""
     ahead = [timedelta()]
     monkeypatch.setattr(Bridge, "_now", lambda _: datetime.now(timezone.utc) + ahead[0])
     return ahead
@@ -44,18 +44,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[timedelta]:
 
 @pytest.fixture
 def bridges(url: str) -> Iterator[list[Bridge]]:
-    """Bridges of one fleet; what one worker leaves behind, another finds."""
+    """Make bridges of one fleet; one worker finds the reservations that another leaves behind."""
     yield from fleet(url, LONG)
 
 
 @pytest.fixture
 def hasty(url: str) -> Iterator[list[Bridge]]:
-    """Bridges of one fleet, whose reservations run out soon."""
+    """Make bridges of one fleet, whose reservations run out soon."""
     yield from fleet(url, SHORT)
 
 
 def fleet(url: str, reservation: timedelta) -> Iterator[list[Bridge]]:
-    """Two bridges, as long as a test needs them."""
+    """Two bridges that live as long as the test."""
     made = [Bridge(url, POLICY, reservation=reservation) for _ in range(2)]
     for bridge in made:
         bridge.engine.context.publishers[FRAMEWORK] = Outbox()
@@ -77,7 +77,7 @@ def run(bridge: Bridge, job: Job, publication: str = "") -> Run:
 
 
 def fail(bridge: Bridge, begun: Run) -> Job:
-    """End a run with a retry, and return the job as its next message says."""
+    """End a run with a retry, and return the job as its next message has it."""
     decision = bridge.engine.judge(begun, ConnectionError("down"))
     assert isinstance(decision, RetryAt)
     job = bridge.engine.after(begun.job, decision)
@@ -87,12 +87,12 @@ def fail(bridge: Bridge, begun: Run) -> Job:
 
 
 def abandon(url: str, job: Job = JOB, reservation: timedelta = SHORT) -> None:
-    """Take a job's reservation in a process of its own, and be killed."""
+    """Reserve a job's attempt in a process of its own, and be killed."""
     die_holding(lambda: Bridge(url, POLICY, reservation=reservation), job)
 
 
 def die_holding(bridge: Callable[[], Bridge], job: Job = JOB) -> None:
-    """Fork a process that takes a job's reservation, and is killed."""
+    """Fork a process that reserves a job's attempt, and is killed."""
     process = multiprocessing.get_context("fork").Process(target=_take_and_die, args=(bridge, job))
     process.start()
     process.join()
@@ -106,7 +106,7 @@ def _take_and_die(bridge: Callable[[], Bridge], job: Job) -> None:
 
 @pytest.mark.requirement("RET-12")
 def test_a_lost_attempt_is_a_failed_one(url: str, clock: list[timedelta], bridges: list[Bridge]) -> None:
-    """While its reservation lasts nobody knows; then it is judged, once, and its backoff is kept."""
+    """The attempt is judged once, when its reservation has run out, and its backoff is kept."""
     abandon(url, reservation=LONG)
     first, second = bridges
     waiting = begin(first, JOB)
@@ -129,7 +129,7 @@ def test_a_lost_attempt_is_a_failed_one(url: str, clock: list[timedelta], bridge
 
 @pytest.mark.requirement("RET-12")
 def test_the_last_lost_attempt_is_the_end(url: str, bridges: list[Bridge]) -> None:
-    """As any other failure at max_attempts."""
+    """The job ends as after any other failure at max_attempts."""
     bridge = bridges[0]
     last = JOB._replace(attempt=3, fence=2)
     abandon(url, last)
@@ -148,7 +148,7 @@ def test_the_last_lost_attempt_is_the_end(url: str, bridges: list[Bridge]) -> No
 
 @pytest.mark.requirement("RET-12")
 def test_judging_a_lost_attempt_can_be_lost_too(url: str, hasty: list[Bridge]) -> None:
-    """It stays one lost attempt until what follows it is safe."""
+    """The attempt stays one lost attempt until the decision about it is safe."""
     abandon(url)
     eventually(lambda: isinstance(begin(hasty[0], JOB), Lost), what="the attempt was found lost")
     held = next(iter(hasty[0].engine._reservations._heart._live))  # type: ignore[union-attr]
@@ -165,7 +165,7 @@ def test_judging_a_lost_attempt_can_be_lost_too(url: str, hasty: list[Bridge]) -
 
 @pytest.mark.requirement("RET-13")
 def test_a_heartbeat_extends_the_reservation(url: str) -> None:
-    """A run far longer than its reservation stays one run, and its duplicates wait."""
+    """A run that is far longer than its reservation stays one run, and its duplicates wait."""
     length = timedelta(seconds=8)  # a loaded machine may hold a heartbeat up for five seconds
     first, second = (Bridge(url, POLICY, reservation=length) for _ in range(2))
     begun = run(first, JOB)
@@ -183,7 +183,7 @@ def test_a_heartbeat_extends_the_reservation(url: str) -> None:
 
 @pytest.mark.requirement("RET-13")
 def test_a_settled_job_does_not_run_again(bridges: list[Bridge]) -> None:
-    """Nor does any earlier message of it, whoever delivers it."""
+    """No earlier message of the job runs either, whichever worker gets it."""
     first, second = bridges
     retry = fail(first, run(first, JOB))
     assert isinstance(begin(second, JOB), Drop)
@@ -196,7 +196,7 @@ def test_a_settled_job_does_not_run_again(bridges: list[Bridge]) -> None:
 
 
 def test_a_retry_may_begin_before_its_predecessor_is_settled(bridges: list[Bridge]) -> None:
-    """It is published first, and then settles its reservation: too late, and that harms nobody."""
+    """The retry is published first, and its run settles too late, which harms no job."""
     first, second = bridges
     begun = run(first, JOB)
     decision = first.engine.judge(begun, ConnectionError("down"))
@@ -219,7 +219,7 @@ def test_a_job_that_is_given_back_has_used_nothing(bridges: list[Bridge]) -> Non
 
 
 def test_a_snooze_runs_the_same_attempt_again(bridges: list[Bridge]) -> None:
-    """Its fence tells it from a copy of the snoozed one."""
+    """The fence tells the next run from a copy of the snoozed one."""
     first, second = bridges
     begun = run(first, JOB)
     first.engine.settle(begun, Complete())
@@ -228,7 +228,7 @@ def test_a_snooze_runs_the_same_attempt_again(bridges: list[Bridge]) -> None:
 
 
 def test_a_replay_is_no_late_copy(bridges: list[Bridge]) -> None:
-    """Though its attempts begin afresh."""
+    """The attempts of the replay begin afresh."""
     first, _ = bridges
     begun = run(first, JOB)
     decision = Discard("handler", Failure("a.b"), "why")
@@ -239,7 +239,7 @@ def test_a_replay_is_no_late_copy(bridges: list[Bridge]) -> None:
 
 
 def test_a_job_that_a_user_sends_twice_runs_twice(bridges: list[Bridge]) -> None:
-    """Under one id, as far as the broker tells one message from another; its retries stay apart."""
+    """Both jobs have one id, and the broker tells their messages apart; their retries stay apart."""
     first, second = bridges
     one = run(first, JOB, "message-1")
     two = run(second, JOB, "message-2")
@@ -252,7 +252,7 @@ def test_a_job_that_a_user_sends_twice_runs_twice(bridges: list[Bridge]) -> None
 
 
 def test_who_buried_a_job_has_settled_it(bridges: list[Bridge]) -> None:
-    """In one step; and an abandoned run is settled by who knows that its process is dead."""
+    """Both happen in one step; a process that knows of a death settles the abandoned run."""
     first, second = bridges
     begun = run(first, JOB)
     resumed = second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid())
@@ -268,7 +268,7 @@ def test_who_buried_a_job_has_settled_it(bridges: list[Bridge]) -> None:
 
 @pytest.mark.requirement("RET-12")
 def test_a_run_that_was_taken_over_is_not_heard(hasty: list[Bridge]) -> None:
-    """Neither before it sends its job on, nor when it writes a letter or parks a retry; and others are."""
+    """The run neither sends its job on, nor writes a letter, nor parks a retry; other runs do."""
     first, second = hasty
     late, heard = run(first, JOB), run(first, JOB._replace(id="j-2"))
     first.engine.expire(late)
@@ -300,7 +300,7 @@ def test_a_run_that_ends_within_its_reservation_asks_the_store_nothing(
 def test_a_store_that_is_gone_keeps_no_run_from_being_heard(
     hasty: list[Bridge], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody could have taken it over meanwhile."""
+    """No worker can have taken the run over meanwhile."""
 
     def fail(*_: Any, **__: Any) -> None:
         raise StoreError("gone")
@@ -313,7 +313,7 @@ def test_a_store_that_is_gone_keeps_no_run_from_being_heard(
 
 @pytest.mark.requirement("RET-12")
 def test_a_process_that_died_before_anybody_knew_which_is_found_to_have_ended(url: str) -> None:
-    """Long before its reservation runs out."""
+    """The engine finds out long before the reservation runs out."""
     abandon(url, reservation=timedelta(minutes=1))
     bridge = Bridge(url, POLICY)
     resumed = bridge.engine.resume(JOB, JOB, bridge.engine.task(), process=None)
@@ -323,7 +323,7 @@ def test_a_process_that_died_before_anybody_knew_which_is_found_to_have_ended(ur
 
 @pytest.mark.requirement("RET-12")
 def test_a_sibling_that_died_is_not_waited_for(url: str) -> None:
-    """A pool that has not read that its child began a job gives it to another child when the first one dies.
+    """Celery's pool gives a job to another child when the first died before the pool read that it had begun.
 
     Whoever was not forked from the same process waits: it may not see that process's number.
     """
@@ -364,7 +364,7 @@ def test_a_sibling_that_lives_is_waited_for(url: str) -> None:
 def test_a_process_that_died_with_a_copy_in_its_hands_costs_the_live_run_nothing(
     bridges: list[Bridge],
 ) -> None:
-    """It had only found that somebody else runs the job, or that the job came early."""
+    """It had only found that another worker runs the job, or that the job came early."""
     first, second = bridges
     begun = run(first, JOB)
     found = second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid() + 1)
@@ -385,7 +385,7 @@ def test_a_process_that_died_with_a_copy_in_its_hands_costs_the_live_run_nothing
     ("fail_open", "can_wait", "runs"), [(False, True, False), (True, True, True), (False, False, True)]
 )
 def test_while_the_store_is_gone_jobs_wait(fail_open: bool, can_wait: bool, runs: bool) -> None:
-    """Unless told otherwise, or where they would be lost."""
+    """They do not wait with `fail_open`, or where they would be lost."""
     bridge = Bridge(
         "sqlite:////nowhere/at/all.db", fail_open=fail_open, storage_retry=StorageRetry.disabled()
     )
@@ -400,13 +400,13 @@ def test_while_the_store_is_gone_jobs_wait(fail_open: bool, can_wait: bool, runs
 
 
 def test_a_job_that_runs_in_its_caller_is_not_reserved(bridges: list[Bridge]) -> None:
-    """Nobody else can have it."""
+    """No other worker can have the job."""
     for bridge in bridges:
         assert isinstance(bridge.engine.begin(JOB, JOB, bridge.engine.task(), reserve=False), Run)
 
 
 def test_without_a_store_nothing_is_reserved() -> None:
-    """And nothing of it is paid."""
+    """A bridge without a store does nothing of it."""
     bridge = Bridge()
     assert run(bridge, JOB).reservation is None
     assert run(bridge, JOB).reservation is None
@@ -415,7 +415,7 @@ def test_without_a_store_nothing_is_reserved() -> None:
 @pytest.mark.parametrize("name", ["reservation", "park_after"])
 @pytest.mark.parametrize("value", ["soon", "PT0S", 60, timedelta(-1), ""])
 def test_bad_lengths_name_the_field(name: str, value: Any) -> None:
-    """Where the bridge is made."""
+    """The error comes where the bridge is made."""
     with pytest.raises(ConfigurationError, match=name):
         Bridge(**{name: value})
 
@@ -423,7 +423,7 @@ def test_bad_lengths_name_the_field(name: str, value: Any) -> None:
 def test_what_was_acknowledged_is_forgotten_after_a_while(
     hasty: list[Bridge], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a store would hold a day's jobs; what has begun its retries is remembered, because of copies."""
+    """Otherwise a store would hold a day's jobs; a retried job's reservation stays, because of copies."""
     monkeypatch.setattr(heartbeat, "_FORGET_AFTER", 0.0)
     first, second = hasty
     retry = fail(first, run(first, JOB._replace(id="j-2")))
@@ -436,7 +436,7 @@ def test_what_was_acknowledged_is_forgotten_after_a_while(
 
 
 def test_many_threads_begin_the_first_jobs_of_a_process(url: str) -> None:
-    """And all are held by it: they can be settled as its own."""
+    """The process holds all of the reservations, and can settle them as its own."""
     for _ in range(10):
         bridge = Bridge(url, POLICY, reservation=SHORT)
         gate = threading.Barrier(8)
@@ -453,7 +453,7 @@ def test_many_threads_begin_the_first_jobs_of_a_process(url: str) -> None:
 
 
 def test_what_could_not_be_settled_is_settled_later() -> None:
-    """By the heartbeat, when the store is back: a lost acknowledgement runs nothing again."""
+    """The heartbeat settles the run when the store is back: a lost acknowledgement runs nothing again."""
     with Valkey() as server:
         bridge = Bridge(server.url, POLICY, reservation=SHORT, storage_retry=StorageRetry.disabled())
         begun = run(bridge, JOB)
@@ -468,7 +468,7 @@ def test_what_could_not_be_settled_is_settled_later() -> None:
 
 
 def test_a_reservation_whose_answer_was_lost_is_ours() -> None:
-    """The store goes on with what its client gave up; asked again, it gives the first answer."""
+    """The store goes on with a request that its client gave up; asked again, it gives the first answer."""
     with Valkey() as server:
         patient = StorageRetry(max_attempts=12, initial_interval="PT0.5S")
         bridge = Bridge(f"{server.url}?socket_timeout=0.3", POLICY, storage_retry=patient)
@@ -500,7 +500,7 @@ def stall(server: Valkey, seconds: float) -> None:
 
 
 class SoftLimit(BaseException):
-    """What ends a question from outside, as a soft time limit does."""
+    """Breaks a question to the store off, as a soft time limit does."""
 
 
 def test_a_question_that_was_broken_off_is_no_lost_attempt(asking: tuple[Valkey, Bridge]) -> None:

@@ -1,4 +1,4 @@
-"""How long dead letters are kept, and how many."""
+"""Dead letters are kept for a time, and in a number."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fill(bridge: Bridge, ages: dict[str, int], queue: str = "default") -> Store:
 
 @pytest.mark.requirement("DLQ-004")
 def test_too_old_and_too_many(url: str) -> None:
-    """Either limit is enough; the oldest go first."""
+    """A letter beyond either limit goes; the oldest go first."""
     bridge = Bridge(url, retention=Retention("P30D", 2))
     store = fill(bridge, {"old": 31, "fourth": 4, "third": 3, "second": 2, "first": 1})
     assert bridge.dead_letters.prune() == 3
@@ -45,7 +45,7 @@ def test_too_old_and_too_many(url: str) -> None:
 
 @pytest.mark.requirement("DLQ-004")
 def test_by_default(url: str) -> None:
-    """The spec's own limits: 180 days, 10,000 letters."""
+    """The limits are the spec's own: 180 days, 10,000 letters."""
     bridge = Bridge(url)
     store = fill(bridge, {"too old": 181, "old": 179})
     assert bridge.dead_letters.prune() == 1
@@ -55,7 +55,7 @@ def test_by_default(url: str) -> None:
 
 @pytest.mark.requirement("DLQ-004")
 def test_queues_with_limits_of_their_own(url: str) -> None:
-    """They are counted by themselves, and all others together."""
+    """Such a queue is counted by itself, and all others together."""
     own = {"billing": Retention("P365D", 3), "noise": Retention("P1D", 0)}
     bridge = Bridge(url, retention=Retention("P30D", 1, queues=own))
     fill(bridge, {f"b-{n}": 100 + n for n in range(5)}, "billing")
@@ -68,7 +68,7 @@ def test_queues_with_limits_of_their_own(url: str) -> None:
 
 @pytest.mark.requirement("DLQ-004")
 def test_an_archive(url: str, tmp_path: Path) -> None:
-    """JSON Lines, each letter with its whole history; what is there stays."""
+    """The archive is JSON Lines, each letter with its whole history; earlier lines stay."""
     archive = tmp_path / "dead.jsonl"
     archive.write_text('{"id": "earlier"}\n')
     bridge = Bridge(url, retention=Retention("P30D", archive=archive))
@@ -82,7 +82,7 @@ def test_an_archive(url: str, tmp_path: Path) -> None:
 
 @pytest.mark.requirement("DLQ-004")
 def test_an_archive_has_only_what_was_pruned(url: str, tmp_path: Path) -> None:
-    """Not a letter that a replay holds, which lives on."""
+    """A letter that a replay holds stays out of it."""
     archive = tmp_path / "dead.jsonl"
     bridge = Bridge(url, retention=Retention("P30D", archive=archive))
     store = fill(bridge, {"held": 41, "old": 40})
@@ -94,7 +94,6 @@ def test_an_archive_has_only_what_was_pruned(url: str, tmp_path: Path) -> None:
 
 
 def test_an_archive_that_cannot_be_written_loses_nothing(url: str, tmp_path: Path) -> None:
-    """The letters stay."""
     bridge = Bridge(url, retention=Retention("P30D", archive=tmp_path / "missing" / "dead.jsonl"))
     store = fill(bridge, {"old": 40})
     with pytest.raises(FileNotFoundError):
@@ -105,7 +104,7 @@ def test_an_archive_that_cannot_be_written_loses_nothing(url: str, tmp_path: Pat
 
 @pytest.mark.requirement("DLQ-005")
 def test_one_worker_of_a_fleet_prunes_at_a_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When it starts, and every five minutes; it says how many went, once."""
+    """It prunes when it starts, and every five minutes, and says once how many letters went."""
     now = datetime.now(timezone.utc)
     monkeypatch.setattr(Bridge, "_now", lambda _: now)  # or five minutes may end in the middle
     told: list[Event] = []
@@ -162,7 +161,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize(("make", "says"), WRONG.values(), ids=WRONG)
 def test_a_wrong_retention(make: Callable[[], object], says: str) -> None:
-    """Where it is written."""
+    """The error comes where the retention is made."""
     with pytest.raises(ConfigurationError) as error:
         make()
     assert says in str(error.value)

@@ -1,4 +1,4 @@
-"""`retry_on`: which failures of a task are retried at all, alike on both frameworks."""
+"""`retry_on` names the failures of a task that are retried, alike on both frameworks."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def natively(app: Any) -> None:
 
 
 class SoldOut(Exception):
-    """What nobody asks to retry."""
+    """An error that no task asks to retry."""
 
 
 class Closed(SoldOut):
-    """A kind of it."""
+    """A subclass of a listed error."""
 
 
 #: retry_on, what is raised -> whether it is retried
@@ -59,7 +59,7 @@ RULES: list[tuple[Any, BaseException, bool]] = [
 
 @pytest.mark.parametrize(("said", "raised", "retried"), RULES)
 def test_what_is_retried(said: Any, raised: BaseException, retried: bool) -> None:
-    """The decision says why a failure is not."""
+    """The decision says why a failure is not retried."""
     bridge = Bridge()
     task = bridge.engine.task(retry_on=RetryOn(said))
     decision = bridge.engine.judge(bridge.engine.admit(JOB, JOB, task), raised)  # type: ignore[arg-type]
@@ -69,14 +69,14 @@ def test_what_is_retried(said: Any, raised: BaseException, retried: bool) -> Non
 
 @pytest.mark.parametrize("error_type", [VISIBILITY_TIMEOUT, WORKER_DEATH])
 def test_a_lost_attempt_is_retried_whatever_is_asked(error_type: str) -> None:
-    """No code has failed; the delivery would have come again without the bridge, too."""
+    """No code of the task has failed; the broker would deliver the job again without the bridge, too."""
     bridge = Bridge()
     run = bridge.engine.admit(JOB, JOB, bridge.engine.task(retry_on=RetryOn("asked")))
     assert isinstance(bridge.engine.judge(run, Failure(error_type)), RetryAt)  # type: ignore[arg-type]
 
 
 def test_a_response_code_and_the_end_of_a_job_are_as_ever() -> None:
-    """`on_exhaustion` says what becomes of what is not asked; a code comes first."""
+    """`on_exhaustion` decides about a failure that is not asked for; a response code comes first."""
     bridge = Bridge(errors={Closed: ("shop.closed", "DISCARD")})
     task = bridge.engine.task({"on_exhaustion": "dead_letter"}, retry_on=RetryOn("asked"))
     ends = [
@@ -101,7 +101,7 @@ WRONG: list[tuple[Any, str]] = [
 def test_what_is_no_rule_is_refused_where_it_is_said(
     said: Any, problem: str, place: str, unique: str
 ) -> None:
-    """With its place, the value and the rule."""
+    """The error names the place, the value and the rule."""
     with pytest.raises(ConfigurationError, match="retry_on: ") as caught:
         if place == "policies":
             celery.install(ByHand(unique, natively).app, Bridge(), policies={"a.*": {"retry_on": said}})
@@ -119,7 +119,7 @@ def test_what_is_no_rule_is_refused_where_it_is_said(
 def test_a_worker_does_not_start_with_a_name_that_stands_for_nothing(
     name: str, framework: str, tmp_path: Path, unique: str
 ) -> None:
-    """The error names the file, the pattern and the name; who only sends imports nothing."""
+    """The error names the file, the pattern and the name; a process that only sends imports nothing."""
     file = tmp_path / "policies.json"
     file.write_text(json.dumps({"policies": {"c*": {"retry_on": ["OSError", name]}}}))
     said = rf"policies.json: policies\['c\*'\]: retry_on: '{name}' "
@@ -139,7 +139,7 @@ def test_a_worker_does_not_start_with_a_name_that_stands_for_nothing(
 
 
 def test_policy_check_reads_it(tmp_path: Path) -> None:
-    """A file is checked without importing what it names."""
+    """The check does not import the classes that a file names."""
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
     good.write_text('[policies."a.*"]\nmax_attempts = 2\nretry_on = ["shop.SoldOut"]\n')
     bad.write_text('[default]\nretry_on = 3\n[policies."a.*"]\nretry_on = "asked"\n')
@@ -150,7 +150,7 @@ def test_policy_check_reads_it(tmp_path: Path) -> None:
 
 
 def test_it_is_no_field_of_a_policy() -> None:
-    """A message cannot say it, nor can an app's default."""
+    """Neither a message nor an app's default can set it."""
     with pytest.raises(InvalidRetryPolicy, match='retry_on: "asked" stands beside a policy'):
         Bridge(retry={"retry_on": "asked"})
 
@@ -180,7 +180,7 @@ MAKES: dict[str, tuple[str, Callable[[], BaseException]]] = {
 
 @pytest.mark.parametrize(("policy", "own", "raised", "runs"), SAID)
 def test_on_celery(policy: Any, own: Any, raised: str, runs: int, unique: str) -> None:
-    """The task's own rule wins over that of a pattern; what the code asks for is always heard."""
+    """The task's own rule wins over that of a pattern; a retry that the code asks for always counts."""
     entry = {**QUICK, "max_attempts": 3, "retry_on": policy}
     hand = ByHand(unique, lambda app: celery.install(app, Bridge(), policies={"c*": entry}))
     hand.define("charge", **({"base": OJSTask, "ojs_retry_on": own} if own else {}))
@@ -191,7 +191,6 @@ def test_on_celery(policy: Any, own: Any, raised: str, runs: int, unique: str) -
 
 @pytest.mark.parametrize(("policy", "own", "raised", "runs"), SAID)
 def test_on_dramatiq(policy: Any, own: Any, raised: str, runs: int, unique: str) -> None:
-    """As on Celery."""
     fleet = Fleet(StubBroker(), unique, policies={"c*": {**QUICK, "max_attempts": 3, "retry_on": policy}})
 
     def act(n: int) -> None:

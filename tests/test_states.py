@@ -1,4 +1,4 @@
-"""How many jobs are in each state that a bridge knows of."""
+"""A bridge counts the jobs in each state that it knows of."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fill(bridge: Bridge) -> Store:
 
 
 def test_counts_by_state(bridge: Bridge) -> None:
-    """Of all queues, or of one; none is a number too."""
+    """The counts are those of all queues, or of one; zero is a count, too."""
     assert bridge.counts() == {"retryable": 0, "discarded": 0}
     fill(bridge)
     assert bridge.counts() == {"retryable": 3, "discarded": 2}
@@ -42,7 +42,7 @@ def test_counts_by_state(bridge: Bridge) -> None:
 
 
 def test_what_changes_state_is_counted_there(bridge: Bridge) -> None:
-    """A retry that is being published is one until it has been; a letter that has gone is none."""
+    """A retry counts until it has been published; a letter that has gone does not count."""
     store = fill(bridge)
     later = bridge.engine.now() + timedelta(hours=2)
     due = store.claim_due("dramatiq", now=later, until=later + timedelta(minutes=1), limit=2)
@@ -53,7 +53,7 @@ def test_what_changes_state_is_counted_there(bridge: Bridge) -> None:
 
 
 def test_parked_retries_are_counted_by_queue_and_type(bridge: Bridge) -> None:
-    """As they are listed."""
+    """The filters are those of the list."""
     store = fill(bridge)
     store.park(replace(parked("p-4", 3600), type="auth.login", queue="mail"))
     assert bridge.retries.count() == 4
@@ -63,12 +63,12 @@ def test_parked_retries_are_counted_by_queue_and_type(bridge: Bridge) -> None:
 
 
 def test_without_a_store_nobody_knows() -> None:
-    """And who asks is told why."""
+    """The error says why."""
     with pytest.raises(ConfigurationError, match="counts by state need a store"):
         Bridge().counts()
 
 
 def test_a_store_that_is_out_of_reach() -> None:
-    """Its own error, not a number."""
+    """The error is the store's own."""
     with pytest.raises(StoreError):
         Bridge("sqlite:////nowhere/at/all/ojs.db").counts()

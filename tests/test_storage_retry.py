@@ -1,4 +1,4 @@
-"""How the bridge insists: numbers of the neighbour's text, interruption, what cannot be."""
+"""The bridge insists on store and broker: the numbers of simple-durable-jobs, interruption, wrong values."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Middle:
 
 
 class Down(Exception):
-    """The store does not answer."""
+    """Stands for a store that does not answer."""
 
 
 def test_the_table_of_the_text() -> None:
-    """100 ms, doubled, and capped at 5 s."""
+    """The waits are 100 ms, doubled, and capped at 5 s."""
     seconds = [round(StorageRetry().delay(n, Middle()), 6) for n in range(1, 9)]
     assert seconds == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     assert StorageRetry().max_attempts == 5
 
 
 def test_polling_waits_longer() -> None:
-    """3 attempts, 500 ms, doubled, capped at 10 s."""
+    """It has 3 attempts, and waits of 500 ms, doubled, capped at 10 s."""
     seconds = [round(POLLING.delay(n, Middle()), 6) for n in range(1, 8)]
     assert seconds == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert (POLLING.max_attempts, POLLING.jitter) == (3, 0.2)
@@ -46,13 +46,13 @@ def test_polling_waits_longer() -> None:
 
 @given(st.integers(1, 10**9), st.randoms(use_true_random=False))
 def test_jitter_is_a_fraction_either_way(n: int, rng: random.Random) -> None:
-    """However far the count goes: the cap, 10 % up or down."""
+    """The jitter is 10 % up or down at most, also of the cap."""
     plain = StorageRetry().delay(n, Middle())
     assert 0.9 * plain <= StorageRetry().delay(n, rng) <= 1.1 * plain <= 5.5
 
 
 def test_one_argument_leaves_the_others() -> None:
-    """The traps of the text: no omitted multiplier is 0, no omitted count is 1."""
+    """An omitted multiplier is not 0, and an omitted count is not 1."""
     only_count = StorageRetry(max_attempts=10)
     assert (only_count.multiplier, only_count.initial_interval) == (2.0, timedelta(milliseconds=100))
     assert StorageRetry(initial_interval="PT0.2S", max_interval="PT10S").max_attempts == 5
@@ -78,7 +78,7 @@ def test_one_argument_leaves_the_others() -> None:
     ],
 )
 def test_what_cannot_be_names_the_field(options: dict[str, Any], field: str) -> None:
-    """Where it is written, not when the store is down."""
+    """The error comes where the value is written, not when the store is down."""
     with pytest.raises(ConfigurationError, match=f"StorageRetry: {field}"):
         StorageRetry(**options)
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_names_the_field(options: dict[str, Any], field: str) -> 
     ("retry", "tries"), [(StorageRetry(), 5), (StorageRetry(3), 3), (StorageRetry.disabled(), 1)]
 )
 def test_it_tries_so_often_and_raises_the_last_error(retry: StorageRetry, tries: int) -> None:
-    """With a pause between two, none after the last."""
+    """It pauses between two attempts, and not after the last."""
     waits: list[float] = []
     errors: list[Down] = []
 
@@ -102,7 +102,7 @@ def test_it_tries_so_often_and_raises_the_last_error(retry: StorageRetry, tries:
 
 
 def test_it_returns_what_comes_of_it() -> None:
-    """As soon as it works."""
+    """It returns as soon as the operation works."""
     answers = iter([Down(), Down(), "there"])
 
     def operation() -> str:
@@ -116,7 +116,7 @@ def test_it_returns_what_comes_of_it() -> None:
 
 @pytest.mark.parametrize("error", [KeyError("other"), KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
 def test_nothing_else_is_tried_again(error: BaseException) -> None:
-    """Neither another error nor what ends a process."""
+    """Neither another error nor an end of the process is tried again."""
     calls = []
 
     def operation() -> None:
@@ -129,11 +129,11 @@ def test_nothing_else_is_tried_again(error: BaseException) -> None:
 
 
 class Interrupt(BaseException):
-    """What Dramatiq sends to a thread whose time is up."""
+    """The exception that Dramatiq sends to a thread whose time is up."""
 
 
 def test_a_wait_is_interruptible() -> None:
-    """By an exception that is sent to the thread, as time limits and shutdown are."""
+    """An exception that is sent to the thread ends the wait, as time limits and shutdown do."""
     ended = threading.Event()
     raised: list[BaseException] = []
 

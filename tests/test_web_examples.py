@@ -11,14 +11,14 @@ pytest.importorskip("fastapi")
 
 
 def test_flask(valkey_url: str) -> None:
-    """Celery, and the settings in a pyproject.toml."""
+    """The shop runs on Celery, with its settings in a pyproject.toml."""
     worker = "python -m celery -A shop worker --loglevel INFO --concurrency 2"
     with Shop("flask_shop", valkey_url, worker, "python -m flask --app shop:web run --port {}") as shop:
         shop.sells(order="/orders/{number}", task="shop.charge")
 
 
 def test_fastapi(valkey_url: str) -> None:
-    """Dramatiq, and the settings in variables, with a file of policies."""
+    """The shop runs on Dramatiq, with its settings in variables, and a file of policies."""
     with Shop(
         "fastapi_shop",
         valkey_url,
@@ -31,6 +31,6 @@ def test_fastapi(valkey_url: str) -> None:
 
 
 def test_all_shops_have_the_same_bank() -> None:
-    """What is not about a framework is the same file."""
+    """The files that are not about a framework are the same."""
     names = ("django_shop", "django_dramatiq_shop", "flask_shop", "fastapi_shop")
     assert len({(EXAMPLES / name / "bank.py").read_text() for name in names}) == 1
