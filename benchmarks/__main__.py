@@ -56,7 +56,7 @@ def _options(module: str, kind: str, rounds: int, **more: str) -> dict[str, Any]
 
 
 def _bridge(url: str, rounds: int) -> Iterator[Comparison]:
-    """What the bridge costs; a success on Dramatiq so little that only many pairs show it."""
+    """Compare a framework without and with the bridge; a success on Dramatiq needs many pairs."""
     for where, more, there in (("in memory", 8, {}), ("on Valkey", 3, {"url": url})):
         succeeds = _options(DRAMATIQ, "succeeds", more * rounds, **there)
         yield compare(f"Dramatiq {where}, succeeds", **succeeds, goal=1.02)
@@ -68,7 +68,7 @@ def _bridge(url: str, rounds: int) -> Iterator[Comparison]:
 
 
 def _reservations(valkey: str, postgres: str, rounds: int) -> Iterator[Comparison]:
-    """What a store costs a job that succeeds; the broker's own Valkey is one."""
+    """Compare the bridge without and with a store, for jobs that succeed."""
     stores = (
         ("the same Valkey", f"{valkey.removesuffix('/0')}/1", 1.25),
         ("PostgreSQL", postgres, None),
@@ -81,7 +81,7 @@ def _reservations(valkey: str, postgres: str, rounds: int) -> Iterator[Compariso
 
 
 def _shadow(valkey: str, rounds: int) -> Iterator[Comparison]:
-    """What shadow mode costs, its tallies in the broker's own Valkey."""
+    """Compare the sides without and with shadow mode, its tallies in the broker's own Valkey."""
     store = f"{valkey.removesuffix('/0')}/1"
     for framework, module, more in (("Dramatiq", DRAMATIQ, {}), ("Celery", CELERY, _ALONE)):
         for kind, called in (("succeeds", "succeeds"), ("fails", "4 runs fail")):

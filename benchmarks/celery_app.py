@@ -45,7 +45,7 @@ def note(name: str) -> None:
 
 @app.task(name="mark")
 def mark(name: str) -> None:
-    """Note where a slice begins or ends."""
+    """Note the beginning or the end of a slice."""
     note(name)
 
 

@@ -25,7 +25,7 @@ _STOCK = 5
 
 
 class Side:
-    """A worker of its own; what its child notes itself is the measurement."""
+    """A worker of its own; its child notes the times, which are the measurement."""
 
     def __init__(self, name: str, notes: redis.Redis) -> None:
         self.name = name

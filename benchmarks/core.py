@@ -17,7 +17,7 @@ NOW = datetime.now(timezone.utc)
 
 
 def rows() -> list[tuple[str, float, float | None]]:
-    """Return what was measured, the microseconds it took, and the goal."""
+    """Return the name of each measurement, its microseconds, and its goal."""
     bare = Job("id", "billing.charge", "default", attempt=11)
     header = _ten_errors()
     failure = _failure()

@@ -29,7 +29,7 @@ POLICY = {"max_attempts": RUNS, "initial_interval": "PT0.001S", "backoff_strateg
 
 
 class Side:
-    """A worker of its own, which begins with a slice's first job and ends with its last one's last run."""
+    """A worker of its own; a slice lasts from its first job to the last run of its last job."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -63,7 +63,7 @@ class Side:
             call_the_other_side()
 
     def _fill(self) -> None:
-        """Put the jobs where the worker takes them, not one by one, or it would begin before the last."""
+        """Put all jobs into the worker's queue at once; otherwise it would begin before the last is there."""
         if URL is None:
             for data in [self._actor.message().encode() for _ in range(JOBS)]:
                 self._broker.queues["default"].put(data)

@@ -1,4 +1,4 @@
-"""Counts what the bridge costs a job in CPU instructions, which no busy machine blurs.
+"""Counts the CPU instructions of a job with and without the bridge, which no busy machine blurs.
 
 `python -m benchmarks.instructions`; needs valgrind. Each side runs with few jobs and with more: what a job
 costs is the difference, start-up and shutdown left out. Enqueueing counts too, where the worker does it.
@@ -70,7 +70,7 @@ def _of_dramatiq(options: dict[str, str]) -> int:
 
 
 def _of_celery(options: dict[str, str]) -> int:
-    """Count a worker and its child; the jobs are enqueued before by somebody else."""
+    """Count a worker and its child; this process enqueues the jobs before."""
     os.environ.update(options)
     from benchmarks.celery_sides import WORKER, Side
 

@@ -1,4 +1,4 @@
-"""What an operator waits for: `python -m benchmarks.operator [letters in PostgreSQL] [in Valkey]`.
+"""Measures an operator's waits: `python -m benchmarks.operator [letters in PostgreSQL] [in Valkey]`.
 
 A filtered first page, one letter, the counts, and how fast a bulk replay moves to a real broker.
 """

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Result:
-    """What one side measured: jobs that ended, seconds it took, CPU seconds its worker used."""
+    """The measurement of one side: jobs that ended, seconds it took, CPU seconds its worker used."""
 
     jobs: int
     wall: float
@@ -88,7 +88,7 @@ def compare(
 
 
 def run(module: str, options: dict[str, str]) -> list[list[Result]]:
-    """Return what a module measured, for each of its sides."""
+    """Return the results of a module, for each of its sides."""
     environment = {**os.environ, **{f"BENCH_{name.upper()}": value for name, value in options.items()}}
     done = subprocess.run(
         [sys.executable, "-m", module], env=environment, capture_output=True, text=True, check=False

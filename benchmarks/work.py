@@ -1,4 +1,4 @@
-"""What the failing jobs do: an error from five calls down, as a client library would raise it."""
+"""Fails as a client library would: with an error from five calls down."""
 
 
 def call_the_other_side(calls: int = 5) -> None:

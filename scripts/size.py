@@ -34,19 +34,19 @@ class Source:
     code: frozenset[int]
 
     def large_functions(self) -> list[str]:
-        """The place and the size of each function that is too large."""
+        """Return the place and the size of each function that is too large."""
         sizes = [(n, len(self.code & lines_of(n))) for n in ast.walk(self.tree) if isinstance(n, FUNCTION)]
         where = self.path.relative_to(ROOT)
         return [f"  {where}:{n.lineno} {n.name}: {size}" for n, size in sizes if size > LARGE_FUNCTION]
 
 
 def lines_of(node: ast.stmt) -> frozenset[int]:
-    """The numbers of a statement's lines."""
+    """Return the numbers of a statement's lines."""
     return frozenset(range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
 
 def no_code(node: ast.AST) -> ast.stmt | None:
-    """The node if it is an import, its docstring if it has one."""
+    """Return the node if it is an import, its docstring if it has one."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return node
     documented = isinstance(node, (*FUNCTION, ast.ClassDef, ast.Module))

@@ -52,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, when it is to be quick, the tests whose fixtures start other processes."""
+    """Leave out, for `make quick`, the tests whose fixtures start other processes."""
     if config.getoption("--quick"):
         slow = [item for item in items if PROCESSES & set(getattr(item, "fixturenames", ()))]
         config.hook.pytest_deselected(items=slow)
@@ -65,7 +65,7 @@ def pytest_runtest_logstart() -> None:
 
 
 def pytest_runtest_logfinish() -> None:
-    """Take note that it has ended."""
+    """Take note that the test has ended."""
     _running.clear()
 
 
@@ -110,7 +110,7 @@ def pytest_keyboard_interrupt() -> None:
 
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """The log, without what the heartbeats of earlier tests' bridges still say: they never end."""
+    """The log, without the lines of the heartbeats of earlier tests' bridges: they never end."""
     earlier = {thread.ident for thread in threading.enumerate() if thread.name == "ojs-heartbeat"}
 
     def of_this_test(record: logging.LogRecord) -> bool:
@@ -159,7 +159,7 @@ def rabbitmq(pytestconfig: pytest.Config) -> Iterator[RabbitMQ]:
 
 
 def shared(kind: type[Kind], config: pytest.Config) -> AbstractContextManager[Kind]:
-    """A server of the session's own, or the one that the processes of `pytest -n` share."""
+    """Return a server of the session's own, or the one that the processes of `pytest -n` share."""
     lender = getattr(config, "workerinput", {}).get("lender")
     return borrowed(kind, lender) if lender else kind()
 

@@ -1,4 +1,4 @@
-"""Faults in the bridge's own steps: one of them raises, for as long as a file says so."""
+"""Faults in the bridge's own steps: a step raises, for as long as a file says so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VARIABLE = "OJS_TEST_FAULTS"
 
 
 class OddStoreError(StoreError):
-    """An error of a store that nobody foresaw."""
+    """An error of a store that the bridge does not expect."""
 
 
 KINDS: Mapping[str, type[Exception]] = {
@@ -37,7 +37,7 @@ STEPS = [
 
 
 class Faults:
-    """Says which step is to raise, and what, to the processes that have armed themselves."""
+    """Names the step that is to raise, and its error, to the processes that have armed themselves."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "fault"
@@ -45,12 +45,12 @@ class Faults:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a worker is started with."""
+        """The environment of a worker that is to be armed."""
         return {VARIABLE: str(self._file)}
 
     @contextmanager
     def at(self, step: str, kind: str) -> Iterator[None]:
-        """Have a step raise until the block has ended, once it was passed at the least."""
+        """Have a step raise until the block has ended, and until a process has passed it at least once."""
         self._raised.unlink(missing_ok=True)
         self._file.write_text(f"{step} {kind}")
         try:
@@ -65,14 +65,14 @@ class Faults:
 
 
 def arm(steps: list[str]) -> None:
-    """Have every step of this process look whether it is to raise, if the process was started for that."""
+    """Have every step of this process ask whether it is to raise, if the process was started for that."""
     if VARIABLE in os.environ:
         for step in steps:
             _arm(step, Path(os.environ[VARIABLE]))
 
 
 def place_of(step: str) -> tuple[Any, str]:
-    """The module or class that has a step, and the step's name there."""
+    """Return the module or class that has a step, and the step's name there."""
     module, _, name = step.partition(":")
     *owners, last = name.split(".")
     return functools.reduce(getattr, owners, import_module(f"ojs_bridge.{module}")), last

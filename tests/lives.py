@@ -21,7 +21,7 @@ KEEP = {"on_exhaustion": "dead_letter", "jitter": False}
 
 @dataclass
 class Outbox:
-    """A publisher: what it is given waits here; `raises` stands for a broker that is out of reach."""
+    """A publisher that keeps its messages; `raises` stands for a broker that is out of reach."""
 
     published: list[tuple[Letter, Header]] = field(default_factory=list)
     retried: list[tuple[Parked, dict[str, Any]]] = field(default_factory=list)
@@ -54,20 +54,20 @@ class Outbox:
 
 
 def bridge_with_outbox(store: str, **options: Any) -> tuple[Bridge, Outbox]:
-    """Make a bridge that has been given to a framework."""
+    """Make a bridge that serves a framework."""
     bridge = Bridge(store, options.pop("retry", KEEP), **options)
     outbox = bridge.engine.context.publishers[FRAMEWORK] = Outbox()
     return bridge, outbox
 
 
 def delivered(job_id: str, attempt: int = 1, state: str | None = None) -> tuple[Job, Job]:
-    """The job that a message stands for, and what the framework alone says of it."""
+    """Return the job of a message, and the job as the framework alone describes it."""
     bare = Job(job_id, "billing.charge", "default", attempt, fence=attempt - 1)
     return bare if state is None else decode(state, bare), bare
 
 
 def attempt(bridge: Bridge, job: Job, raised: BaseException) -> tuple[Job, Run, Decision]:
-    """Run a job that fails; return it as it goes on, its run, and what was decided."""
+    """Run a job that fails; return it as it goes on, its run, and the decision."""
     run = bridge.engine.admit(job, job, bridge.engine.task())
     assert isinstance(run, Run)
     decision = bridge.engine.judge(run, raised)

@@ -1,4 +1,4 @@
-"""Which test proves which requirement of the Open Job Spec: writes docs/requirements.md."""
+"""Writes docs/requirements.md: each requirement of the Open Job Spec, with the tests that prove it."""
 
 import ast
 from collections import defaultdict
@@ -70,7 +70,7 @@ in the tests.
 
 @cache
 def proofs() -> dict[str, dict[Path, list[str]]]:
-    """For each requirement, the tests that carry its marker, by file; read without running any."""
+    """Return for each requirement the tests that carry its marker, by file; no test is run."""
     found: dict[str, dict[Path, list[str]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for requirement, test in _marked(ast.parse(path.read_text(encoding="utf-8")), ()):

@@ -40,7 +40,7 @@ class Shop(Server):
 
     @property
     def url(self) -> str:
-        """Where customers order."""
+        """The URL at which customers order."""
         return f"http://127.0.0.1:{self.port}"
 
     def _launch(self) -> None:
@@ -60,7 +60,7 @@ class Shop(Server):
         return True
 
     def run(self, command: str) -> str:
-        """Run a command of the shop's; return what it said."""
+        """Run a command of the shop's; return its output."""
         done = subprocess.run(
             self._words(command),
             cwd=self.folder,
@@ -73,17 +73,17 @@ class Shop(Server):
         return done.stdout
 
     def log(self) -> str:
-        """What the worker and the web server said."""
+        """Return the output of the worker and of the web server."""
         return (self.folder / "log").read_text(errors="replace")
 
     def ask(self, path: str, form: str | None = None) -> Any:
-        """Return what the web server answers."""
+        """Return the web server's answer."""
         data = None if form is None else form.encode()
         with urllib.request.urlopen(self.url + path, data, timeout=30) as answer:
             return json.load(answer)
 
     def dead_letters(self) -> list[str]:
-        """What the shop shows of its dead letters."""
+        """Return the shop's list of its dead letters."""
         return [*self.ask("/dead-letters").values()]
 
     def sells(self, *, order: str, task: str) -> None:

@@ -121,7 +121,7 @@ ON_COMMIT = """
 
 
 def test_what_is_sent_on_commit() -> None:
-    """Under `install`, `@ojs_task(app)` and `@ojs_task`: sent after the commit, refused before it."""
+    """`install` and both forms of `@ojs_task` send after the commit, and refuse a wrong policy before it."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(ON_COMMIT)], capture_output=True, text=True, check=False
     )

@@ -48,7 +48,7 @@ BELOW = set().union(*FLOORS[:7])
 
 
 def modules_after(statement: str) -> set[str]:
-    """The top-level modules, and the package's own rooms, that a fresh interpreter has after an import."""
+    """Return the top-level modules, and the package's rooms, that a fresh interpreter has after an import."""
     code = f"import sys; {statement}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())

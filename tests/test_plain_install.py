@@ -86,7 +86,7 @@ def test_autoretry_for_that_is_set_too_late_does_nothing_as_natively(unique: str
 def test_a_child_that_dies_is_a_lost_attempt_where_the_broker_has_the_message(
     late: bool, runs: int, unique: str
 ) -> None:
-    """Crash safety for a task that is never retried; one that may run at most once does not run again."""
+    """A task that is never retried is safe from crashes, too; an at-most-once task does not run again."""
     hand = ByHand(unique, lambda app: install(app, Bridge(retry={"initial_interval": "PT0.001S"})))
     hand.define("charge", acks_late=late)
     job = hand.send("charge", "'ok'", headers={"dies": "killed"})

@@ -1,4 +1,4 @@
-"""Workers that are stopped while they run jobs, and what those jobs say when they are woken."""
+"""Workers are stopped while they run jobs; the tests look at what those jobs do after they wake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DROPPED = "was taken for lost before it ended; what it says now is dropped"
 
 
 def take_over(store: Store, job_id: str) -> None:
-    """Take the first run of a job over, as a worker does that is killed at once."""
+    """Take the first run of a job over, as a worker that is killed at once."""
     now = datetime.now(timezone.utc)
     answer = store.reserve(
         Reservation(job_id, 0),
@@ -42,7 +42,7 @@ def take_over(store: Store, job_id: str) -> None:
 
 
 def stop(processes: Sequence[int], store: str) -> None:
-    """Stop processes, none of which has SQLite's lock."""
+    """Stop processes of which none has SQLite's lock."""
     while True:
         send(processes, signal.SIGSTOP)
         if not store.startswith("sqlite") or _is_free(store.removeprefix("sqlite:///")):

@@ -1,4 +1,4 @@
-"""Send back what died of something that is mended by now."""
+"""Send back the dead letters whose cause is mended by now."""
 
 from shop import bridge
 

@@ -24,7 +24,7 @@ STYLES = {
 
 @dataclass
 class Delay:
-    """One retry: what was planned and, once the next attempt has started, what came of it; in seconds."""
+    """One retry: its planned delay and, once the next attempt has started, its measured one; in seconds."""
 
     planned: float
     due: datetime
@@ -99,7 +99,7 @@ class Board:
         self._by_id[job_id] = self.tracks[framework][job]
 
     def hear(self, event: Mapping[str, Any]) -> None:
-        """Take in one event; those of jobs that were not sent from here are not ours."""
+        """Take in one event; events of jobs that this process did not send are left out."""
         track = self._by_id.get(event["subject"])
         if track is not None:
             track.hear(event)
@@ -120,7 +120,7 @@ class Board:
         ]
 
     def live(self) -> Table:
-        """Return the table of where every job stands."""
+        """Return the table of the state of every job."""
         table = Table(title="The same jobs on both frameworks", box=SIMPLE)
         table.add_column("job", no_wrap=True)
         for framework in self.tracks:

@@ -17,7 +17,7 @@ WORKERS = {
 
 
 def environment(valkey_url: str, store: str) -> dict[str, str]:
-    """Return the environment of the workers, and of all who send them jobs."""
+    """Return the environment of the workers, and of the processes that send them jobs."""
     return {
         **os.environ,
         "OJS_DEMO_VALKEY": valkey_url,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 class CardStolen(Exception):
-    """Whoever pays with this card is to be looked at."""
+    """The bank reports the card as stolen."""
 
 
 def charge(order: int, card: str) -> None:

@@ -11,7 +11,7 @@ dramatiq.set_broker(broker)
 
 
 def is_not_packed(retries: int, error: Exception) -> bool:
-    """Return whether it is worth while to look at the warehouse again."""
+    """Return whether to ask the warehouse again."""
     return isinstance(error, outside.NotPacked) and retries < 8
 
 

@@ -8,7 +8,7 @@ CARDS = ("good", "busy", "good", "declined", "good", "good", "stolen", "good", "
 
 
 class CardStolen(Exception):
-    """Whoever pays with this card is to be looked at."""
+    """The bank reports the card as stolen."""
 
 
 class Declined(Exception):
@@ -16,7 +16,7 @@ class Declined(Exception):
 
 
 class Busy(Exception):
-    """The bank wants to be asked again later."""
+    """The bank cannot answer now."""
 
     retry_after = "PT1S"
 
@@ -45,7 +45,7 @@ def charge(order: int, card: str) -> None:
 
 
 def is_packed(order: int) -> bool:
-    """Ask the warehouse; nothing is packed when it is asked first."""
+    """Ask the warehouse; the first time it says no."""
     return not _first_time(f"order-{order}-packed")
 
 

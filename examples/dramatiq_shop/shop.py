@@ -11,7 +11,7 @@ from ojs_bridge.dramatiq import OJSRetries
 
 
 def page(event: Event) -> None:
-    """Wake somebody up for a job that needs a human."""
+    """Page somebody for a job that needs a human."""
     if event.type == "dead_letter.added":
         print(f"PAGER: {event.data['job_type']} {event.subject}")
 

@@ -1,1 +1,1 @@
-"""Jobs of mixed fate while workers, broker and store are killed; what they note themselves is the judge."""
+"""Jobs of mixed fate while workers, broker and store are killed; the jobs' own notes are the judge."""

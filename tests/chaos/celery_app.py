@@ -20,7 +20,7 @@ VISIBILITY_TIMEOUT = 6
 
 
 def make_app(settings: Settings) -> Celery:
-    """Build the app; with a store its tasks are under the bridge, without they retry as Celery does."""
+    """Build the app; with a store its tasks are under the bridge, without one they retry as Celery does."""
     app = Celery("chaos", broker=settings.broker, set_as_current=False)
     redis = {
         "visibility_timeout": VISIBILITY_TIMEOUT,
@@ -65,7 +65,7 @@ def _define(app: Celery, fate: Fate, ledger: Ledger, *, bridged: bool) -> None:
 
 
 def _victims(number: int) -> Iterable[int]:
-    """Every other poison kills the worker's main process too."""
+    """Return the victims of a poison: every other one kills the worker's main process, too."""
     return (os.getppid(), os.getpid()) if number % 2 else (os.getpid(),)
 
 

@@ -28,7 +28,7 @@ class QuorumBroker(RabbitmqBroker):
 
 
 def make_broker(settings: Settings) -> dramatiq.Broker:
-    """Build the broker; with a store its actors are under the bridge, without they retry as Dramatiq does."""
+    """Build the broker; with a store its actors are under the bridge, else they retry as Dramatiq does."""
     broker: dramatiq.Broker
     if settings.on_redis:
         redis: Any = RedisBroker

@@ -1,4 +1,4 @@
-"""What jobs do, how many of each kind there are, and the policy they are retried under."""
+"""The fates of jobs, the number of jobs of each fate, and their retry policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESERVATION, SLOW = 2.0, 3.0
 
 
 class Unlucky(Exception):
-    """What a job that is to fail raises."""
+    """The exception of a job that is to fail."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def delay_before(attempt: int) -> float:
 
 
 def play(ledger: Ledger, job: str, attempt: int, processes: Callable[[int], Iterable[int]]) -> None:
-    """Do what a job's fate says, and note it; `processes` names whom the n-th poison kills."""
+    """Do as a job's fate says, and note it; `processes` names the victims of the n-th poison."""
     ledger.note("start", job, attempt)
     number = int(job.rpartition("-")[2])
     match fate_of(job).name:

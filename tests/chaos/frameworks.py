@@ -1,4 +1,4 @@
-"""How a fleet of each framework is fed and started, and what its broker still holds."""
+"""Starts and feeds a fleet of each framework, and counts the jobs that its broker still holds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Framework(Protocol):
         """Send jobs, each with its own id; when this returns the broker has them."""
 
     def held(self, settings: Settings) -> tuple[set[str], set[str]]:
-        """Return the jobs that are still on their way, and the broker's own dead ones; takes RabbitMQ's."""
+        """Return the jobs that are on their way, and the broker's dead ones; empties RabbitMQ's queues."""
 
 
 class OnCelery:
@@ -122,7 +122,7 @@ class OnDramatiq:
 
 
 def waiting(url: str, queue: str) -> int:
-    """Count what a RabbitMQ queue has to deliver and no worker has."""
+    """Count the messages of a RabbitMQ queue that no worker has."""
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
         count: int = connection.channel().queue_declare(queue, passive=True).method.message_count
         return count

@@ -1,4 +1,4 @@
-"""What jobs note of themselves: one file a process, one write a line, neither broker nor store in between."""
+"""Jobs note their lives in files, without broker or store: one file a process, one write a line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Ledger:
-    """Appends lines to a file of this process's own; what was written outlives a kill of the process."""
+    """Appends lines to a file of this process's own; a line outlives a kill of the process."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -44,7 +44,7 @@ class Line:
 
 
 class Reader:
-    """Reads what all processes have noted so far, each line once."""
+    """Reads the lines that all processes have noted so far, each line once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

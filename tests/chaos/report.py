@@ -1,4 +1,4 @@
-"""What a trial amounts to: counted from the ledger, and from what broker and store hold at the end."""
+"""The result of a trial: counts from the ledger, and from the last state of broker and store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD = (
 
 @dataclass
 class Verdict:
-    """Jobs, by what became of them."""
+    """Counts of jobs, by their ends."""
 
     name: str
     jobs: int
@@ -36,7 +36,7 @@ class Verdict:
 
     @property
     def faults(self) -> dict[str, Iterable[str]]:
-        """The jobs that a promise of the bridge was broken to, by promise."""
+        """Return the jobs for which the bridge broke a promise, by promise."""
         found: dict[str, Iterable[str]] = {
             name: getattr(self, name) for name in ("lost", "stuck", "twice", "wrong", "over", "early")
         }
@@ -52,7 +52,7 @@ class Verdict:
 
 
 def judge(name: str, jobs: Sequence[str], outcome: Outcome, *, bridged: bool) -> Verdict:
-    """Count what became of each job."""
+    """Count the jobs by their ends."""
     verdict = Verdict(name, len(jobs), outcome.starts, outcome.seconds)
     for job in jobs:
         _judge_end(verdict, job, outcome, bridged=bridged)
@@ -66,7 +66,7 @@ def judge(name: str, jobs: Sequence[str], outcome: Outcome, *, bridged: bool) ->
 
 
 def story(faults: Mapping[str, Iterable[str]], outcome: Outcome, log: str) -> str:
-    """Return what is known of the jobs that came to harm: their lines in the ledger, then the log's."""
+    """Return the story of the jobs that came to harm: their lines in the ledger, then the log's."""
     lines = [f"{fault}: {', '.join(jobs)}" for fault, jobs in faults.items()]
     for job in sorted({job for jobs in faults.values() for job in jobs}):
         lines += [f"--- {job}", *(f"{line}" for line in sorted(outcome.ledger.jobs[job], key=_when))]
@@ -106,7 +106,7 @@ def _as_its_fate_says(job: str, outcome: Outcome) -> bool:
 
 
 def _is_early(ledger: Reader, job: str, start: Line) -> bool:
-    """Return whether an attempt began before the delay after the last sign of the one before had passed."""
+    """Return whether an attempt began too early after the last sign of the attempt before it."""
     before = [
         line
         for line in ledger.lines(job, "start", "failed", "dying")

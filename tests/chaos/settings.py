@@ -1,4 +1,4 @@
-"""What the processes of a fleet must agree on, carried by one environment variable."""
+"""The settings of a fleet, which one environment variable carries to all its processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Settings:
         return cls(**json.loads(os.environ[VARIABLE]))
 
     def bridge(self, ledger: Ledger | None = None) -> Bridge:
-        """Make the bridge of the fleet; what it tells its listeners goes into the ledger."""
+        """Make the bridge of the fleet; a listener writes its events into the ledger."""
 
         def note(event: Event) -> None:
             attempt = event.data.get("attempt", event.data.get("total_attempts"))

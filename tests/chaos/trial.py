@@ -41,7 +41,7 @@ class Outage:
 
 @dataclass(frozen=True)
 class Storm:
-    """How long workers are killed, how often, and which servers go away meanwhile; all in seconds."""
+    """The length of the killing, its pace, and the servers that go away meanwhile; all in seconds."""
 
     seconds: float
     kill_every: float
@@ -51,7 +51,7 @@ class Storm:
 
 @dataclass
 class Outcome:
-    """What is known when a trial is over."""
+    """The records at the end of a trial."""
 
     ledger: Reader
     alive: set[str]
@@ -122,7 +122,7 @@ class Trial:
         return sorted(actions, key=lambda action: action[0], reverse=True)
 
     def _steps(self, outage: Outage) -> tuple[Callable[[], object], Callable[[], object]]:
-        """Return how an outage begins and ends."""
+        """Return the two functions by which an outage begins and ends."""
         match outage.server:
             case "worker":
                 return self._workers[0].freeze, self._workers[0].thaw
@@ -136,14 +136,14 @@ class Trial:
         return server.kill, server.start
 
     def _kill(self) -> None:
-        """Kill the next worker, but a frozen one, which is to wake."""
+        """Kill the next worker, but never a frozen one, which is to wake."""
         self._kills += 1
         chosen = self._workers[self._kills % WORKERS]
         if not chosen.is_frozen:
             chosen.kill(self._rng)
 
     def _tick(self, storm: Storm, actions: list[tuple[float, Callable[[], object]]]) -> bool:
-        """Do what is due, and return whether all is over."""
+        """Do all that is due, and return whether the trial is over."""
         now = time.monotonic() - self._began
         while actions and actions[-1][0] <= now:
             actions.pop()[1]()
@@ -157,7 +157,7 @@ class Trial:
         return quiet and not self._pending() and not self._copies()
 
     def _copies(self) -> bool:
-        """Return whether what has ended is to be delivered once more, as a worker died before it said so."""
+        """Return whether a copy of an ended job is on its way, because its worker died too early."""
         if self._store is None:
             return False
         if self._settings.on_redis:

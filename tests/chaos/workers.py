@@ -41,11 +41,11 @@ class Worker:
 
     @property
     def starts(self) -> int:
-        """How often the worker was started."""
+        """Return how often the worker was started."""
         return len(self._groups)
 
     def tend(self) -> None:
-        """Start the worker again if it has ended, or waits for nothing."""
+        """Start the worker again if it has ended; kill it if it has no children for too long."""
         if _living_children(self._process.pid):
             self._had_children = time.monotonic()
         elif time.monotonic() - self._had_children > CHILDLESS:
@@ -66,11 +66,11 @@ class Worker:
 
     @property
     def is_frozen(self) -> bool:
-        """Whether the worker is stopped, and will be woken."""
+        """Return whether the worker is stopped, and will be woken."""
         return self._frozen is not None
 
     def freeze(self) -> None:
-        """Stop the whole worker, as a machine that is paused."""
+        """Stop the whole worker, like a machine that is paused."""
         self._frozen = self._process.pid
         _signal_group(self._frozen, signal.SIGSTOP)
 

@@ -1,4 +1,4 @@
-"""Stores with dead letters to look at."""
+"""Stores with dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running the command line: within this process, quickly, and as a process of its own."""
+"""Runs the command line: within this process, which is quick, and as a process of its own."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _THEIRS = ("COLUMNS", "OJS_BRIDGE_STORE", "OJS_BRIDGE_NAMESPACE", "OJS_BRIDGE_AP
 
 
 class Ran:
-    """What a command said, and how it ended."""
+    """The output of a command, and its exit code."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
 
     @property
     def json(self) -> list[Any]:
-        """The lines of stdout, each an object of JSON."""
+        """Return the lines of stdout, each an object of JSON."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
@@ -72,6 +72,6 @@ def spawn_all(*lines: Sequence[str], cwd: Path, **env: str) -> list[Ran]:
 
 
 def answer_all() -> None:
-    """Run the commands that stdin holds, and write what each said to stdout."""
+    """Run the commands that stdin holds, and write the output of each to stdout."""
     ran = [run(*words) for words in json.load(sys.stdin)]
     sys.stdout.write(json.dumps([[r.code, r.out, r.err] for r in ran]))

@@ -54,7 +54,7 @@ def charge(order):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with an app of each framework, a package, and modules that are not what they should be."""
+    """A folder with an app of each framework, a package, and modules that are wrong in some way."""
     files = {
         "shop.py": CELERY,
         "actors.py": DRAMATIQ,
@@ -117,12 +117,12 @@ def dead_letters(folder: Path, broker_url: str, *words: str) -> Ran:
 
 
 def left(folder: Path) -> int:
-    """How many dead letters there are."""
+    """Return how many dead letters there are."""
     return Bridge(f"sqlite:///{folder}/ojs.db").dead_letters.stats().total
 
 
 def test_a_replay_on_celery(folder: Path, valkey_url: str) -> None:
-    """With changes, through the app's own broker; its words do not mix with the answer."""
+    """The replay has changes, and goes through the app's broker; the app's output stays out of the answer."""
     bury(folder, "j-1", "celery", celery_message("j-1", 7, card="4111"))
     changed = ("--set-queue", "slow", "--args", "[8]", "--kwargs", "{}", "--policy", '{"max_attempts": 9}')
     ran = dead_letters(folder, valkey_url, "replay", "j-1", "--app", "shop:app", "--json", *changed)
@@ -139,7 +139,7 @@ def test_a_replay_on_celery(folder: Path, valkey_url: str) -> None:
 
 
 def test_a_replay_on_dramatiq(folder: Path, valkey_url: str) -> None:
-    """Many at once; the one whose actor is gone stays and is told."""
+    """Many letters are replayed at once; the letter whose actor is gone stays, and the output names it."""
     for n in range(3):
         bury(folder, f"j-{n}", "dramatiq", dramatiq_message(f"j-{n}", n))
     bury(folder, "old", "dramatiq", dramatiq_message("old"), type="gone")
@@ -163,7 +163,7 @@ def test_a_replay_on_dramatiq(folder: Path, valkey_url: str) -> None:
 
 
 def test_under_celery_itself(folder: Path, valkey_url: str) -> None:
-    """`celery -A proj dead-letters`: the app's own bridge, with its retention."""
+    """`celery -A proj dead-letters` has the app's own bridge, with its retention."""
     for n in range(4):
         bury(folder, f"j-{n}", "celery", celery_message(f"j-{n}", n))
 
@@ -185,7 +185,7 @@ NAMES = ["shop", "shop:app", "shop.app", "proj", "proj.celery", "proj.celery:app
 
 
 def test_how_the_frameworks_write_an_app(folder: Path) -> None:
-    """All of it finds the app's own bridge."""
+    """Each way of writing finds the app's own bridge."""
     lines = [("dead-letters", "stats", "--json", "--app", name) for name in NAMES]
     for name, ran in zip(NAMES, spawn_all(*lines, cwd=folder, BROKER_URL=NO_BROKER), strict=True):
         assert ran.code == 0, name
@@ -193,7 +193,7 @@ def test_how_the_frameworks_write_an_app(folder: Path) -> None:
 
 
 def test_an_app_that_will_not_do(folder: Path) -> None:
-    """One clear line."""
+    """The error is one clear line."""
     cases = {
         "nowhere": "app: 'nowhere' cannot be imported: ModuleNotFoundError: No module named 'nowhere'",
         "broken": "ModuleNotFoundError: No module named 'nothing_of_the_sort' (module broken, broken.py:2)",
@@ -218,7 +218,6 @@ def test_an_app_that_will_not_do(folder: Path) -> None:
 
 
 def test_a_broker_that_is_down(folder: Path) -> None:
-    """The letters stay."""
     bury(folder, "c-1", "celery", celery_message("c-1", 7))
     bury(folder, "d-1", "dramatiq", dramatiq_message("d-1", 7))
     lines = [("c-1", "--app", "shop"), ("d-1", "--app", "actors")]
@@ -232,7 +231,7 @@ def test_a_broker_that_is_down(folder: Path) -> None:
 
 
 def test_the_redaction_of_an_app(folder: Path) -> None:
-    """It hides what it hides everywhere; an export says so when it is imported."""
+    """The command hides the same arguments; an import of such an export is refused."""
     bury(folder, "j-1", "celery", celery_message("j-1", 7, card="4111-1111"))
     lines = [("show", "j-1"), ("list", "--json"), ("export", "kept.jsonl"), ("import", "kept.jsonl", "--yes")]
     words = [("dead-letters", *line, "--app", "shop") for line in lines]
@@ -247,7 +246,7 @@ def test_the_redaction_of_an_app(folder: Path) -> None:
 
 
 def test_bad_changes(folder: Path) -> None:
-    """The field, the value and the rule."""
+    """The error names the field, the value and the rule."""
     bury(folder, "j-1", "celery", celery_message("j-1", 7))
     cases = {
         ("--args", "[1"): "args: '[1' is not JSON: ",

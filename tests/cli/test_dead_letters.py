@@ -15,14 +15,14 @@ from tests.test_operating import bury
 
 
 def ids(store: str, *words: str) -> list[str]:
-    """The ids that a listing answers with."""
+    """Return the ids of a list's answer."""
     ran = run("dead-letters", "list", "--json", *words, store=store)
     assert (ran.code, ran.err) == (0, "")
     return [letter["id"] for letter in ran.json]
 
 
 def test_from_looking_to_purging(url: str) -> None:
-    """On every store: list, stats, show, export, delete, purge, import."""
+    """Each store is listed, counted, shown, exported, emptied and filled by an import."""
     fill(url)
     assert ids(url) == ["j-0", "j-1", "j-2", "j-3"]
     assert "j-3" in run("dead-letters", "list", "--store", url).out
@@ -58,7 +58,7 @@ def test_from_looking_to_purging(url: str) -> None:
     ],
 )
 def test_filters(store: str, words: list[str], found: str) -> None:
-    """Alone and together; a listing, a dry run and an export mean the same by them."""
+    """Filters count alone and together; a list, a dry run and an export take them in the same way."""
     expected = [f"j-{n}" for n in found]
     assert ids(store, *words) == expected
     [told] = run("dead-letters", "replay", "--all", "--dry-run", "--json", *words, store=store).json
@@ -69,7 +69,7 @@ def test_filters(store: str, words: list[str], found: str) -> None:
 
 @pytest.mark.usefixtures("bridge")
 def test_pages(store: str) -> None:
-    """The cursor of the next page goes to stderr, so that stdout stays what it is."""
+    """The cursor of the next page goes to stderr, so that stdout has letters only."""
     first = run("dead-letters", "list", "--json", "--limit", "3", store=store)
     assert len(first.json) == 3
     cursor = first.err.removeprefix("there may be more: --cursor ").strip()
@@ -78,7 +78,7 @@ def test_pages(store: str) -> None:
 
 @pytest.mark.usefixtures("bridge")
 def test_all_there_is_of_a_letter(store: str) -> None:
-    """Arguments, reason, policy, every error and its backtrace."""
+    """The command shows arguments, reason, policy, and every error with its backtrace."""
     told = run("dead-letters", "show", "j-1", store=store).out
     for part in ('[1]', '{"to": "ann"}', "no attempt is left", "mail.send", '{"tenant": "acme"}', "3 of 3",
                  "attempt 1  2026-11-21T10:00:00.000Z  external.timeout", "  slow", "no answer 1",
@@ -87,7 +87,7 @@ def test_all_there_is_of_a_letter(store: str) -> None:
 
 
 def test_what_a_terminal_would_obey_is_escaped(bridge: Bridge, store: str) -> None:
-    """A job's own words change neither colours nor lines, and are no markup."""
+    """A job's own texts change neither colours nor lines, and are no markup."""
     bury(bridge, "evil", type="a\x1b[2Jb\nc\ud800", errors=(entry(1, message="\x1b]0;x\x07 [red]y[/nope]"),))
     listed, shown = (
         run("dead-letters", "list", store=store).out,
@@ -103,7 +103,7 @@ FIELDS = ("replay", "backtrace", "details", "message", "type", "code", "timestam
 
 
 def test_entries_of_any_shape_are_shown(bridge: Bridge, store: str) -> None:
-    """An imported entry may lack a field, or hold in it whatever JSON can say."""
+    """An imported entry may lack a field, or hold any value of JSON in it."""
     odd = tuple({**entry(1), field: value} for field in FIELDS for value in ODD)
     lacking = tuple({k: v for k, v in entry(1).items() if k != field} for field in FIELDS)
     bury(bridge, "evil", errors=({**entry(1), "replay": 2}, {}, *odd, *lacking))
@@ -115,7 +115,7 @@ def test_entries_of_any_shape_are_shown(bridge: Bridge, store: str) -> None:
 
 @pytest.mark.usefixtures("bridge")
 def test_a_narrow_screen(store: str) -> None:
-    """Each letter has lines of its own, the first its id; nothing is cut, and no word broken."""
+    """Each letter has lines of its own, the first with its id; nothing is cut, and no word is broken."""
     told = run("dead-letters", "list", store=store, COLUMNS="50").out.splitlines()
     assert [line for line in told if not line.startswith("  ")] == ["j-0", "j-1", "j-2", "j-3"]
     assert "type billing.charge  queue default  error type" in " ".join(told)
@@ -125,7 +125,7 @@ def test_a_narrow_screen(store: str) -> None:
 
 @pytest.mark.requirement("DLQ-R002")
 def test_where_a_replay_began(bridge: Bridge, store: str) -> None:
-    """The history says it."""
+    """The history marks it."""
     errors = (entry(1), entry(2), {**entry(1), "replay": 1}, {**entry(1), "replay": 2})
     bury(bridge, "again", errors=errors, replay_count=2)
     told = run("dead-letters", "show", "again", store=store).out
@@ -135,7 +135,7 @@ def test_where_a_replay_began(bridge: Bridge, store: str) -> None:
 
 @pytest.mark.usefixtures("bridge")
 def test_dry_runs(store: str) -> None:
-    """They show what there is, say what there is not, and touch nothing."""
+    """A dry run shows the letters that there are, names those that are not there, and changes none."""
     ran = run("dead-letters", "replay", "j-0", "nobody", "--dry-run", store=store)
     assert (ran.code, ran.err) == (1, "there is no dead letter 'nobody'\n")
     assert "j-0" in ran.out
@@ -148,7 +148,7 @@ def test_dry_runs(store: str) -> None:
 
 
 def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> None:
-    """A bridge made for the command has none that counts."""
+    """A bridge that the command makes itself has no retention that counts."""
     assert run("dead-letters", "stats", "--json", store=store).json[0]["retention"] == {}
     told = run("dead-letters", "stats", store=store).out
     assert "4 dead letters, from " in told
@@ -186,7 +186,7 @@ def test_stats_know_the_retention_of_apps_alone(bridge: Bridge, store: str) -> N
     ],
 )  # fmt: skip
 def test_what_cannot_be_done(store: str, words: list[str], code: int, told: str) -> None:
-    """One line on stderr says what, nothing goes to stdout, nothing is touched."""
+    """One line on stderr names the trouble, stdout is empty, and no letter is touched."""
     ran = run("dead-letters", *words, store=store)
     assert (ran.code, ran.out) == (code, "")
     assert told in ran.err
@@ -195,7 +195,7 @@ def test_what_cannot_be_done(store: str, words: list[str], code: int, told: str)
 
 
 def test_no_store_at_all() -> None:
-    """It is said how one is given."""
+    """The error says how to name a store."""
     ran = run("dead-letters", "list")
     assert ran.code == 2
     assert ran.err == "ojs-bridge: store: none is given: --store URL, OJS_BRIDGE_STORE, or --app MODULE:APP\n"
@@ -203,7 +203,7 @@ def test_no_store_at_all() -> None:
 
 @pytest.mark.usefixtures("bridge")
 def test_a_namespace_of_its_own(store: str) -> None:
-    """By its option and by the environment."""
+    """An option or a variable names the namespace."""
     assert ids(store, "--namespace", "elsewhere") == []
     ran = run("dead-letters", "list", store=store, OJS_BRIDGE_NAMESPACE="elsewhere")
     assert ran.out == "no dead letters in the namespace 'elsewhere'\n"
@@ -211,7 +211,7 @@ def test_a_namespace_of_its_own(store: str) -> None:
 
 @pytest.mark.usefixtures("bridge")
 def test_some_of_many_ids(store: str) -> None:
-    """The others are done, each is told of, and the exit code says that one was not."""
+    """The command does the others, names each, and its exit code says that one was not done."""
     ran = run("dead-letters", "delete", "j-0", "nobody", "j-1", "--yes", "--json", store=store)
     assert ran.code == 1
     assert ran.json == [
@@ -222,7 +222,7 @@ def test_some_of_many_ids(store: str) -> None:
 
 
 def test_one_that_is_being_replayed_stays(bridge: Bridge, store: str) -> None:
-    """A purge leaves it, and says so."""
+    """A purge leaves the letter, and says so."""
     assert bridge.store is not None
     bridge.store.claim(["j-2"], now=bridge.engine.now(), seconds=60)
     ran = run("dead-letters", "purge", "--all", "--yes", store=store)
@@ -232,7 +232,7 @@ def test_one_that_is_being_replayed_stays(bridge: Bridge, store: str) -> None:
 
 @pytest.mark.usefixtures("bridge")
 def test_pruning_with_limits_of_ones_own(store: str) -> None:
-    """By age, then by number."""
+    """The limits are an age, then a number."""
     words = ("prune", "--max-age", "PT150M", "--max-count", "2")
     refused = run("dead-letters", *words, store=store)
     assert refused.code == 2
@@ -244,7 +244,7 @@ def test_pruning_with_limits_of_ones_own(store: str) -> None:
 
 @pytest.mark.usefixtures("bridge")
 def test_a_file_and_back(store: str, tmp_path: Path) -> None:
-    """An export is imported into a store that was not there yet, letter by letter the same."""
+    """A new store takes the export; each letter is the same."""
     file, other = tmp_path / "letters.jsonl", f"sqlite:///{tmp_path}/other.db"
     assert run("dead-letters", "export", str(file), "--type", "mail.*", store=store).out == ""
     taken = run("dead-letters", "import", str(file), "--yes", "--store", other)
@@ -256,7 +256,7 @@ def test_a_file_and_back(store: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("bridge")
 @pytest.mark.parametrize("damage", ["{", "[" * 100_000, "[]", json.dumps({"id": "x"}), "null", "\x85"])
 def test_a_damaged_file(store: str, tmp_path: Path, damage: str) -> None:
-    """The line is named, and nothing is imported."""
+    """The error names the line, and no letter is imported."""
     good = run("dead-letters", "export", "--queue", "slow", store=store).out
     (tmp_path / "damaged.jsonl").write_text(f"{good}\n{damage}\n", encoding="utf-8")
     other = f"sqlite:///{tmp_path}/other.db"
@@ -267,7 +267,7 @@ def test_a_damaged_file(store: str, tmp_path: Path, damage: str) -> None:
 
 
 def test_nobody_is_asked_about_a_damaged_file(store: str, tmp_path: Path) -> None:
-    """It is read first."""
+    """The command reads the file before it asks."""
     (tmp_path / "damaged.jsonl").write_text("{", encoding="utf-8")
     ran = run("dead-letters", "import", str(tmp_path / "damaged.jsonl"), store=store)
     assert ran.code == 2
@@ -275,14 +275,14 @@ def test_nobody_is_asked_about_a_damaged_file(store: str, tmp_path: Path) -> Non
 
 
 def test_a_file_that_is_no_text(store: str, tmp_path: Path) -> None:
-    """It is named."""
+    """The error names the file."""
     (tmp_path / "x").write_bytes(b"\xff\xfe")
     ran = run("dead-letters", "import", str(tmp_path / "x"), "--yes", store=store)
     assert (ran.code, ran.err) == (2, f"ojs-bridge: file: '{tmp_path}/x' is not UTF-8\n")
 
 
 def test_nothing_to_do(store: str, tmp_path: Path) -> None:
-    """Nobody is asked about nothing."""
+    """The command asks no question when there are no letters."""
     fill(store)
     ran = run("dead-letters", "purge", "--type", "none", store=store)
     assert (ran.code, ran.out) == (0, "0 dead letters deleted\n")

@@ -46,7 +46,7 @@ def charge(): ...
 
 
 class App:
-    """An app in a folder of its own, and what it has on its queues."""
+    """An app in a folder of its own, and the messages on its queues."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -54,7 +54,7 @@ class App:
 
     @property
     def bridge(self) -> Bridge:
-        """Its bridge."""
+        """The app's bridge."""
         bridge: Bridge = self.module.bridge
         return bridge
 
@@ -76,7 +76,7 @@ class App:
         return run("retries", "drain", "--app", f"{self._name}:app", *words)
 
     def delayed(self) -> dict[str, dramatiq.Message[Any]]:
-        """The delayed messages, by job, taken from their queue."""
+        """Take the delayed messages from their queue, and return them by job."""
         queue = self.module.broker.queues["default.DQ"]
         found = [dramatiq.Message.decode(queue.get()) for _ in range(queue.qsize())]
         return {message.message_id: message for message in found}
@@ -86,7 +86,7 @@ class App:
 def app(
     request: pytest.FixtureRequest, tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[App]:
-    """An app, imported from the folder that one is in."""
+    """An app, imported from its folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / f"{unique}.py").write_text(request.param)
@@ -95,7 +95,7 @@ def app(
 
 
 def test_draining_all(app: App) -> None:
-    """It asks, and each goes on as a delayed message of its framework, its counter in step."""
+    """The command asks; each retry goes on as a delayed message of its framework, its counter in step."""
     for job in ("a", "b"):
         app.park(job)
     due = app.bridge.retries.get("a").next_retry_at.timestamp()
@@ -113,7 +113,7 @@ def test_draining_all(app: App) -> None:
 
 
 def test_draining_some(app: App) -> None:
-    """Those that are named can be seen before."""
+    """A dry run shows the retries of the named tasks."""
     app.park("a")
     app.park("b", "mail")
     assert [retry["id"] for retry in app.drain("--task", "ma*", "--dry-run", "--json").json] == ["b"]
@@ -125,7 +125,7 @@ def test_draining_some(app: App) -> None:
 
 
 def test_what_stays_is_told(app: App) -> None:
-    """What cannot be published, what others publish, what is another framework's."""
+    """Retries stay that cannot be published, that another worker publishes, or that another framework has."""
     app.park("broken", message={"encoded": "{", "encoding": "utf-8"})
     app.park("theirs")
     app.park("celery's", framework="celery")
@@ -144,7 +144,7 @@ def test_what_stays_is_told(app: App) -> None:
 
 @pytest.mark.parametrize("app", [pytest.param(CELERY, id="celery")], indirect=True)
 def test_celery_s(app: App) -> None:
-    """Each with the whole `eta`, which workers without the bridge do not renew."""
+    """Each message has its whole `eta`, which workers without the bridge do not renew."""
     app.park("a", message=celery_message("a", 7), framework="celery")
     due = app.bridge.retries.get("a").next_retry_at
     assert app.drain("--yes").out == "1 retry published\n"
@@ -155,7 +155,7 @@ def test_celery_s(app: App) -> None:
 
 
 def test_without_an_app(store: str) -> None:
-    """Nothing can be published."""
+    """Without an app no retry can be published."""
     Bridge(store).dead_letters.stats()
     refused = run("retries", "drain", "--yes", store=store)
     assert refused.code == 2

@@ -1,4 +1,4 @@
-"""`ojs-bridge plan`: of apps and brokers with and without a bridge, on a screen, for a review, in a file."""
+"""`ojs-bridge plan` on apps and brokers with and without a bridge: on a screen, for a review, in a file."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ BRIDGE_OF = {name: ("dead-letters", "stats", "--app", name) for name in ("actors
 
 @pytest.fixture(scope="module")
 def ran(folder: Path) -> dict[str, Ran]:
-    """What came of all these commands, one after the other in one process."""
+    """The results of all these commands, which ran one after the other in one process."""
     (folder / "there.toml").write_text("mine", encoding="utf-8")
     lines = {**{name: ("plan", *line.split()) for name, line in READ.items()},
              **{line: ("plan", *line.split()) for line in WRONG}}  # fmt: skip
@@ -122,7 +122,7 @@ def ran(folder: Path) -> dict[str, Ran]:
 
 
 def test_nothing_is_called(folder: Path, ran: dict[str, Ran]) -> None:
-    """No actor, no task, no function that might set a broker."""
+    """Neither an actor, nor a task, nor a function that might set a broker is called."""
     assert len(ran) == len(READ) + len(WRONG) + len(BRIDGE_OF)
     assert not (folder / "called").exists()
 
@@ -139,13 +139,13 @@ def test_nothing_is_called(folder: Path, ran: dict[str, Ran]) -> None:
     ],
 )
 def test_apps_and_brokers(ran: dict[str, Ran], line: str, names: list[str]) -> None:
-    """With or without a bridge, as the frameworks write them; what an app prints is not the answer."""
+    """The names are those of the frameworks, with or without a bridge; an app's output is no answer."""
     assert (ran[line].code, [one["name"] for one in ran[line].json]) == (0, names)
     assert ran[line].err in ("", "an app may print\n")
 
 
 def test_json_has_everything(ran: dict[str, Ran]) -> None:
-    """An object a task."""
+    """Each task is an object."""
     charge, send = ran["Celery in JSON"].json
     assert (charge["native"]["runs"], send["native"]["runs"]) == (6, 3)
     assert charge["native"]["waits"][0] == {"least": 0.0, "mean": 2.0, "most": 4.0}
@@ -161,14 +161,14 @@ def test_json_has_everything(ran: dict[str, Ran]) -> None:
 
 
 def test_no_tasks(ran: dict[str, Ran]) -> None:
-    """Perhaps they are elsewhere."""
+    """The output says that the tasks may be elsewhere."""
     told = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)\n"
     assert [(x.code, x.out) for x in (ran["no actors"], ran["no actors in Markdown"])] == [(0, told)] * 2
 
 
 @pytest.mark.parametrize("line", WRONG)
 def test_what_cannot_be_planned(folder: Path, ran: dict[str, Ran], line: str) -> None:
-    """Exit code 2 and what is wrong; a file that is there stays as it is."""
+    """The exit code is 2, the error names the trouble, and a file that is there stays as it is."""
     assert ran[line].code == 2
     assert WRONG[line] in " ".join(ran[line].err.replace("│", " ").split())
     assert (folder / "there.toml").read_text(encoding="utf-8") == "mine"
@@ -176,14 +176,14 @@ def test_what_cannot_be_planned(folder: Path, ran: dict[str, Ran], line: str) ->
 
 @pytest.mark.parametrize("name", BRIDGE_OF)
 def test_an_app_is_found_for_its_bridge_in_the_same_way(ran: dict[str, Ran], name: str) -> None:
-    """What other commands take with `--app` is not called either, if it is an actor or a task."""
+    """No command calls the object that `--app` names, if it is an actor or a task."""
     one = ran[f"the bridge of {name}"]
     assert (one.code, one.out) == (2, "")
     assert f"app: '{name}' holds neither a Celery app nor a Dramatiq broker" in one.err
 
 
 def test_no_page_is_wider_than_a_screen(ran: dict[str, Ran]) -> None:
-    """80 columns, wherever it is shown, and no name reaches the terminal as more than text."""
+    """A page has 80 columns on any screen, and a name reaches the terminal as plain text only."""
     for line in ("a Celery app", "all of a broker", "a broker's first page"):
         assert ran[line].code == 0
         assert max(map(len, ran[line].out.splitlines())) <= 80
@@ -193,7 +193,7 @@ def test_no_page_is_wider_than_a_screen(ran: dict[str, Ran]) -> None:
 
 
 def test_the_first_page_has_what_matters(ran: dict[str, Ran]) -> None:
-    """The worst first, with the tasks beneath; lesser hazards and the numbers stand behind `--all`."""
+    """The worst comes first, with its tasks beneath; `--all` has the lesser hazards and the numbers."""
     first, every = (" ".join(ran[x].out.split()) for x in ("a broker's first page", "all of a broker"))
     assert first.startswith(
         "actors:broker: 2 tasks; under the policies 2 change infinite-retries: max_retries=None"
@@ -209,7 +209,7 @@ def test_the_first_page_has_what_matters(ran: dict[str, Ran]) -> None:
 
 
 def test_a_large_fleet_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
-    """However many tasks it has, and whatever is said of them."""
+    """The number of tasks, and of remarks, does not matter."""
     open_ = [Open(f"shop/tasks.py:{n}", "max_retries=limit is computed when it runs") for n in range(101)]
     unknown = [planned(f"shop.tasks.unknown_{n}", open=(open_[n],)) for n in range(101)]
     change = [
@@ -226,12 +226,12 @@ def test_a_large_fleet_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.parametrize("line", READ)
 def test_no_endless_number(ran: dict[str, Ran], line: str) -> None:
-    """What never ends has a word for it."""
+    """A plan has a word for an endless number."""
     assert "9223372036854775807" not in ran[line].out
 
 
 def test_the_traceback_of_an_import(folder: Path) -> None:
-    """For who asks for it; otherwise the module at fault and its line."""
+    """An option shows it; otherwise the output names the module at fault and its line."""
     (folder / "inner.py").write_text("import broken", encoding="utf-8")
     bare, debug = spawn_all(("plan", "inner:app"), ("plan", "inner:app", "--debug"), cwd=folder)
     assert (bare.code, debug.code) == (2, 2)
@@ -242,7 +242,7 @@ def test_the_traceback_of_an_import(folder: Path) -> None:
 
 
 def test_a_file_that_is_there(folder: Path) -> None:
-    """What it says stays as it is, comments, too; what it does not name is added."""
+    """The file keeps its texts, comments included; the tasks that it does not name are added."""
     file = folder / "kept.toml"
     mine = (
         '# mine\n[default]\non_exhaustion = "dead_letter"\n\n[policies."mail.*"]  # my own\nmax_attempts = 9'
@@ -271,7 +271,7 @@ def test_a_file_that_is_there(folder: Path) -> None:
 
 
 def test_the_file_is_what_install_reads(folder: Path, ran: dict[str, Ran]) -> None:
-    """`policy check` says OK of it; each table is for its own task alone, whatever its name is made of."""
+    """`policy check` says OK of it; each table is for its own task alone, whatever its name has."""
     file = folder / "policies.toml"
     assert (ran["a file"].code, ran["a file"].err) == (0, "written to policies.toml\n")
     checked = run("policy", "check", str(file))
@@ -302,14 +302,14 @@ AWKWARD = [
 
 
 def planned(name: str, policy: dict[str, Any] | None = None, **fields: Any) -> Planned:
-    """A planned task."""
+    """Return a planned task."""
     native = Native(2, (Wait.of(1),), "every error", "nothing", "it is gone", Wait.of(1))
     known = {"differences": (), "hazards": (), **fields}
     return Planned(name, native, {"max_attempts": 2} if policy is None else policy, **known)
 
 
 def test_awkward_names_and_texts_in_a_file(tmp_path: Path) -> None:
-    """Quoted as TOML wants it; what the user's code says stays a comment."""
+    """Names are quoted as TOML asks; the words of the user's code stay comments."""
     file = str(tmp_path / "policies.toml")
     policy = {"max_attempts": 3, "jitter": False, "backoff_coefficient": 1e16,
               "non_retryable_errors": ['a"b\\', "c.*"]}  # fmt: skip

@@ -1,4 +1,4 @@
-"""`ojs-bridge policy`: no store, no framework."""
+"""`ojs-bridge policy` needs no store and no framework."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def checked(tmp_path: Path, name: str, text: str) -> tuple[int, list[str]]:
 
 
 def test_a_table_of_policies(tmp_path: Path) -> None:
-    """Each is checked over the default, and named."""
+    """Each policy is checked over the default, and named."""
     assert checked(tmp_path, "p.toml", GOOD) == (
         0,
         ["default: OK", "policies['billing.*']: OK", "policies['mail']: OK"],
@@ -39,13 +39,13 @@ def test_a_table_of_policies(tmp_path: Path) -> None:
 
 
 def test_one_policy_alone(tmp_path: Path) -> None:
-    """In TOML and in JSON."""
+    """The file is TOML or JSON."""
     assert checked(tmp_path, "p.toml", "max_attempts = 7") == (0, ["policy: OK"])
     assert checked(tmp_path, "p.json", '{"max_attempts": 7}') == (0, ["policy: OK"])
 
 
 def test_every_problem_is_told(tmp_path: Path) -> None:
-    """With the name of its policy; the exit code is 1."""
+    """Each line has the name of its policy; the exit code is 1."""
     text = json.dumps(
         {
             "retries": 3,
@@ -87,21 +87,21 @@ def test_every_problem_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_none(tmp_path: Path, name: str, text: str, told: str) -> None:
-    """One line, and exit code 1."""
+    """The error is one line, and the exit code is 1."""
     code, [line] = checked(tmp_path, name, text)
     assert code == 1
     assert told in line
 
 
 def test_a_file_that_is_not_there() -> None:
-    """Wrong usage."""
+    """The usage is wrong."""
     ran = run("policy", "check", "nowhere.toml")
     assert (ran.code, ran.err.count("\n")) == (2, 1)
     assert "nowhere.toml" in ran.err
 
 
 def test_the_schedule() -> None:
-    """What is planned, what jitter makes of it, and the sum, with the cap applied to each."""
+    """The schedule has the planned delays, the range of jitter, and the sum, each under the cap."""
     policy = '{"max_attempts": 5, "initial_interval": "PT30S", "max_interval": "PT2M"}'
     [told] = run("policy", "show", "--policy", policy, "--json").json
     assert told["policy"]["max_attempts"] == 5
@@ -117,14 +117,14 @@ def test_the_schedule() -> None:
 
 
 def test_policies_without_a_schedule_or_with_a_long_one() -> None:
-    """One that never retries, and one that hardly ends."""
+    """A policy that never retries, and a policy that hardly ends, have words for it."""
     assert "never retried" in run("policy", "show", "--policy", '{"max_attempts": 1}').out
     told = run("policy", "show", "--policy", '{"max_attempts": 9223372036854775807, "jitter": false}').out
     assert "... and 9,223,372,036,854,775,756 more, 5 min or longer apart" in told
 
 
 def test_where_the_policy_comes_from(tmp_path: Path) -> None:
-    """A file, all of its policies; the environment; the spec's default."""
+    """The policies come from a file, from the environment, or from the spec's default."""
     (tmp_path / "p.toml").write_text(GOOD, encoding="utf-8")
     shown = run("policy", "show", str(tmp_path / "p.toml"), "--json").json
     assert [told["name"] for told in shown] == ["default", "policies['billing.*']", "policies['mail']"]
@@ -154,7 +154,7 @@ def test_what_cannot_be_shown(words: list[str], told: str) -> None:
 
 
 def test_a_drawing(tmp_path: Path) -> None:
-    """A PNG of all policies of a file."""
+    """The drawing is a PNG of all policies of a file."""
     pytest.importorskip("matplotlib")
     (tmp_path / "p.toml").write_text(GOOD, encoding="utf-8")
     ran = run("policy", "show", str(tmp_path / "p.toml"), "--png", str(tmp_path / "p.png"))

@@ -1,4 +1,4 @@
-"""The program itself: its help, its processes, a terminal, what is not installed."""
+"""The program itself: its help, its processes, a terminal, missing packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.servers import eventually, free_port
 
 @pytest.mark.parametrize("group", [[], ["dead-letters"], ["retries"], ["policy"]])
 def test_help_tells_the_exit_codes(group: list[str]) -> None:
-    """In its epilogue, as the package's docstring does."""
+    """The epilogue has them, as the package's docstring does."""
     told = " ".join(run(*group, "--help", COLUMNS="100").out.split())
     for code in (
         "0 done",
@@ -33,7 +33,6 @@ def test_help_tells_the_exit_codes(group: list[str]) -> None:
 
 
 def test_all_commands_are_there() -> None:
-    """As the issue names them."""
     told = run("dead-letters", "--help").out
     for name in ("list", "show", "replay", "delete", "purge", "stats", "prune", "export", "import"):
         assert f"│ {name} " in told
@@ -43,14 +42,14 @@ def test_all_commands_are_there() -> None:
 
 
 def test_as_a_process(tmp_path: Path, bridge: Bridge, store: str) -> None:
-    """`python -m ojs_bridge.cli`, in a pipe."""
+    """`python -m ojs_bridge.cli` runs in a pipe."""
     ran = spawn("dead-letters", "list", "--json", "--store", store, cwd=tmp_path)
     assert (ran.code, ran.err) == (0, "")
     assert [letter["id"] for letter in ran.json] == ["j-0", "j-1", "j-2", "j-3"]
 
 
 def test_a_pipe_that_ends_early(tmp_path: Path, bridge: Bridge, store: str) -> None:
-    """As under `head`: no traceback."""
+    """A pipe as to `head` shows no traceback."""
     command = f"{sys.executable} -m ojs_bridge.cli dead-letters list --json --all --store {store} | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
@@ -58,7 +57,7 @@ def test_a_pipe_that_ends_early(tmp_path: Path, bridge: Bridge, store: str) -> N
 
 @pytest.mark.parametrize(("answer", "left", "code"), [("y", 0, 0), ("n", 4, 2)])
 def test_a_terminal_is_asked(bridge: Bridge, store: str, answer: str, left: int, code: int) -> None:
-    """What will be touched is shown first, and no is no."""
+    """The command shows the letters first, and takes no for an answer."""
     master, slave = pty.openpty()
     command = [
         sys.executable,
@@ -88,7 +87,7 @@ def test_a_terminal_is_asked(bridge: Bridge, store: str, answer: str, left: int,
 
 
 def test_the_board_is_served(tmp_path: Path, bridge: Bridge, store: str) -> None:
-    """Until somebody ends it."""
+    """The server runs until it is ended."""
     pytest.importorskip("uvicorn")
     port = free_port()
     command = [sys.executable, "-m", "ojs_bridge.cli", "serve", "--store", store, "--port", str(port)]
@@ -100,14 +99,14 @@ def test_the_board_is_served(tmp_path: Path, bridge: Bridge, store: str) -> None
 
 
 def answers(port: int) -> bool:
-    """Whether something listens on a port."""
+    """Return whether a port has a listener."""
     with suppress(ConnectionError), socket.create_connection(("127.0.0.1", port), timeout=10):
         return True
     return False
 
 
 def read_until(terminal: int, words: str) -> str:
-    """What is written to a terminal until it says some words, or is closed."""
+    """Return the output of a terminal until some words come, or until it is closed."""
     seen = ""
     while words not in seen:
         assert select.select([terminal], [], [], 90)[0], seen
@@ -136,7 +135,7 @@ def read_until(terminal: int, words: str) -> str:
     ],
 )
 def test_what_is_not_installed(tmp_path: Path, absent: str, words: list[str], told: str) -> None:
-    """One line says which extra to install."""
+    """The error is one line with the name of the extra."""
     lines = [
         "import sys",
         "class Absent:",

@@ -16,7 +16,7 @@ from tests.lives import FRAMEWORK
 
 @pytest.fixture
 def parked(store: str) -> Bridge:
-    """Three parked retries, r-0 the next one due."""
+    """A store with three parked retries; r-0 is due first."""
     bridge = Bridge(store)
     assert bridge.store is not None
     for n in range(3):
@@ -32,7 +32,7 @@ def parked(store: str) -> Bridge:
 
 
 def test_a_retry_without_a_limit(parked: Bridge, store: str) -> None:
-    """It has a word, not a number of nineteen digits."""
+    """The output has a word, not a number of nineteen digits."""
     assert parked.store is not None
     [one] = parked.store.list_parked(ParkedFilter("default", "billing.charge"), limit=9, cursor=None).retries
     parked.store.park(replace(one, id="r-9", key="r-9", max_attempts=LARGEST))
@@ -43,7 +43,7 @@ def test_a_retry_without_a_limit(parked: Bridge, store: str) -> None:
 
 @pytest.mark.usefixtures("parked")
 def test_listing(store: str) -> None:
-    """The next one due first, by filters, page by page or all."""
+    """The retry that is due first comes first; filters, single pages and all pages work."""
     assert [r["id"] for r in run("retries", "list", "--json", store=store).json] == ["r-0", "r-1", "r-2"]
     assert [r["id"] for r in run("retries", "list", "--json", "--type", "mail.*", store=store).json] == [
         "r-1",
@@ -58,7 +58,7 @@ def test_listing(store: str) -> None:
 
 
 def test_running_and_cancelling(parked: Bridge, store: str) -> None:
-    """One is due now, one never comes; the others stay."""
+    """One retry is due now, another never comes; the others stay."""
     before = parked.engine.now()
     assert run("retries", "run", "r-2", store=store).out == "r-2: due\n"
     assert parked.retries.get("r-2").next_retry_at <= parked.engine.now()
@@ -76,7 +76,7 @@ def test_running_and_cancelling(parked: Bridge, store: str) -> None:
 
 
 def test_none_and_unknown(store: str) -> None:
-    """It is said."""
+    """The command says so."""
     Bridge(store).dead_letters.stats()
     assert run("retries", "list", store=store).out == "no parked retries\n"
     ran = run("retries", "run", "nobody", store=store)

@@ -26,7 +26,7 @@ WHY = "retry 2 in 26.1 s; the policy: retry 2 in 5 s to 15 s"
 
 @pytest.fixture
 def recorded(store: str) -> Bridge:
-    """Tallies of two tasks."""
+    """A store with tallies of two tasks."""
     bridge = Bridge(store)
     assert bridge.store is not None
     bridge.store.record_shadows(
@@ -42,7 +42,7 @@ def recorded(store: str) -> Bridge:
 
 @pytest.mark.usefixtures("recorded")
 def test_the_report(store: str) -> None:
-    """The rate of each task, what each kind of difference means, and examples; nothing moves the cursor."""
+    """The report has the rate of each task, each kind of difference, and examples; the cursor stays."""
     told = run("shadow", "report", store=store).out
     for words in (
         "shadow_match_rate",
@@ -59,7 +59,7 @@ def test_the_report(store: str) -> None:
 
 @pytest.mark.usefixtures("recorded")
 def test_the_report_as_json(store: str) -> None:
-    """One object for each task."""
+    """Each task is an object."""
     charge, send = run("shadow", "report", "--json", store=store).json
     assert (charge["task"], charge["framework"]) == ("billing.charge", "celery")
     assert (charge["failed"], charge["compared"], charge["matched"]) == (2000, 200, 170)
@@ -75,7 +75,7 @@ def test_the_report_as_json(store: str) -> None:
 
 
 def test_nothing_recorded(store: str) -> None:
-    """It says what that may mean."""
+    """The output says the possible reasons."""
     Bridge(store).store.prepare()  # type: ignore[union-attr]
     assert "nothing has been recorded" in run("shadow", "report", store=store).out
     assert run("shadow", "report", "--json", store=store).out == ""
@@ -83,7 +83,7 @@ def test_nothing_recorded(store: str) -> None:
 
 
 def test_clearing(recorded: Bridge, store: str) -> None:
-    """It asks, and then nothing is left."""
+    """The command asks, and then no tally is left."""
     refused = run("shadow", "clear", store=store)
     assert refused.code == 2
     assert "Forget what shadow mode has recorded in sqlite:" in refused.err
@@ -106,7 +106,7 @@ shadow(app, Bridge({store!r}), policies="only-workers-read-it.toml")
 
 @pytest.mark.usefixtures("recorded")
 def test_the_app_of_a_shadow(store: str, tmp_path: Path) -> None:
-    """Its bridge's store is looked into, although nothing of it is under a bridge."""
+    """The command reads the store of the shadow's bridge, although no task is under a bridge."""
     for name, app in APPS.items():
         (tmp_path / f"{name}.py").write_text(app + SHADOW.format(store=store))
     told = spawn_all(*(("shadow", "report", "--json", "--app", f"{name}:app") for name in APPS), cwd=tmp_path)

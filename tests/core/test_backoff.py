@@ -33,7 +33,7 @@ LOWEST, HIGHEST = Drawn(0.0), Drawn(math.nextafter(1.0, 0.0))
 
 
 def schedule(policy: dict[str, Any], retries: int) -> list[float]:
-    """The delays before retry 1, 2, … without jitter."""
+    """Return the delays before retry 1, 2, … without jitter."""
     merged = RetryPolicy.merge(policy, NO_JITTER)
     return [merged.delay(n, rng=Drawn(0.5)) for n in range(1, retries + 1)]
 
@@ -71,18 +71,18 @@ def schedule(policy: dict[str, Any], retries: int) -> list[float]:
     ],
 )
 def test_the_schedules_of_the_spec(policy: dict[str, Any], expected: list[float]) -> None:
-    """Every table of sections 3, 5.3 and 12, without jitter."""
+    """The schedules are all tables of sections 3, 5.3 and 12, without jitter."""
     assert schedule(policy, len(expected)) == expected
 
 
 def test_the_strategy_is_never_guessed_from_the_coefficient() -> None:
-    """A coefficient of 4 is exponential until someone says polynomial (docs/decisions.md)."""
+    """A coefficient of 4 is exponential until a policy says polynomial (docs/decisions.md)."""
     assert RetryPolicy.merge({"backoff_coefficient": 4.0}).backoff_strategy == "exponential"
 
 
 @pytest.mark.parametrize("strategy", ["none", "linear"])
 def test_the_coefficient_is_ignored(strategy: str) -> None:
-    """Sections 3.1 and 3.2."""
+    """Sections 3.1 and 3.2 say so."""
     assert schedule({"backoff_strategy": strategy, "backoff_coefficient": 9.0}, 4) == schedule(
         {"backoff_strategy": strategy}, 4
     )
@@ -93,7 +93,7 @@ def test_the_coefficient_is_ignored(strategy: str) -> None:
     ("n", "low", "high"), [(1, 5, 15), (2, 10, 30), (3, 20, 60), (4, 40, 120), (5, 80, 240), (6, 150, 300)]
 )
 def test_the_jitter_ranges_of_the_spec(n: int, low: float, high: float) -> None:
-    """Section 5.3's table: the lowest draw is the low end, the highest stays within the high end."""
+    """The lowest draw of section 5.3's table is the low end, and the highest stays within the high end."""
     policy = RetryPolicy.merge({"initial_interval": "PT10S"})
     assert policy.delay(n, rng=LOWEST) == low
     assert policy.delay(n, rng=HIGHEST) == pytest.approx(high)
@@ -102,7 +102,7 @@ def test_the_jitter_ranges_of_the_spec(n: int, low: float, high: float) -> None:
 
 @pytest.mark.requirement("RET-05")
 def test_the_upper_bound_is_never_drawn() -> None:
-    """Section 5.2: half-open."""
+    """The range of section 5.2 is half-open."""
     policy = RetryPolicy.merge({"initial_interval": "PT10S"})
     assert policy.delay(1, rng=HIGHEST) < 15
     assert policy.delay(1, rng=Drawn(1.0)) < 15
@@ -118,7 +118,7 @@ def test_a_delay_without_a_generator_of_ones_own() -> None:
 
 @pytest.mark.requirement("RET-05")
 def test_jitter_is_uniform_around_the_delay() -> None:
-    """Section 5.2: the mean is the delay, and each quarter of the range gets its share."""
+    """Section 5.2: the mean is the delay, and each quarter of the range has its share."""
     policy = RetryPolicy.merge({"initial_interval": "PT10S"})
     rng = random.Random(7)
     drawn = [policy.delay(1, rng=rng) for _ in range(20_000)]
@@ -130,7 +130,7 @@ def test_jitter_is_uniform_around_the_delay() -> None:
 
 @pytest.mark.requirement("RET-06")
 def test_once_the_cap_is_reached_half_of_the_delays_are_the_cap() -> None:
-    """The price of RET-06 (docs/decisions.md): 0.875 of the cap on average, half of them the cap itself."""
+    """RET-06 has this price (docs/decisions.md): a mean of 0.875 of the cap, half of all delays at it."""
     policy = RetryPolicy()
     rng = random.Random(7)
     drawn = [policy.delay(20, rng=rng) for _ in range(20_000)]
@@ -164,7 +164,7 @@ def policies(draw: st.DrawFn) -> RetryPolicy:
 def test_every_delay_is_within_the_cap_and_the_jitter_bounds(
     policy: RetryPolicy, n: int, draw: float
 ) -> None:
-    """For every policy, every retry and every draw."""
+    """The bounds hold for every policy, every retry and every draw."""
     cap = policy.max_interval.total_seconds()
     effective = policy.model_copy(update={"jitter": False}).delay(n, rng=LOWEST)
     delay = policy.delay(n, rng=Drawn(draw))
@@ -196,7 +196,7 @@ def test_retry_ten_to_the_four_hundredth(strategy: str, coefficient: float, expe
 
 
 def test_intervals_repeat_the_last_one() -> None:
-    """A listed schedule, as strings or timedeltas."""
+    """The intervals of a list are strings or timedeltas."""
     listed = Intervals("PT1S", timedelta(seconds=5), "PT1M")
     assert schedule({"backoff_strategy": listed}, 5) == [1, 5, 60, 60, 60]
     assert RetryPolicy.merge({"backoff_strategy": listed}, NO_JITTER).delay(HUGE, rng=LOWEST) == 60
@@ -209,7 +209,7 @@ def test_intervals_are_jittered_like_any_delay() -> None:
 
 
 def test_intervals_are_values() -> None:
-    """Equal, hashable and readable."""
+    """Intervals are equal, hashable and readable."""
     assert Intervals("PT60S") == Intervals("PT1M")
     assert len({Intervals("PT60S"), Intervals("PT1M")}) == 1
 
@@ -222,7 +222,7 @@ def test_no_intervals_at_all() -> None:
 
 @pytest.mark.parametrize(("bad", "error"), [(5, TypeError), ("5", ValueError), (timedelta(-1), ValueError)])
 def test_an_interval_that_is_no_duration(bad: Any, error: type[Exception]) -> None:
-    """Refused where it is written."""
+    """The error comes where the interval is written."""
     with pytest.raises(error):
         Intervals("PT1S", bad)
 
@@ -240,7 +240,7 @@ def test_a_callable_decides_the_raw_delay() -> None:
 
 @pytest.mark.parametrize("answer", [-1.0, -math.inf, math.nan])
 def test_a_callable_that_answers_no_delay(answer: float) -> None:
-    """Less than nothing, or nothing that can be compared."""
+    """The answer is less than nothing, or cannot be compared."""
     policy = RetryPolicy.merge({"backoff_strategy": lambda _n, _failure: answer})
     with pytest.raises(ValueError, match=r"^the custom backoff strategy returned .* for retry 2$"):
         policy.delay(2, rng=LOWEST)
@@ -256,7 +256,7 @@ def test_a_callable_may_answer_infinity() -> None:
     ("jitter", "low", "high"), [(Jitter(0, 1), 0, 10), (Jitter(0.9, 1.1), 9, 11), (Jitter(1, 1), 10, 10)]
 )
 def test_other_kinds_of_jitter(jitter: Jitter, low: float, high: float) -> None:
-    """Full, narrow and none at all, in Python only."""
+    """A jitter of Python may be full, narrow or none."""
     policy = RetryPolicy.merge({"initial_interval": "PT10S", "jitter": jitter})
     assert policy.delay(1, rng=LOWEST) == low
     assert policy.delay(1, rng=HIGHEST) == pytest.approx(high)
@@ -264,14 +264,14 @@ def test_other_kinds_of_jitter(jitter: Jitter, low: float, high: float) -> None:
 
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 1), (1, 0.5), (0, math.inf), (math.nan, 1), (0, math.nan)])
 def test_a_jitter_that_makes_no_sense(low: float, high: float) -> None:
-    """Never below zero, never backwards, never endless."""
+    """A jitter is never below zero, never backwards, never endless."""
     with pytest.raises(ValueError, match=r"must hold 0 <= low <= high, both finite$"):
         Jitter(low, high)
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1))
 def test_a_factor_is_within_its_jitter(one: float, other: float, draw: float) -> None:
-    """Half-open, unless there is only one factor to draw."""
+    """The range is half-open, unless it has only one factor."""
     jitter = Jitter(min(one, other), max(one, other))
     factor = jitter.factor(Drawn(draw))
     assert jitter.low <= factor <= jitter.high

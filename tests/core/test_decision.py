@@ -1,4 +1,4 @@
-"""What becomes of a job: every combination, every reason (spec sections 6.3, 7.2 and 2.2)."""
+"""`decide` answers every combination, with every reason (spec sections 6.3, 7.2 and 2.2)."""
 
 import itertools
 import random
@@ -44,14 +44,14 @@ class Never:
 
 
 def job(attempt: int = 1, **fields: Any) -> Job:
-    """A job at an attempt."""
+    """Return a job at an attempt."""
     return Job(id="j-1", type="billing.charge", queue="default", attempt=attempt, **fields)
 
 
 def decided(
     outcome: Outcome, attempt: int = 1, policy: dict[str, Any] | None = None, **fields: Any
 ) -> Decision:
-    """The decision on an outcome of an attempt."""
+    """Return the decision on an outcome of an attempt."""
     merged = RetryPolicy.merge(POLICY, policy)
     return decide(merged, job(attempt, **fields), outcome, now=NOW, rng=Middle())
 
@@ -86,7 +86,7 @@ def wanted(*situation: object) -> tuple[type, str | None]:
 def test_every_combination(
     code: Any, matches: bool, left: bool, on_exhaustion: str, hint: timedelta | None
 ) -> None:
-    """Response code, non-retryable match, attempts left, on_exhaustion; a hint changes nothing of it."""
+    """Response code, non-retryable match, attempts left and on_exhaustion decide; a hint changes nothing."""
     failure = Failure("validation.amount" if matches else "external.timeout", code=code, retry_after=hint)
     decision = decided(failure, 2 if left else 3, {"on_exhaustion": on_exhaustion})
     expected, cause = wanted(code, matches, left, on_exhaustion)
@@ -96,7 +96,7 @@ def test_every_combination(
 
 
 def test_the_table_covers_every_combination() -> None:
-    """Thirty-two situations, no gap."""
+    """The table has thirty-two situations."""
     assert len(EVERYTHING) == 32
     assert all(wanted(*situation) for situation in EVERYTHING)
 
@@ -112,7 +112,7 @@ def test_the_table_covers_every_combination() -> None:
     ],
 )
 def test_the_handler_override_of_the_spec(error_type: str, code: Any, expected: type) -> None:
-    """Section 12.7."""
+    """Section 12.7 has the table."""
     assert type(decided(Failure(error_type, code=code))) is expected
 
 
@@ -121,7 +121,7 @@ def test_the_handler_override_of_the_spec(error_type: str, code: Any, expected: 
     ("max_attempts", "retried"), [(0, []), (1, []), (2, [1]), (3, [1, 2]), (5, [1, 2, 3, 4])]
 )
 def test_an_exact_upper_bound(max_attempts: int, retried: list[int]) -> None:
-    """Sections 2.2 and 12.6: which failed attempts are followed by another."""
+    """Sections 2.2 and 12.6 say which failed attempts are followed by another."""
     failure = Failure("external.timeout")
     outcomes = {n: decided(failure, n, {"max_attempts": max_attempts}) for n in range(1, 10)}
     assert [n for n, decision in outcomes.items() if isinstance(decision, RetryAt)] == retried
@@ -215,12 +215,12 @@ REASONS = [
 def test_reasons_as_a_person_reads_them(
     outcome: Outcome, attempt: int, policy: dict[str, Any], reason: str
 ) -> None:
-    """Who decided, and why."""
+    """A reason names the rule that decided."""
     assert decided(outcome, attempt, policy).reason == reason
 
 
 def test_success() -> None:
-    """Nothing to add."""
+    """The decision has no other field."""
     assert decided(None) == Complete()
 
 
@@ -275,7 +275,7 @@ def test_a_raised_retry_does_not_override_the_list() -> None:
 @pytest.mark.requirement("RET-17")
 @pytest.mark.parametrize(("on_exhaustion", "expected"), [("discard", Discard), ("dead_letter", DeadLetter)])
 def test_final_by_the_frameworks_own_word(on_exhaustion: str, expected: type) -> None:
-    """What the framework's options have ruled out follows on_exhaustion, before any matching."""
+    """A failure that the framework's options rule out follows on_exhaustion, before any matching."""
     failure = Failure("validation.amount", final="which `throws` lists")
     decision = decided(failure, 1, {"on_exhaustion": on_exhaustion})
     assert type(decision) is expected
@@ -363,7 +363,7 @@ def test_an_error_of_a_strategy_is_shown_in_part() -> None:
 
 @pytest.mark.parametrize("outcome", [Failure("a.b"), Snoozed(timedelta.max)])
 def test_the_end_of_time(outcome: Failure | Snoozed) -> None:
-    """What no datetime holds is due at the last one."""
+    """A time that no datetime holds becomes the last one."""
     policy = RetryPolicy(max_interval=timedelta.max, initial_interval=timedelta.max, jitter=False)
     decision = decide(policy, job(), outcome, now=NOW, rng=Never())
     assert isinstance(decision, RetryAt | Snooze)
@@ -409,7 +409,7 @@ def policies(draw: st.DrawFn) -> RetryPolicy:
 def test_whatever_happens_is_decided(
     policy: RetryPolicy, attempt: int, outcome: Outcome, now: datetime, expires: datetime | None, rng: Any
 ) -> None:
-    """Never an error, never a run too many, never early, never beyond the cap, never silent."""
+    """The decision is no error, and never a run too many, early, beyond the cap or without a reason."""
     decision = decide(policy, job(attempt, expires=expires), outcome, now=now, rng=rng)
     assert decision.reason
     if isinstance(decision, RetryAt):

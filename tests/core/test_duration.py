@@ -28,7 +28,7 @@ TOO_LONG = "is longer than any duration this machine can hold"
     ],
 )
 def test_the_recommended_durations(text: str, expected: timedelta) -> None:
-    """Section 4.1's table."""
+    """Section 4.1 has the table."""
     assert parse_duration(text) == expected
 
 
@@ -78,7 +78,7 @@ def test_dates_count_365_and_30_days(text: str, expected: timedelta) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_iso_8601_is_rejected(text: str) -> None:
-    """Section 4.2."""
+    """Section 4.2 says so."""
     with pytest.raises(ValueError) as error:
         parse_duration(text)
     assert str(error.value) == MALFORMED
@@ -105,14 +105,14 @@ def test_what_no_timedelta_holds_is_an_error(text: str) -> None:
 
 @given(st.timedeltas(min_value=timedelta(0)))
 def test_a_duration_survives_its_text(duration: timedelta) -> None:
-    """What is written can be read, and is the same."""
+    """A duration that is written can be read, and is the same."""
     assert parse_duration(format_duration(duration)) == duration
 
 
 @pytest.mark.requirement("RET-19")
 @given(st.text() | st.from_regex(r"P[0-9YMDTHS.,+\-W]*"))
 def test_any_text_is_a_duration_or_a_value_error(text: str) -> None:
-    """Nothing but ValueError, and nothing negative."""
+    """No text raises another error than ValueError, and no duration is negative."""
     try:
         read = parse_duration(text)
     except ValueError as error:
@@ -127,7 +127,6 @@ def test_python_code_may_write_a_timedelta() -> None:
 
 
 def test_a_negative_timedelta_is_rejected() -> None:
-    """Time does not run backwards."""
     with pytest.raises(ValueError, match=r"^must not be negative$"):
         read_duration(timedelta(microseconds=-1))
 

@@ -1,4 +1,4 @@
-"""From whatever a handler raised to a Failure (spec sections 6.1 and 7.3)."""
+"""Any exception of a handler becomes a Failure (spec sections 6.1 and 7.3)."""
 
 import json
 import math
@@ -35,14 +35,14 @@ CODES = {"RETRY", "DISCARD", "DEAD_LETTER", "FAIL"}
 
 
 def failure_of(exc: BaseException, errors: ErrorMap = NOTHING) -> Failure:
-    """The failure that an exception is."""
+    """Return the failure of an exception."""
     outcome = outcome_of(exc, errors)
     assert isinstance(outcome, Failure)
     return outcome
 
 
 def raised(function: Callable[[], object]) -> BaseException:
-    """What a function raises, with its traceback."""
+    """Return the exception that a function raises, with its traceback."""
     try:
         function()
     except BaseException as error:
@@ -61,13 +61,13 @@ def raised(function: Callable[[], object]) -> BaseException:
     ],
 )
 def test_what_a_handler_says(response: Response, code: str) -> None:
-    """Section 7.3: type, message, code and details."""
+    """Section 7.3: a response has type, message, code and details."""
     assert failure_of(response) == Failure("external.timeout", "slow", code, {"ms": 30_000})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("after", ["PT90S", timedelta(seconds=90)])
 def test_a_hint(after: str | timedelta) -> None:
-    """As text or as a timedelta."""
+    """A hint is a text or a timedelta."""
     assert failure_of(Retry("a.b", after=after)).retry_after == timedelta(seconds=90)
     assert outcome_of(Snooze(after), NOTHING) == Snoozed(timedelta(seconds=90))
 
@@ -90,7 +90,7 @@ def test_a_hint(after: str | timedelta) -> None:
 def test_a_wrong_word_is_refused_where_it_is_said(
     build: Callable[[], object], error: type[Exception], message: str
 ) -> None:
-    """In the handler, where its author sees it."""
+    """The error comes in the handler, where its author sees it."""
     with pytest.raises(error) as found:
         build()
     assert str(found.value) == message
@@ -132,14 +132,14 @@ class Outer:
 
 
 def test_an_unmapped_exception_is_named_by_module_and_class() -> None:
-    """And non-retryable matching also tries its bare name."""
+    """Non-retryable matching also tries the bare name."""
     assert failure_of(ValueError("no")) == Failure("builtins.ValueError", "no", alias="ValueError")
     failure = failure_of(Outer.Timeout())
     assert failure.names == (f"{__name__}.Outer.Timeout", "Timeout")
 
 
 def test_the_nearest_class_decides() -> None:
-    """Along the MRO, whatever the order of the map."""
+    """The method resolution order decides, and not the order of the map."""
     errors = ErrorMap({OSError: "external.os", Exception: "any.thing", TimeoutError: "external.timeout"})
     found = [failure_of(exc, errors).type for exc in (Outer.Timeout(), ConnectionError(), KeyError())]
     assert found == ["external.timeout", "external.os", "any.thing"]
@@ -151,7 +151,7 @@ class LeftAndRight(ConnectionError, LookupError):
 
 
 def test_the_first_base_comes_first() -> None:
-    """As Python itself looks things up."""
+    """Python itself looks names up in this order."""
     errors = ErrorMap({LookupError: "right", ConnectionError: "left"})
     assert failure_of(LeftAndRight(), errors).type == "left"
 
@@ -164,18 +164,18 @@ def test_a_map_may_bring_a_response_code() -> None:
 
 
 def test_a_mapped_exception_has_no_second_name() -> None:
-    """Who renames it means it."""
+    """An owner who gives an exception another name means it."""
     assert failure_of(ValueError(), ErrorMap({ValueError: "validation.any"})).names == ("validation.any",)
 
 
 def test_a_later_map_wins() -> None:
-    """The task's over the bridge's, class by class; None is no map."""
+    """The task's map wins over the bridge's, class by class; None is no map."""
     errors = ErrorMap({ValueError: "app.value", KeyError: "app.key"}, None, {ValueError: "task.value"})
     assert [failure_of(exc, errors).type for exc in (ValueError(), KeyError())] == ["task.value", "app.key"]
 
 
 def test_a_response_is_never_mapped() -> None:
-    """What the handler says comes before what the map says."""
+    """The handler's word comes before the map's."""
     assert failure_of(Fail("a.b"), ErrorMap({Exception: "any.thing"})).type == "a.b"
 
 
@@ -192,7 +192,7 @@ def test_a_response_is_never_mapped() -> None:
     ],
 )
 def test_a_map_that_makes_no_sense(entries: Any, message: str) -> None:
-    """Refused at start-up, with the key named."""
+    """The error comes at start-up, and names the key."""
     with pytest.raises(ConfigurationError) as error:
         ErrorMap(entries)
     assert str(error.value).startswith(message)
@@ -208,7 +208,7 @@ def test_long_texts_are_cut_with_a_mark() -> None:
 
 @given(st.text(max_size=40), st.integers(len(CUT), 40))
 def test_cut_is_exact(text: str, limit: int) -> None:
-    """Never longer than the limit, and untouched within it."""
+    """A text is never longer than the limit, and is untouched within it."""
     assert len(cut(text, limit)) == min(len(text), limit)
     assert (cut(text, limit) == text) == (len(text) <= limit or text[limit - len(CUT) :] == CUT)
 
@@ -259,18 +259,18 @@ def deep() -> dict[str, Any]:
     ],
 )
 def test_details_that_json_cannot_hold(details: Any, plain: dict[str, Any]) -> None:
-    """They become what JSON can hold, and are always an object."""
+    """The details become values of JSON, and are always an object."""
     assert plain_details(details) == plain
 
 
 def test_details_too_deep_for_json() -> None:
-    """Neither the encoder nor repr() can follow."""
+    """Neither the encoder nor repr() can follow them."""
     (text,) = plain_details(deep()).values()
     assert isinstance(text, str)
 
 
 def test_a_short_backtrace() -> None:
-    """File, line and function, oldest first, and no source."""
+    """The backtrace has file, line and function, the oldest first, and no source."""
     backtrace = failure_of(raised(lambda: json.loads("{"))).backtrace
     assert backtrace[0].startswith(f"{__file__}:")
     assert backtrace[0].endswith(" in raised")
@@ -290,7 +290,7 @@ def innermost() -> None:
 
 
 def test_a_deep_backtrace_keeps_its_innermost_frames() -> None:
-    """Fifty of them: where it broke, not where it began."""
+    """The backtrace has fifty frames: it shows where the error came, not where the run began."""
     backtrace = failure_of(raised(lambda: dive(200))).backtrace
     assert len(backtrace) == MAX_FRAMES
     assert backtrace[-1].endswith(" in innermost")
@@ -298,7 +298,7 @@ def test_a_deep_backtrace_keeps_its_innermost_frames() -> None:
 
 
 def test_a_wide_backtrace_keeps_its_innermost_frames() -> None:
-    """At most 10,000 characters, whole frames only."""
+    """The backtrace has at most 10,000 characters, in whole frames."""
     wide: dict[str, Any] = {}
     source = "def dive(n):\n    return dive(n - 1) if n else 1 / 0"
     exec(compile(source, "/" + "long/" * 150 + "task.py", "exec"), wide)
@@ -309,7 +309,7 @@ def test_a_wide_backtrace_keeps_its_innermost_frames() -> None:
 
 
 def test_an_exception_that_was_never_raised_has_no_backtrace() -> None:
-    """As when a framework only reports it."""
+    """A framework may report an exception that was never raised."""
     assert failure_of(ValueError("no")).backtrace == ()
 
 
@@ -392,7 +392,7 @@ class SilentModule(Exception):
     ],
 )  # fmt: skip
 def test_exceptions_that_are_hard_to_read(exc: Exception, error_type: str, code: str, message: str) -> None:
-    """The job keeps what can be understood, the response code above all."""
+    """The failure keeps all that can be understood, the response code above all."""
     failure = failure_of(exc)
     assert (failure.type, failure.code, failure.message) == (error_type, code, message)
     assert failure.retry_after is None
@@ -421,7 +421,7 @@ EXCEPTIONS = [
 def test_whatever_is_raised_has_an_outcome(
     cls: type[BaseException], args: list[Any], attributes: dict[str, Any]
 ) -> None:
-    """Never an error, always within the limits, always something that JSON can hold."""
+    """The outcome is never an error, is within the limits, and is written as JSON."""
     exc = cls.__new__(cls, *args)
     exc.__dict__.update(attributes)
     failure = outcome_of(exc, NOTHING)
@@ -438,7 +438,7 @@ def test_whatever_is_raised_has_an_outcome(
     )
 )
 def test_whatever_a_response_carries_has_an_outcome(attributes: dict[str, Any]) -> None:
-    """A subclass may set anything at all."""
+    """A subclass of a response may set any value."""
     exc = Retry("a.b")
     exc.__dict__.update(attributes)
     failure = failure_of(exc)
@@ -448,7 +448,7 @@ def test_whatever_a_response_carries_has_an_outcome(attributes: dict[str, Any]) 
 
 @given(st.dictionaries(st.text() | st.integers() | st.tuples(st.integers()), arguments))
 def test_any_details_become_a_json_object(details: dict[Any, Any]) -> None:
-    """Within the limit, and the same after a round trip."""
+    """The object is within the limit, and is the same after a round trip."""
     plain = plain_details(details)
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert len(json.dumps(plain)) <= 12 * MAX_DETAILS

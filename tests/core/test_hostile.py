@@ -1,4 +1,4 @@
-"""Whatever a message says of its job's state: the job can be run, ended and written, or is refused."""
+"""A job with any state in its message can be run, ended and written, or is refused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ counters = st.just(0) | st.integers(0, MAX_COUNT) | values
 @settings(max_examples=300)
 @given(headers | st.binary() | st.text(), counters)
 def test_any_header_and_any_counter_end(state: object, retries: object) -> None:
-    """As both adapters read them: the job runs, fails, and its state can be written, or it is refused."""
+    """Both adapters read it so: the job runs and fails, and its state can be written; or it is refused."""
     count = count_of(retries) or 0
     bare = Job("j-1", "billing.charge", "default", 1 + count, fence=count)
     job = decoded(state, bare, retries)

@@ -1,4 +1,4 @@
-"""Jitters that only Python code can say: callables, and the one that is seeded by the job."""
+"""Jitters of Python code: callables, and the jitter that the job seeds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Always:
         self.number = number
 
     def random(self) -> float:
-        """Return it."""
+        """Return that number."""
         return self.number
 
 
@@ -43,12 +43,12 @@ def added(n: int, seconds: float, rng: Rng) -> float:
 
 
 def policy(jitter: Any, **fields: Any) -> RetryPolicy:
-    """Ten seconds before each retry, a minute at most, with a jitter."""
+    """Return a policy of ten seconds before each retry, a minute at most, with a jitter."""
     return RetryPolicy(jitter=jitter, **{**TEN, **fields})
 
 
 def decided(jitter: Any, job_id: str = "j-1", attempt: int = 1, rng: Rng | None = None) -> RetryAt:
-    """What becomes of a job that has failed."""
+    """Return the decision about a job that has failed."""
     job = Job(job_id, "billing.charge", "default", attempt)
     failed = decide(policy(jitter, max_attempts=99), job, Failure("a.b"), now=NOW, rng=rng or Always())
     assert isinstance(failed, RetryAt)
@@ -56,12 +56,12 @@ def decided(jitter: Any, job_id: str = "j-1", attempt: int = 1, rng: Rng | None 
 
 
 def test_a_callable_is_given_the_retry_the_delay_and_the_randomness() -> None:
-    """What it returns is waited."""
+    """The job waits as long as the callable says."""
     assert [policy(added).delay(n, rng=Always(0.25)) for n in (1, 2, 4)] == [10.25, 10.5, 11.0]
 
 
 def test_the_cap_comes_before_and_after_it() -> None:
-    """It is given no more than `max_interval`, and so is the job."""
+    """The callable gets `max_interval` at most, and so does the job."""
     given: list[float] = []
 
     def doubles(_n: int, seconds: float, _rng: Rng) -> float:
@@ -85,7 +85,7 @@ def test_the_cap_comes_before_and_after_it() -> None:
     ],
 )
 def test_what_is_no_delay(answer: Any, shown: str) -> None:
-    """An error that shows it; a job waits as long as it may, and its reason says why."""
+    """The value is an error that shows it; a job waits `max_interval`, and its reason says why."""
     jitter = partial(answering, answer)
     with pytest.raises(ValueError) as error:
         policy(jitter).delay(3, rng=Always())
@@ -96,18 +96,18 @@ def test_what_is_no_delay(answer: Any, shown: str) -> None:
 
 
 def answering(answer: Any, _n: int, _seconds: float, _rng: Rng) -> Any:
-    """Answer the same, whatever is asked."""
+    """Make a callable that always gives the same answer."""
     return answer
 
 
 @pytest.mark.parametrize(("answer", "seconds"), [(0, 0), (math.inf, 60), (7, 7), ("7.5", 7.5)])
 def test_what_is_a_delay(answer: Any, seconds: float) -> None:
-    """Nothing at all, or without end: the cap brings it back."""
+    """A delay may be zero or endless: the cap brings it back."""
     assert policy(partial(answering, answer)).delay(1, rng=Always()) == seconds
 
 
 def test_one_that_raises_loses_no_job() -> None:
-    """It waits as long as it may."""
+    """The job waits `max_interval`."""
 
     def raises(_n: int, _seconds: float, _rng: Rng) -> float:
         raise LookupError("no luck")
@@ -118,7 +118,7 @@ def test_one_that_raises_loses_no_job() -> None:
 
 @pytest.mark.parametrize("jitter", ["full", 0.5, 1, {}, Jitter, object, [0.5, 1.5]])
 def test_what_is_no_jitter(jitter: Any) -> None:
-    """Neither a boolean nor callable; or a class, whose call would make another one."""
+    """A jitter is a boolean or callable; a class is refused, because its call would make another one."""
     with pytest.raises(
         InvalidRetryPolicy, match="must be a boolean, or in Python a Jitter or another callable"
     ):
@@ -140,25 +140,25 @@ def test_it_has_no_wire_form_and_is_a_value_all_the_same(jitter: Any) -> None:
 
 @pytest.mark.parametrize("jitter", [added, Seeded(), Seeded(added), Jitter(0, 1)])
 def test_it_is_pickled(jitter: Any) -> None:
-    """Where its function is found by its name."""
+    """Python finds its function by its name."""
     assert pickle.loads(pickle.dumps(policy(jitter))) == policy(jitter)
 
 
 def test_the_schema_knows_booleans_alone() -> None:
-    """What only Python can say is none of it."""
+    """The schema has no word for a callable."""
     assert RetryPolicy.json_schema()["properties"]["jitter"]["type"] == "boolean"
 
 
 @pytest.mark.parametrize("jitter", [True, None, 0.5, Jitter])
 def test_what_cannot_be_seeded(jitter: Any) -> None:
-    """What is no jitter by itself."""
+    """A value that is no jitter by itself is refused."""
     with pytest.raises(TypeError, match=r"^Seeded\(.*\): must be a Jitter or another callable$"):
         Seeded(jitter)
 
 
 @given(st.text(), st.integers(1, 2**63 - 1), st.floats(0, 1e6), st.floats(0, 1e6))
 def test_two_workers_compute_the_same_delay(job_id: str, n: int, one: float, other: float) -> None:
-    """For the same job and attempt, whatever each of them would have drawn; within the jitter."""
+    """The delay of an attempt is the same, whatever each worker would have drawn, and within the jitter."""
     seeded = Seeded(Jitter(min(one, other), max(one, other)))
     first = decide_at(seeded, job_id, n, random.Random(1))
     again = decide_at(pickle.loads(pickle.dumps(seeded)), job_id, n, random.Random(2))
@@ -167,7 +167,7 @@ def test_two_workers_compute_the_same_delay(job_id: str, n: int, one: float, oth
 
 
 def decide_at(jitter: Seeded, job_id: str, attempt: int, rng: Rng) -> RetryAt:
-    """What becomes of an attempt that is not the last one."""
+    """Return the decision about an attempt that is not the last one."""
     job = Job(job_id, "t", "q", attempt)
     endless = RetryPolicy(jitter=jitter, max_attempts=2**63 - 1, **TEN)
     if attempt == endless.max_attempts:
@@ -178,7 +178,7 @@ def decide_at(jitter: Seeded, job_id: str, attempt: int, rng: Rng) -> RetryAt:
 
 
 def test_another_process_computes_the_same_delay() -> None:
-    """Whatever its own hashes are salted with."""
+    """The salts of a process's hashes do not matter."""
     code = "from ojs_bridge import Seeded; print([Seeded().rng(f'j-{n}', 3).random() for n in range(5)])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str([Seeded().rng(f"j-{n}", 3).random() for n in range(5)])
@@ -193,7 +193,7 @@ def test_other_languages_can_compute_it() -> None:
 
 
 def test_jobs_and_retries_draw_apart() -> None:
-    """Evenly over the range, and not all alike."""
+    """The delays are spread evenly over the range, and differ."""
     delays = [decided(Seeded(), f"j-{n}").delay for n in range(2000)]
     assert all(5 <= delay < 15 for delay in delays)
     assert sum(delays) / len(delays) == pytest.approx(10, rel=0.03)

@@ -34,7 +34,7 @@ FAILURE = Failure("external.timeout", "slow", details={"ms": 30_000}, backtrace=
 
 
 def entry(attempt: int, **fields: Any) -> ErrorEntry:
-    """An error entry as the spec writes it."""
+    """Return an error entry as the spec writes it."""
     return {
         "attempt": attempt,
         "type": "external.timeout",
@@ -47,14 +47,14 @@ def entry(attempt: int, **fields: Any) -> ErrorEntry:
 
 
 def failed(job: Job, times: int, failure: Failure = FAILURE) -> Job:
-    """The job after so many failed attempts."""
+    """Return the job after so many failed attempts."""
     for _ in range(times):
         job = job.failed(failure, at=NOW, next_at=NOW)
     return job
 
 
 def round_trip(job: Job, **limits: int) -> Job:
-    """The job as the next worker sees it, whose framework counted along."""
+    """Return the job as the next worker sees it, whose framework counted along."""
     text = encode(job, **limits).text
     return decode(
         text, Job(id=job.id, type=job.type, queue=job.queue, attempt=job.attempt, expires=job.expires)
@@ -63,7 +63,7 @@ def round_trip(job: Job, **limits: int) -> Job:
 
 @pytest.mark.requirement("RET-14")
 def test_an_error_entry() -> None:
-    """Section 10.1, plus the backtrace."""
+    """Section 10.1 has the fields; the backtrace comes in addition."""
     assert BARE.failed(FAILURE, at=NOW).errors == (
         entry(1, details={"ms": 30_000}, backtrace=["a.py:1 in f"]),
     )
@@ -71,7 +71,7 @@ def test_an_error_entry() -> None:
 
 @pytest.mark.requirement("RET-14")
 def test_the_state_of_a_job_due_for_its_third_attempt() -> None:
-    """Section 10: the attempt, every error in order, and when the next one is due."""
+    """Section 10: the state has the attempt, every error in order, and the time of the next attempt."""
     job = failed(BARE, 2)
     assert (job.attempt, job.next_retry_at) == (3, NOW)
     assert [error["attempt"] for error in job.errors] == [1, 2]
@@ -79,7 +79,7 @@ def test_the_state_of_a_job_due_for_its_third_attempt() -> None:
 
 @pytest.mark.requirement("RET-14")
 def test_the_header() -> None:
-    """The wire form, field by field."""
+    """Each field has its wire form."""
     job = BARE._replace(retry={"max_attempts": 10}, created_at=NOW, errors_dropped=2, replay_count=1)
     text = encode(failed(job, 1, Failure("a.b"))).text
     assert json.loads(text) == {
@@ -95,27 +95,27 @@ def test_the_header() -> None:
 
 
 def test_a_fresh_job_says_almost_nothing() -> None:
-    """What is empty is left out, and the text is ASCII without a space."""
+    """Empty fields are left out, and the text is ASCII without a space."""
     assert encode(BARE).text == '{"v":1,"attempt":1}'
     assert encode(failed(BARE, 1, Failure("a.b", "\N{SNOWMAN}"))).text.isascii()
 
 
 @pytest.mark.requirement("RET-14")
 def test_a_job_survives_its_header() -> None:
-    """Everything that the header carries, and what the framework says beside it."""
+    """The header carries its fields, and the framework's own fields come beside it."""
     job = BARE._replace(retry={"max_attempts": 10}, created_at=NOW, replay_count=3, expires=NOW)
     assert round_trip(failed(job, 5)) == failed(job, 5)
 
 
 def test_a_header_may_be_an_object() -> None:
-    """As in the options of a Dramatiq message."""
+    """The options of a Dramatiq message carry an object."""
     text = encode(failed(BARE, 2)).text
     assert decode(json.loads(text), BARE._replace(attempt=3)) == failed(BARE, 2)
     assert decode(text.encode(), BARE._replace(attempt=3)) == failed(BARE, 2)
 
 
 def test_unknown_fields_of_a_known_version_are_no_damage() -> None:
-    """A later worker may add some."""
+    """A later worker may add fields."""
     assert decode('{"v":1,"attempt":1,"colour":"blue"}', BARE) == BARE
 
 
@@ -139,7 +139,7 @@ def test_the_newest_errors_stay(failures: int, history: int, kept: list[int], dr
 
 @pytest.mark.requirement("RET-15")
 def test_dropped_errors_are_counted_over_many_attempts() -> None:
-    """Through sixty workers, one after the other."""
+    """Sixty workers count them, one after the other."""
     job = BARE
     for _ in range(60):
         job = round_trip(failed(job, 1))
@@ -148,7 +148,7 @@ def test_dropped_errors_are_counted_over_many_attempts() -> None:
 
 
 def test_encode_says_which_errors_are_in_the_header() -> None:
-    """So that the others can be kept elsewhere, whole."""
+    """The store can then keep the others whole."""
     job = failed(BARE, 12)
     trimmed = encode(job).job
     assert trimmed.errors == job.errors[2:]
@@ -157,7 +157,7 @@ def test_encode_says_which_errors_are_in_the_header() -> None:
 
 @pytest.mark.requirement("RET-15")
 def test_ten_errors_of_the_largest_size_fit() -> None:
-    """Each is cut, none is dropped, and what happened can still be read."""
+    """Each error is cut, none is dropped, and all are still readable."""
     largest = Failure(
         "t" * 255, "m" * MAX_MESSAGE, "RETRY", {"d": "d" * (MAX_DETAILS - 20)}, backtrace=("f" * 200,) * 50
     )
@@ -174,7 +174,7 @@ def test_ten_errors_of_the_largest_size_fit() -> None:
 
 
 def test_a_cut_error_still_says_which_life_it_belongs_to() -> None:
-    """Or it would pass for the first life's error of the same attempt."""
+    """Otherwise it would pass for the first life's error of the same attempt."""
     job = failed(failed(BARE, 1).replayed(), 1, Failure("a.b", details={"d": "d" * 20_000}))
     assert [(error.get("replay"), error["attempt"]) for error in round_trip(job).errors] == [
         (None, 1),
@@ -183,7 +183,7 @@ def test_a_cut_error_still_says_which_life_it_belongs_to() -> None:
 
 
 def test_a_small_error_beside_a_large_one_stays_whole() -> None:
-    """Only what is too long is cut."""
+    """Only texts that are too long are cut."""
     job = failed(failed(BARE, 1), 1, Failure("a.b", details={"d": "d" * 20_000}))
     first, second = round_trip(job).errors
     assert first == job.errors[0]
@@ -192,7 +192,7 @@ def test_a_small_error_beside_a_large_one_stays_whole() -> None:
 
 @pytest.mark.requirement("RET-15")
 def test_a_long_history_that_does_not_fit_falls_back_to_ten() -> None:
-    """Never fewer."""
+    """The header never has fewer than ten."""
     job = failed(BARE, 2000, Failure("a.b", "m" * 100))
     header = encode(job, history=2000)
     text, trimmed = header.text, header.job
@@ -202,7 +202,7 @@ def test_a_long_history_that_does_not_fit_falls_back_to_ten() -> None:
 
 
 def test_a_policy_too_large_for_any_header() -> None:
-    """The one thing that cannot be cut; it is refused where the job is enqueued."""
+    """The policy cannot be cut; the job is refused where it is enqueued."""
     job = BARE._replace(retry={"non_retryable_errors": ["a.b" * 10] * 1000})
     with pytest.raises(InvalidState, match=r"^the job's retry state needs \d+ bytes, its budget is 16384$"):
         encode(job)
@@ -241,7 +241,7 @@ jobs = st.builds(
 @settings(max_examples=50)
 @given(jobs, st.sampled_from([MIN_HEADER_BUDGET, HEADER_BUDGET]))
 def test_no_header_is_over_budget(job: Job, budget: int) -> None:
-    """Whatever the entries hold: ten of them remain, and the rest of the state is untouched."""
+    """Ten entries remain, whatever they hold, and the rest of the state is untouched."""
     header = encode(job, budget=budget)
     text, trimmed = header.text, header.job
     assert len(text.encode()) <= budget
@@ -254,7 +254,7 @@ def test_no_header_is_over_budget(job: Job, budget: int) -> None:
 @settings(max_examples=50)
 @given(jobs)
 def test_what_fits_is_not_changed(job: Job) -> None:
-    """With room enough, the newest entries are carried as they are."""
+    """With enough room the newest entries are carried as they are."""
     assert round_trip(job, budget=10**8).errors == job.errors[-MIN_HISTORY:]
 
 
@@ -267,7 +267,7 @@ def test_encoding_again_changes_nothing(job: Job) -> None:
 
 
 def deep(levels: int) -> dict[str, Any]:
-    """A header of so many levels, within each other."""
+    """Return a header of so many levels, within each other."""
     inner: Any = []
     for _ in range(levels - 4):
         inner = [inner]
@@ -324,7 +324,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize(("state", "message"), DAMAGED, ids=lambda value: safe_repr(value)[:40])
 def test_a_damaged_header(state: object, message: str) -> None:
-    """It says what is wrong, in one short line."""
+    """The error describes the damage in one short line."""
     with pytest.raises(InvalidState) as error:
         decode(state, BARE)
     assert str(error.value).startswith(message)
@@ -334,7 +334,7 @@ def test_a_damaged_header(state: object, message: str) -> None:
 @pytest.mark.parametrize("levels", [MAX_DEPTH, MAX_DEPTH + 1])
 @pytest.mark.parametrize("form", [dict, json.dumps])
 def test_how_deep_a_header_may_be(levels: int, form: Callable[[Any], Any]) -> None:
-    """What is read can be written again, by whoever has much less room on its stack."""
+    """A header that was read can be written again by a process with much less room on its stack."""
     state = form(deep(levels))
     if levels > MAX_DEPTH:
         assert isinstance(decoded(state, BARE), InvalidState)
@@ -344,7 +344,7 @@ def test_how_deep_a_header_may_be(levels: int, form: Callable[[Any], Any]) -> No
 
 @pytest.mark.requirement("RET-15")
 def test_what_a_handler_says_is_never_too_deep_for_its_header() -> None:
-    """Or the retry of a job would be refused for what its own failure has said."""
+    """Otherwise the words of a failure could forbid the retry of their own job."""
     for levels in (90, 101, 400, 3000):
         failure = outcome_of(Fail("a.b", details=deep(levels)), ErrorMap())
         assert isinstance(failure, Failure)
@@ -358,7 +358,7 @@ COUNTERS += [("x", None), (True, None), (1.0, None), ([1], None), (10**4000, Non
 @pytest.mark.parametrize(("said", "count"), COUNTERS, ids=lambda value: repr(value)[:12])
 @pytest.mark.parametrize("state", [None, '{"v":1,"attempt":1}'])
 def test_a_framework_s_own_counter(said: object, count: int | None, state: str | None) -> None:
-    """A job whose counter is none is not run under a number that was guessed."""
+    """A job with an unreadable counter does not run under a guessed number."""
     job = decoded(state, BARE._replace(attempt=1 + (count or 0), fence=count or 0), said)
     if count is None:
         assert isinstance(job, InvalidState)
@@ -383,7 +383,7 @@ headers = st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), json_va
     | headers.map(lambda h: {**h, "v": 1})
 )
 def test_any_header_is_read_or_invalid(state: object) -> None:
-    """Nothing but InvalidState; and what was read can be written again."""
+    """No input raises another error than InvalidState; a header that was read can be written again."""
     try:
         job = decode(state, BARE)
     except InvalidState as error:
@@ -408,12 +408,12 @@ def test_the_native_counter_wins(native: int, why: str) -> None:
 
 
 def test_a_header_without_an_attempt_is_in_step() -> None:
-    """The framework's counter is all there is."""
+    """The framework's counter decides alone."""
     assert decode({"v": 1, "next_retry_at": format_time(NOW)}, BARE).next_retry_at == NOW
 
 
 def test_a_replay_starts_afresh_and_forgets_nothing() -> None:
-    """Attempt 1 again, no due time and no expiry, the whole history, one more replay."""
+    """The job has attempt 1 again, no due time, no expiry, the whole history, and one more replay."""
     dead = failed(BARE, 3)._replace(created_at=NOW, expires=NOW)
     replayed = dead.replayed()
     assert (replayed.attempt, replayed.next_retry_at, replayed.expires, replayed.replay_count) == (
@@ -428,7 +428,7 @@ def test_a_replay_starts_afresh_and_forgets_nothing() -> None:
 
 
 def test_errors_after_a_replay_are_told_apart() -> None:
-    """Attempt numbers begin again, so each entry says which life it belongs to."""
+    """Attempt numbers begin again, so each entry names its life."""
     job = failed(failed(failed(BARE, 2).replayed(), 2).replayed(), 1)
     assert [(error.get("replay", 0), error["attempt"]) for error in job.errors] == [
         (0, 1), (0, 2), (1, 1), (1, 2), (2, 1),
@@ -446,7 +446,7 @@ def test_errors_after_a_replay_are_told_apart() -> None:
     ],
 )
 def test_times_are_utc_with_milliseconds(at: datetime, text: str) -> None:
-    """RFC 3339 with a Z."""
+    """The form is RFC 3339 with a Z."""
     assert format_time(at) == text
     assert format_time(parse_time(text)) == text
 
@@ -461,13 +461,13 @@ def test_times_are_utc_with_milliseconds(at: datetime, text: str) -> None:
     ],
 )
 def test_times_that_others_write(text: str) -> None:
-    """The spec's own example, another zone, another precision."""
+    """The texts are the spec's own example, another zone and another precision."""
     assert parse_time(text) == datetime(2026, 2, 12, 10, 31, 5, tzinfo=timezone.utc)
 
 
 @given(st.datetimes(max_value=datetime.max.replace(microsecond=999_000), timezones=st.just(timezone.utc)))
 def test_rounding_up_is_never_early_and_survives_the_wire(at: datetime) -> None:
-    """By less than a millisecond."""
+    """The time moves by less than a millisecond."""
     rounded = ceil_to_millisecond(at)
     assert timedelta(0) <= rounded - at < timedelta(milliseconds=1)
     assert parse_time(format_time(rounded)) == rounded
@@ -488,13 +488,13 @@ def test_rounding_up_is_never_early_and_survives_the_wire(at: datetime) -> None:
     ids=["plain", "policy only", "implied", "said", "moved on", "implied, moved on", "requeued", "both"],
 )
 def test_a_fence_is_never_one_that_was_used(state: dict[str, Any] | None, native: int, fence: int) -> None:
-    """It grows with each message of a job, also where others, who know nothing of it, have sent one."""
+    """The fence grows with each message of a job, also with those that a foreign process has sent."""
     bare = BARE._replace(attempt=native, fence=native - 1)
     assert (bare if state is None else decode(state, bare)).fence == fence
 
 
 def test_a_fence_grows_with_everything_that_is_sent_on() -> None:
-    """A retry, a snooze, an end and a replay; not a delivery that is put off."""
+    """A retry, a snooze, an end and a replay raise it; a postponed delivery does not."""
     retried = BARE.failed(FAILURE, at=NOW, next_at=NOW)
     assert (retried.fence, retried.attempt) == (1, 2)
     snoozed = retried.snoozed(NOW)
@@ -508,12 +508,12 @@ def test_a_fence_grows_with_everything_that_is_sent_on() -> None:
 
 @pytest.mark.parametrize("job", [BARE._replace(fence=4), BARE._replace(chain="abc"), BARE.snoozed(NOW)])
 def test_fence_and_chain_travel(job: Job) -> None:
-    """A header that says nothing of them means the usual ones."""
+    """A header without them has the usual ones."""
     assert (round_trip(job).fence, round_trip(job).key) == (job.fence, job.key)
     assert "fence" not in encode(BARE.failed(FAILURE, at=NOW, next_at=NOW)).state
 
 
 def test_jobs_of_one_id_are_told_apart() -> None:
-    """A chain of its own makes a key of its own."""
+    """A job with a chain of its own has a key of its own."""
     assert BARE.key == "j-1"
     assert BARE._replace(chain="x").key == "j-1#x"

@@ -35,14 +35,14 @@ DURATION = "is not an ISO 8601 duration such as PT1S, PT0.5S or PT5M"
 
 
 def problems(*partials: Any) -> tuple[str, ...]:
-    """What is wrong with a policy, line by line."""
+    """Return the problems of a policy, line by line."""
     with pytest.raises(InvalidRetryPolicy) as error:
         RetryPolicy.merge(*partials)
     return error.value.problems
 
 
 def effective(*partials: Any) -> dict[str, Any]:
-    """The merged policy as the spec's seven fields."""
+    """Return the merged policy as the spec's seven fields."""
     wire = RetryPolicy.merge(*partials).to_ojs()
     assert wire.pop("backoff_strategy") == "exponential"
     return wire
@@ -50,7 +50,7 @@ def effective(*partials: Any) -> dict[str, Any]:
 
 @pytest.mark.requirement("RET-09")
 def test_the_default_policy() -> None:
-    """Section 8, and 12.2: a job without a policy."""
+    """Sections 8 and 12.2 have the policy of a job without one."""
     assert effective() == effective(None) == effective({}) == DEFAULT
     assert RetryPolicy.merge() == RetryPolicy()
 
@@ -110,13 +110,13 @@ def test_the_default_policy() -> None:
     ],
 )
 def test_the_effective_policies_of_the_spec(given_: dict[str, Any], changed: dict[str, Any]) -> None:
-    """Sections 8.1 and 12: what is given wins, what is left out is the default."""
+    """Sections 8.1 and 12: a given field wins, and a missing field has its default."""
     assert effective(given_) == {**DEFAULT, **given_, **changed}
 
 
 @pytest.mark.requirement("RET-10")
 def test_precedence() -> None:
-    """Job over task over app over the spec's default, field by field."""
+    """A job wins over its task, the task over the app, the app over the spec's default, field by field."""
     app = {"max_attempts": 5, "initial_interval": "PT2S", "on_exhaustion": "dead_letter"}
     task = {"max_attempts": 7, "backoff_coefficient": 3.0}
     job = {"max_attempts": 9}
@@ -128,20 +128,20 @@ def test_precedence() -> None:
 
 @pytest.mark.requirement("RET-10")
 def test_a_list_is_replaced_and_not_extended() -> None:
-    """Field by field: a job's list is the whole list."""
+    """A job's list is the whole list."""
     merged = RetryPolicy.merge({"non_retryable_errors": ["a.b"]}, {"non_retryable_errors": ["c.d"]})
     assert merged.non_retryable_errors == ("c.d",)
 
 
 @pytest.mark.requirement("RET-10")
 def test_null_is_absent() -> None:
-    """A null takes no field back to the default: it says nothing (docs/decisions.md)."""
+    """A null takes no field back to the default: it counts as absent (docs/decisions.md)."""
     assert RetryPolicy.merge({"max_attempts": 5}, dict.fromkeys(RetryPolicy.model_fields)).max_attempts == 5
 
 
 @pytest.mark.requirement("RET-10")
 def test_a_policy_as_a_partial_brings_only_what_it_sets() -> None:
-    """A default that nobody wrote overrides nothing."""
+    """A default that no owner wrote overrides nothing."""
     merged = RetryPolicy.merge({"max_interval": "PT10M"}, RetryPolicy(max_attempts=9))
     assert (merged.max_attempts, merged.max_interval) == (9, timedelta(minutes=10))
 
@@ -159,13 +159,13 @@ def test_validation_comes_after_the_merge() -> None:
 @pytest.mark.requirement("RET-01")
 @pytest.mark.parametrize(("max_attempts", "runs"), [(0, 1), (1, 1), (2, 2), (3, 3), (25, 25)])
 def test_zero_and_one_both_run_once(max_attempts: int, runs: int) -> None:
-    """Section 2.2's table."""
+    """Section 2.2 has the table."""
     assert RetryPolicy(max_attempts=max_attempts).runs == runs
 
 
 @pytest.mark.parametrize("strategy", ["none", "constant"])
 def test_constant_is_read_as_none(strategy: str) -> None:
-    """One word on the wire for one thing."""
+    """The wire has one word for it."""
     policy = RetryPolicy.merge({"backoff_strategy": strategy})
     assert policy.backoff_strategy == policy.to_ojs()["backoff_strategy"] == "none"
 
@@ -246,14 +246,14 @@ def test_each_broken_rule_has_its_line(partial: Any, line: str) -> None:
 
 @pytest.mark.requirement("RET-03")
 def test_a_coefficient_below_one_is_rejected_and_one_is_not() -> None:
-    """Section 2.2."""
+    """Section 2.2 has the limit."""
     assert problems({"backoff_coefficient": math.nextafter(1.0, 0.0)})
     assert RetryPolicy.merge({"backoff_coefficient": 1}).backoff_coefficient == 1.0
 
 
 @pytest.mark.requirement("RET-16")
 def test_an_invalid_policy_says_everything_at_once() -> None:
-    """One line for each broken rule, and the spec's error type."""
+    """The error has one line for each broken rule, and the spec's error type."""
     with pytest.raises(ValueError) as error:
         RetryPolicy.merge({"max_attempts": -1, "initial_interval": "5s", "jitter": None, "tries": 3})
     assert isinstance(error.value, InvalidRetryPolicy)
@@ -272,13 +272,13 @@ def test_a_long_value_is_shown_in_part() -> None:
 
 @pytest.mark.requirement("RET-16")
 def test_the_constructor_validates_alike() -> None:
-    """There is no other way in."""
+    """A policy cannot be made in another way."""
     with pytest.raises(InvalidRetryPolicy, match=r"^invalid retry policy: max_attempts: -1 must be >= 0$"):
         RetryPolicy(max_attempts=-1)
 
 
 def test_a_policy_is_a_value() -> None:
-    """Frozen, hashable, copied and pickled without loss."""
+    """A policy is frozen, hashable, copied and pickled without loss."""
     policy = RetryPolicy(max_attempts=9, non_retryable_errors=["a.*"])
     assert len({policy, RetryPolicy(max_attempts=9, non_retryable_errors=("a.*",))}) == 1
     assert pickle.loads(pickle.dumps(policy)) == copy.deepcopy(policy) == policy
@@ -310,7 +310,7 @@ def test_a_policy_is_a_value() -> None:
     ],
 )
 def test_what_only_python_can_say_has_no_wire_form(field: str, value: Any, why: str) -> None:
-    """It refuses and says why, and the other fields can still be written."""
+    """`to_ojs` refuses and says why; the other fields can still be written."""
     policy = RetryPolicy.merge({field: value, "max_attempts": 9})
     with pytest.raises(NotExpressible) as error:
         policy.to_ojs()
@@ -319,12 +319,12 @@ def test_what_only_python_can_say_has_no_wire_form(field: str, value: Any, why: 
 
 
 def test_the_jitter_of_the_spec_by_another_name() -> None:
-    """Jitter(0.5, 1.5) is what true means."""
+    """True means Jitter(0.5, 1.5)."""
     assert RetryPolicy(jitter=Jitter(0.5, 1.5)).to_ojs()["jitter"] is True
 
 
 def test_a_partial_wire_form() -> None:
-    """Only the named fields, normalised."""
+    """The form has only the named fields, normalised."""
     partial = {"initial_interval": timedelta(seconds=90), "backoff_strategy": "constant", "jitter": None}
     assert RetryPolicy.merge(partial).to_ojs(only=partial) == {
         "initial_interval": "PT1M30S",
@@ -352,7 +352,7 @@ def test_a_partial_wire_form() -> None:
     ],
 )
 def test_the_matching_table_of_the_spec(error_type: str, pattern: str | None) -> None:
-    """Section 6.2, and its edges."""
+    """Section 6.2 has the table; its edges are added."""
     policy = RetryPolicy.merge({"non_retryable_errors": ["validation.payload_invalid", "auth.*"]})
     assert policy.non_retryable_pattern(Failure(error_type)) == pattern
 
@@ -360,7 +360,7 @@ def test_the_matching_table_of_the_spec(error_type: str, pattern: str | None) ->
 @pytest.mark.requirement("RET-18")
 @pytest.mark.parametrize("entry", ["*", "a*", "a.*.c", ".*"])
 def test_a_star_elsewhere_is_an_ordinary_character(entry: str) -> None:
-    """Only a trailing `.*` is a wildcard; a bare one matches nothing but itself."""
+    """Only a trailing `.*` is a wildcard; a bare `*` matches nothing but itself."""
     policy = RetryPolicy.merge({"non_retryable_errors": [entry]})
     assert policy.non_retryable_pattern(Failure("a.b.c")) is None
     assert policy.non_retryable_pattern(Failure(entry)) == entry
@@ -368,7 +368,7 @@ def test_a_star_elsewhere_is_an_ordinary_character(entry: str) -> None:
 
 @pytest.mark.requirement("RET-18")
 def test_an_unmapped_exception_matches_by_its_bare_name_too() -> None:
-    """`ValueError` as well as `builtins.ValueError`; a mapped one only by its type."""
+    """`ValueError` matches as well as `builtins.ValueError`; a mapped exception matches by its type only."""
     policy = RetryPolicy.merge({"non_retryable_errors": ["ValueError"]})
     assert policy.non_retryable_pattern(Failure("builtins.ValueError", alias="ValueError")) == "ValueError"
     assert policy.non_retryable_pattern(Failure("validation.amount")) is None
@@ -436,7 +436,7 @@ wild_keys = st.sampled_from([*FIELDS, "self", "cls", "", "\ud800", "model_config
     )
 )
 def test_whatever_is_merged_is_a_policy_or_an_invalid_one(partials: list[Any]) -> None:
-    """No input makes it raise anything else, and every problem is readable."""
+    """No input raises another error, and every problem is readable."""
     try:
         policy = RetryPolicy.merge(*partials)
     except InvalidRetryPolicy as error:
@@ -465,7 +465,7 @@ def likely(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def documented_difference(instance: dict[str, Any]) -> bool:
-    """Say whether we differ from the schema on this, as docs/decisions.md lists."""
+    """Return whether the bridge differs from the schema on this, as docs/decisions.md lists."""
     attempts = instance.get("max_attempts")
     coefficient = instance.get("backoff_coefficient")
     intervals = [instance.get(name) for name in ("initial_interval", "max_interval")]
@@ -488,7 +488,7 @@ def breaks_only_what_no_schema_can_say(error: InvalidRetryPolicy) -> bool:
 @pytest.mark.requirement("RET-20")
 @given(likely(json_values))
 def test_the_schema_and_merge_agree(instance: dict[str, Any]) -> None:
-    """What the spec's schema accepts is what merge accepts, but for the documented differences."""
+    """`merge` accepts all that the spec's schema accepts, but for the documented differences."""
     accepted = jsonschema.Draft202012Validator(SCHEMA).is_valid(instance)
     if documented_difference(instance):
         return
@@ -502,7 +502,7 @@ def test_the_schema_and_merge_agree(instance: dict[str, Any]) -> None:
 
 @st.composite
 def partials(draw: st.DrawFn) -> dict[str, Any]:
-    """A partial policy of which any combination is valid."""
+    """Draw a partial policy that is valid in any combination."""
     return draw(
         st.fixed_dictionaries(
             {},
@@ -522,7 +522,7 @@ def partials(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(partials())
 def test_a_policy_survives_its_wire_form(partial: dict[str, Any]) -> None:
-    """Through JSON and back, and valid by its own schema."""
+    """The policy is the same after JSON and back, and valid by its own schema."""
     policy = RetryPolicy.merge(partial)
     wire = json.loads(json.dumps(policy.to_ojs()))
     assert RetryPolicy.merge(wire) == policy
@@ -533,7 +533,7 @@ def test_a_policy_survives_its_wire_form(partial: dict[str, Any]) -> None:
 @pytest.mark.requirement("RET-10")
 @given(partials(), partials(), partials())
 def test_the_laws_of_merging(a: dict[str, Any], b: dict[str, Any], c: dict[str, Any]) -> None:
-    """Identity, idempotence, associativity, and the later one wins."""
+    """The laws are identity, idempotence, associativity, and that the later one wins."""
     merge = RetryPolicy.merge
     assert merge(a) == merge(None, a) == merge({}, a, None) == merge(a, a) == merge(merge(a), merge(a))
     assert merge(merge(a, b), c) == merge(a, merge(b, c)) == merge(a, b, c)
@@ -542,7 +542,7 @@ def test_the_laws_of_merging(a: dict[str, Any], b: dict[str, Any], c: dict[str, 
 
 
 def test_a_copy_of_the_input_is_kept() -> None:
-    """Changing what was passed changes no policy."""
+    """A later change of the input changes no policy."""
     patterns = ["a.*"]
     policy = RetryPolicy.merge({"non_retryable_errors": patterns})
     patterns.append("b.*")

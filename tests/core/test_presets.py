@@ -42,7 +42,7 @@ class Golden:
 
 
 def steady(waits: list[float], far: float, runs: int, on_exhaustion: str = "dead_letter") -> Golden:
-    """A system without jitter."""
+    """Return the table of a system without jitter."""
     return Golden(waits, waits, (far, far), runs, expressible=True, on_exhaustion=on_exhaustion)
 
 
@@ -99,7 +99,7 @@ class Drawn:
         self._numbers = list(numbers)
 
     def random(self) -> float:
-        """Return the next one."""
+        """Return the next number."""
         return self._numbers.pop(0) if len(self._numbers) > 1 else self._numbers[0]
 
 
@@ -107,14 +107,14 @@ LOWEST, HIGHEST = Drawn(0.0), Drawn(math.nextafter(1.0, 0.0))
 
 
 def test_there_is_a_table_for_each() -> None:
-    """And no other one; they are sorted."""
+    """Every preset has a table, and no table lacks a preset; they are sorted."""
     assert list(PRESETS) == sorted(PRESETS) == sorted(GOLDEN)
     assert [one.name for one in PRESETS.values()] == list(PRESETS)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_first_ten_waits(name: str) -> None:
-    """The shortest and the longest that its jitter allows."""
+    """The table has the shortest and the longest wait that the jitter allows."""
     policy, golden = preset(name).policy, GOLDEN[name]
     waits = range(1, 11)
     assert [policy.delay(n, rng=LOWEST) for n in waits] == pytest.approx(golden.least, rel=1e-12)
@@ -123,7 +123,7 @@ def test_the_first_ten_waits(name: str) -> None:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_cap(name: str) -> None:
-    """What the waits of a retry far off are, which have long reached it."""
+    """A retry far off waits as long as the cap."""
     policy = preset(name).policy
     bounds = (policy.delay(LARGEST, rng=LOWEST), policy.delay(LARGEST, rng=HIGHEST))
     assert bounds == pytest.approx(GOLDEN[name].far, rel=1e-12)
@@ -132,21 +132,21 @@ def test_the_cap(name: str) -> None:
 @pytest.mark.parametrize("name", GOLDEN)
 @given(st.integers(1, 10), st.randoms(use_true_random=False))
 def test_no_draw_leaves_its_bounds(name: str, n: int, rng: Drawn) -> None:
-    """Whatever is drawn, and however often."""
+    """The bounds hold for every draw."""
     least, most = GOLDEN[name].least[n - 1], GOLDEN[name].most[n - 1]
     assert least * (1 - 1e-12) <= preset(name).policy.delay(n, rng=rng) <= most * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_how_often_a_job_runs_and_what_then(name: str) -> None:
-    """The first run included; kept where the system keeps it."""
+    """The runs include the first one; the job is kept where the system keeps it."""
     policy, golden = preset(name).policy, GOLDEN[name]
     assert (policy.runs, policy.on_exhaustion) == (golden.runs, golden.on_exhaustion)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_whether_ojs_can_say_it(name: str) -> None:
-    """It is marked, and what can be said means the very same schedule when it is read again."""
+    """The preset is marked, and a policy that OJS can express has the same schedule when it is read again."""
     found = preset(name)
     assert found.expressible is GOLDEN[name].expressible
     if not found.expressible:
@@ -160,7 +160,7 @@ def test_whether_ojs_can_say_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_whether_it_travels_with_a_job(name: str) -> None:
-    """What OJS can say does; anything else is refused where the job is sent."""
+    """A policy that OJS can express travels; any other is refused where the job is sent."""
     found, bridge, job = preset(name), Bridge(), Job("j-1", "t", "q")
     if found.expressible:
         sent = decode(bridge.engine.initial_header(job, bridge.engine.task(), found.policy).text, job)
@@ -184,20 +184,20 @@ def test_it_is_a_policy_like_any_other(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Sidekiq", "zzz_jobs", "", None, ["sidekiq"]])
 def test_one_that_there_is_not(name: str) -> None:
-    """The error names those that there are."""
+    """The error names the known presets."""
     with pytest.raises(ConfigurationError) as error:
         preset(name)
     assert str(error.value) == f"preset: {name!r} must be one of {', '.join(GOLDEN)}"
 
 
 def draws() -> Iterator[tuple[float, float]]:
-    """Pairs of draws, from end to end."""
+    """Return pairs of draws, from end to end."""
     yield from ((a / 8, b / 8) for a in range(8) for b in range(8))
 
 
 @pytest.mark.parametrize("n", range(1, 21))
 def test_dramatiq_itself_waits_as_long(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For the same draws, to the millisecond, which it cuts; all its retries, beyond the week too."""
+    """All retries wait as long for the same draws, to a millisecond, which it cuts; beyond the week, too."""
     policy = preset("dramatiq").policy
     for pair in draws():
         drawn = Drawn(*pair)
@@ -210,14 +210,14 @@ def test_dramatiq_itself_waits_as_long(n: int, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("n", range(1, 21))
 def test_celery_itself_waits_as_long(n: int) -> None:
-    """At most; it draws whole seconds from none to that, and so do we."""
+    """The longest wait is the same; both draw whole seconds from none to that."""
     policy, most = preset("celery").policy, get_exponential_backoff_interval(1, n - 1, 600)
     drawn = {policy.delay(n, rng=Drawn((second + 0.5) / (most + 1))) for second in range(most + 1)}
     assert drawn == set(range(most + 1))
 
 
 def test_neither_framework_is_needed() -> None:
-    """They can be looked at where nothing is installed."""
+    """Presets work where no framework is installed."""
     code = (
         "import sys; from ojs_bridge.migration import preset; print({'celery', 'dramatiq'} & {*sys.modules})"
     )

@@ -35,7 +35,7 @@ OWN = {"X-OJS-Bridge": "1"}
 
 @dataclass
 class House:
-    """A bridge, what its framework has published, and a client at its door on a loopback address."""
+    """A bridge, its framework's publisher, and a client at its door on a loopback address."""
 
     bridge: Bridge
     outbox: Outbox
@@ -56,7 +56,7 @@ class House:
         self.bridge.store.park(parked(job_id, **{"next_retry_at": due, "framework": FRAMEWORK, **fields}))
 
     def ids(self) -> list[str]:
-        """The ids of the dead letters, the newest first."""
+        """Return the ids of the dead letters, the newest first."""
         return [found.id for found in self.bridge.dead_letters.list().letters]
 
 
@@ -67,17 +67,17 @@ def house(url: str, **options: Any) -> House:
 
 
 def client_at(bridge: Bridge, access: Access) -> TestClient:
-    """A client that speaks to a loopback address, and to no limit but its own."""
+    """Return a client that speaks to a loopback address, without a limit but its own."""
     return TestClient(guarded(bridge, access), base_url="http://127.0.0.1:8787", headers=OWN)
 
 
 def unlimited() -> Access:
-    """Access without tokens, as often as a test asks."""
+    """Return an access without tokens, as often as a test asks."""
     return Access(hosts=LOOPBACK, reads=Bucket(10**6, 10**6), writes=Bucket(10**6, 10**6))
 
 
 def with_token(token: str) -> dict[str, str]:
-    """The header that has a token."""
+    """Return the header that has a token."""
     return {"Authorization": f"Bearer {token}"}
 
 

@@ -27,7 +27,7 @@ def door(tmp_path: Any) -> House:
 
 
 def status_of(client: TestClient, method: str, path: str, **headers: str) -> int:
-    """The status of an answer to a request that has these headers and no other of its own."""
+    """Return the status of an answer to a request that has these headers and no other of its own."""
     client.headers.pop("X-OJS-Bridge", None)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return client.request(method, path, headers=named).status_code
@@ -75,7 +75,7 @@ def test_a_foreign_host(door: House, host: str) -> None:
 
 @pytest.mark.parametrize("host", ["localhost:1", "LOCALHOST", "127.0.0.1", "[::1]:8787", "[::1]"])
 def test_the_own_host(door: House, host: str) -> None:
-    """By all its names."""
+    """The server answers under all its own names."""
     assert status_of(door.client, "GET", LETTERS, Host=host) == 200
 
 
@@ -99,7 +99,7 @@ FORM = {"Content-Type": "application/x-www-form-urlencoded"}
     ],
 )
 def test_a_write_that_a_foreign_page_could_send(door: House, headers: dict[str, str]) -> None:
-    """Nothing happens (CSRF)."""
+    """The server changes nothing (CSRF)."""
     door.client.headers.pop("X-OJS-Bridge")
     writes = (
         ("POST", f"{LETTERS}/j-1/retry"),
@@ -117,7 +117,7 @@ def test_a_write_that_a_foreign_page_could_send(door: House, headers: dict[str, 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null"])
 def test_a_foreign_delete(door: House, origin: str) -> None:
-    """Nor this way; and no other server's page is ever allowed to ask."""
+    """The server refuses it, and allows no other server's page to ask."""
     assert status_of(door.client, "DELETE", f"{LETTERS}/j-1", Origin=origin) == 403
     asked = {"Origin": origin, "Access-Control-Request-Method": "DELETE"}
     answer = door.client.options(f"{LETTERS}/j-1", headers=asked)
@@ -135,13 +135,13 @@ def test_a_foreign_delete(door: House, origin: str) -> None:
     ],
 )
 def test_a_write_of_the_own_page(door: House, headers: dict[str, str]) -> None:
-    """Or of a program: done."""
+    """The server does it, for its own page or for a program."""
     door.client.headers.pop("X-OJS-Bridge")
     assert door.client.post(f"{LETTERS}/j-1/retry", headers=headers).status_code == 200
 
 
 def test_a_body_that_is_too_long(door: House) -> None:
-    """Told beforehand or not, it is not read to its end."""
+    """The server does not read it to its end, whether or not its length is told beforehand."""
     long = b'{"override": {"args": ["' + b"x" * 70_000 + b'"]}}'
 
     def slowly() -> Any:
@@ -156,13 +156,13 @@ def test_a_body_that_is_too_long(door: House) -> None:
 
 
 def test_a_body_of_another_type(door: House) -> None:
-    """It is not read as JSON (http 4.1)."""
+    """The server does not read it as JSON (http 4.1)."""
     answer = door.client.post(f"{LETTERS}/j-1/retry", content=b"{}", headers={"Content-Type": "text/plain"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
 
 
 def test_too_many_requests(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes and reads apart; the answers tell what is left, and when to come again (http 18)."""
+    """Writes and reads have limits of their own; answers tell the rest, and when to come again (http 18)."""
     stopped = time.monotonic()
     monkeypatch.setattr(guarding, "time", SimpleNamespace(monotonic=lambda: stopped, time=time.time))
     access = Access(hosts=LOOPBACK, writes=Bucket(2, 0.5))
@@ -178,7 +178,7 @@ def test_too_many_requests(door: House, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_every_answer_has_the_headers(door: House) -> None:
-    """The page, the API, and errors."""
+    """The page, the API and errors have them."""
     for path, status in (
         (LETTERS, 200),
         ("/", 200),
@@ -202,14 +202,14 @@ def test_every_answer_has_the_headers(door: House) -> None:
 
 
 def test_a_request_id_is_carried_on(door: House) -> None:
-    """Unless it could break out of a header or a log."""
+    """The id comes back, unless it could break out of a header or a log."""
     assert door.client.get(LETTERS, headers={"X-Request-Id": "req_1"}).headers["x-request-id"] == "req_1"
     for told in ("a b", "x" * 101, "<b>", ""):
         assert door.client.get(LETTERS, headers={"X-Request-Id": told}).headers["x-request-id"] != told
 
 
 def test_versions(door: House) -> None:
-    """Another version of the spec is not spoken (http 3.2)."""
+    """The server refuses another version of the spec (http 3.2)."""
     assert door.client.get(LETTERS, headers={"OJS-Version": "1.0"}).status_code == 200
     answer = door.client.get(LETTERS, headers={"OJS-Version": "2.0"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (422, "unsupported")
@@ -247,7 +247,7 @@ Opens = Callable[[Bridge], object]
     ],
 )
 def test_closed_by_default(door: House, opens: Opens, told: str) -> None:
-    """It does not open at all."""
+    """The server does not open at all."""
     with pytest.raises(ConfigurationError) as error:
         opens(door.bridge)
     assert str(error.value).startswith(told)
@@ -255,13 +255,13 @@ def test_closed_by_default(door: House, opens: Opens, told: str) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1"])
 def test_loopback_needs_no_token(host: str) -> None:
-    """And may be called by its name."""
+    """The server may be called by its name."""
     access = access_at(host, None, None)
     assert (access.operator, host in (access.hosts or ())) == (None, True)
 
 
 def test_mounted_in_an_app_of_ones_own(door: House) -> None:
-    """Under a prefix, open to all because that app has a login of its own: the page and the API work."""
+    """That app has a login of its own, and mounts the page and the API under a prefix, open to all."""
     app = Starlette(routes=[Mount("/admin/jobs", app_for(door.bridge, open_to_all=True))])
     client = TestClient(app, base_url="https://shop.example")
     assert "ojs-bridge" in client.get("/admin/jobs/").text

@@ -32,7 +32,7 @@ def door(tmp_path: Any) -> House:
 
 
 def refused(answer: Any, status: int, code: str) -> dict[str, Any]:
-    """The error of an answer, in the spec's shape (http 16.1)."""
+    """Return the error of an answer, in the spec's shape (http 16.1)."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/openjobspec+json"
     error: dict[str, Any] = answer.json()["error"]
@@ -45,7 +45,7 @@ def refused(answer: Any, status: int, code: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
 @pytest.mark.requirement("DLQ-003", "DLQ-006", "DLQ-R001", "DLQ-R002", "DLQ-R004", "DLQ-R005")
 def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -> None:
-    """On every store: listed in pages, filtered, got, counted, replayed, deleted, by one and by kind."""
+    """Letters of every store are listed, filtered, got, counted, replayed and deleted, by one and by kind."""
     door = house(store_url(kind, request))
     for n in range(7):
         died = door.bridge.engine.now() - timedelta(seconds=100 - n)
@@ -99,7 +99,7 @@ def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -
 
 
 def test_a_purge_by_its_body(door: House) -> None:
-    """As well as by its query, but never by both: one alone would purge more than was meant."""
+    """Query or body may name the kind, but never both: one alone would purge more than was meant."""
     for queue in ("a", "b"):
         door.bury(queue, queue=queue)
     narrow = {"filter": {"queue": "a"}, "confirm": True}
@@ -131,7 +131,7 @@ IDS = [
 
 
 def test_ids_of_all_kinds(door: House) -> None:
-    """Percent-encoded they are got, replayed and deleted."""
+    """A client gets, replays and deletes them with percent-encoded ids."""
     with listening(guarded(door.bridge, unlimited())) as address, httpx.Client(headers=OWN) as client:
         for letter_id in IDS:
             path = f"{address}{LETTERS}/{quote(letter_id, safe='')}"
@@ -145,7 +145,7 @@ def test_ids_of_all_kinds(door: House) -> None:
 
 @pytest.mark.requirement("DLQ-R002")
 def test_a_replay_with_overrides(door: House) -> None:
-    """They reach who publishes; the answer tells the queue and the policy that the job has now."""
+    """The publisher gets them; the answer has the new queue and policy of the job."""
     door.bury("j-1", retry={"max_attempts": 4})
     override = {
         "queue": "slow",
@@ -182,7 +182,7 @@ def test_a_replay_with_overrides(door: House) -> None:
     ],
 )  # fmt: skip
 def test_a_body_that_is_wrong(door: House, body: bytes, told: str) -> None:
-    """It is named, and nothing is done."""
+    """The error names the field, and no letter changes."""
     door.bury("j-1")
     headers = {"Content-Type": "application/json"}
     error = refused(
@@ -226,7 +226,7 @@ UNSENDABLE: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("framework", "message"), UNSENDABLE.values(), ids=UNSENDABLE)
 def test_a_message_that_cannot_be_sent_as_asked(door: House, framework: str, message: dict[str, Any]) -> None:
-    """It is refused with the reason, and the letter stays."""
+    """The error has the reason, and the letter stays."""
     install_in_celery(Celery("shop", broker="memory://"), door.bridge)
     install_in_dramatiq(StubBroker(), door.bridge)
     door.bury("j-1", type="t", framework=framework, message=message)
@@ -257,7 +257,7 @@ def test_a_message_that_cannot_be_sent_as_asked(door: House, framework: str, mes
     ],
 )
 def test_a_query_that_is_wrong(door: House, query: str, told: str) -> None:
-    """It is named."""
+    """The error names the parameter."""
     error = refused(door.client.get(f"{LETTERS}?{query}"), 400, "invalid_request")
     assert error["message"].startswith(told)
 
@@ -279,7 +279,7 @@ def test_a_query_that_is_wrong(door: House, query: str, told: str) -> None:
     ],
 )
 def test_a_bulk_replay_that_is_wrong(door: House, body: dict[str, Any]) -> None:
-    """A filter that is misspelt does not replay everything."""
+    """A misspelt filter does not replay everything."""
     door.bury("j-1", queue="a")
     refused(door.client.post(f"{LETTERS}/retry", json=body), 400, "invalid_request")
     refused(door.client.request("DELETE", LETTERS, json=body), 400, "invalid_request")
@@ -287,7 +287,7 @@ def test_a_bulk_replay_that_is_wrong(door: House, body: dict[str, Any]) -> None:
 
 
 def test_a_times_edge(door: House) -> None:
-    """Every time of RFC 3339 is taken, whatever its zone; what died then is found."""
+    """Every time of RFC 3339 is taken, in any zone; a death at that moment is found."""
     door.bury("j-1")
     for since in ("0001-01-01T00:00:00Z", "1969-12-31t23:59:59.5z", "2000-01-01T00:00:00+05:30"):
         assert door.client.get(LETTERS, params={"since": since}).json()["pagination"]["total"] == 1
@@ -297,7 +297,7 @@ def test_a_times_edge(door: House) -> None:
 
 
 def test_what_is_not_there(door: House) -> None:
-    """An unknown id, an unknown path, a method that a path does not have."""
+    """The trouble is an unknown id, an unknown path, or a method that a path does not have."""
     for method, path in (
         ("GET", "x"),
         ("DELETE", "x"),
@@ -316,7 +316,7 @@ def test_what_is_not_there(door: House) -> None:
 
 
 def test_one_that_is_being_replayed(door: House) -> None:
-    """It is there, but somebody else has it: a conflict, and worth another try."""
+    """The letter is there, but another replay has it: a conflict, and worth another try."""
     door.bury("j-1")
     assert door.bridge.store is not None
     door.bridge.store.claim(["j-1"], now=door.bridge.engine.now(), seconds=60)
@@ -327,7 +327,7 @@ def test_one_that_is_being_replayed(door: House) -> None:
 
 
 def test_a_task_that_is_gone(door: House) -> None:
-    """And a framework that this process does not have: the letter stays, the message says why."""
+    """So for a framework that this process does not have: the letter stays, and the message says why."""
     door.bury("j-1", type="gone")
     door.bury("j-2", framework="elsewhere")
     door.outbox.strangers = {"gone"}
@@ -340,7 +340,7 @@ def test_a_task_that_is_gone(door: House) -> None:
 
 
 def test_a_broker_that_is_down(door: House) -> None:
-    """One is refused for now, many too; nothing is lost, and nothing of the broker is told."""
+    """One replay is refused for now, and many, too; no letter is lost, and the answer names no broker."""
     door.bury("j-1")
     door.outbox.raises = Unreachable("amqp://user:secret@10.0.0.7 refused")
     for path, body in ((f"{LETTERS}/j-1/retry", {}), (f"{LETTERS}/retry", {"confirm": True})):
@@ -354,7 +354,7 @@ def test_a_broker_that_is_down(door: House) -> None:
 
 
 def test_a_store_that_is_down(unused_port: int) -> None:
-    """Every route says so, and nothing of where it is."""
+    """Every route says so, and the answer does not name the store's address."""
     client = client_at(Bridge(f"redis://user:secret@127.0.0.1:{unused_port}/0"), unlimited())
     letters = [("GET", ""), ("GET", "/x"), ("GET", "/stats"), ("POST", "/x/retry"), ("DELETE", "/x")]
     retries = [("GET", ""), ("GET", "/x"), ("POST", "/x/run"), ("DELETE", "/x")]
@@ -367,12 +367,12 @@ def test_a_store_that_is_down(unused_port: int) -> None:
 
 @pytest.fixture
 def unused_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port without a listener."""
     return free_port()
 
 
 def test_what_nobody_foresaw(door: House, caplog: pytest.LogCaptureFixture) -> None:
-    """An id leads to the log, which alone knows more."""
+    """The answer has an id of the log, which alone knows more."""
     door.bury("j-1")
     door.outbox.raises = RuntimeError("secret inside")
     answer = door.client.post(f"{LETTERS}/j-1/retry", headers={"X-Request-Id": "req_mine-1"})
@@ -386,7 +386,7 @@ def test_what_nobody_foresaw(door: House, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_awkward_job_data(door: House) -> None:
-    """HTML stays text in JSON, what is no valid Unicode or no number in JSON is told all the same."""
+    """HTML stays text in JSON; texts of invalid Unicode, and numbers that JSON lacks, are shown, too."""
     html = "<script>alert(1)</script>"
     door.bury("j-1", message={"args": [html, "\ud800", float("nan"), {"x": float("inf")}]}, reason=html)
     answer = door.client.get(f"{LETTERS}/j-1")
@@ -397,7 +397,7 @@ def test_awkward_job_data(door: House) -> None:
 
 
 def test_secrets_stay_hidden(tmp_path: Any) -> None:
-    """What the bridge redacts is redacted here."""
+    """The bridge's redaction holds here, too."""
     door = house(f"sqlite:///{tmp_path}/ojs.db", redact=["password"])
     door.bury("j-1", message=celery_message("ann", password="hunter2!"))
     for path in (LETTERS, f"{LETTERS}/j-1"):
@@ -406,13 +406,13 @@ def test_secrets_stay_hidden(tmp_path: Any) -> None:
 
 
 def lines_of(answer: Any) -> list[dict[str, Any]]:
-    """The lines of an answer."""
+    """Return the lines of an answer."""
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/x-ndjson")
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
 def test_progress_line_by_line(door: House) -> None:
-    """How many are done, and at last the result."""
+    """Each line counts the letters so far, and the last has the result."""
     for n in range(450):
         door.bury(f"j-{n}")
     asked = {"Accept": "application/x-ndjson"}
@@ -426,7 +426,7 @@ def test_progress_line_by_line(door: House) -> None:
 
 
 def test_an_error_in_the_last_line(door: House) -> None:
-    """A broker that goes down in the middle ends it, in the shape of every error."""
+    """A broker that goes down in the middle ends the answer, in the shape of every error."""
     for n in range(300):
         door.bury(f"j-{n}", discarded_at=door.bridge.engine.now() - timedelta(seconds=400 - n))
     door.outbox.refuses = {"j-250": Unreachable("down")}
@@ -438,7 +438,7 @@ def test_an_error_in_the_last_line(door: House) -> None:
 
 
 def test_the_total_is_not_counted_where_that_is_dear(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a text, for a page that goes on, and where the last page tells it anyway."""
+    """No count comes with a text, with a page that goes on, or where the last page tells it anyway."""
     for n in range(3):
         door.bury(f"j-{n}", message={"args": ["x"]})
     monkeypatch.setattr(DeadLetters, "retry_all", lambda *_, **__: pytest.fail("it was counted"))
@@ -448,7 +448,7 @@ def test_the_total_is_not_counted_where_that_is_dear(door: House, monkeypatch: p
 
 
 def test_a_policys_schedule(door: House) -> None:
-    """The seconds before each retry, without jitter; of a long policy the first fifty."""
+    """The answer has the seconds before each retry, without jitter; of a long policy the first fifty."""
     door.bury("j-1", policy={"max_attempts": 4, "initial_interval": "PT2S", "backoff_coefficient": 3.0})
     door.bury("j-2", policy={"max_attempts": 10**6})
     assert door.client.get(f"{LETTERS}/j-1").json()["schedule"] == [2, 6, 18]

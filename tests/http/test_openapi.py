@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[House, st
 
 
 def fill(door: House) -> None:
-    """Bury and park what may be found."""
+    """Bury letters and park retries for the requests to find."""
     messages = [
         {"args": [1]},
         celery_message("a", b=2),
@@ -45,7 +45,7 @@ def fill(door: House) -> None:
 
 
 def beyond_schemas(case: schemathesis.Case) -> bool:
-    """Whether a request may break a rule that no schema can tell: two parameters, or a policy's own."""
+    """Return whether a request may break a rule that no schema can tell: of two parameters, or a policy's."""
     override = case.body.get("override") if isinstance(case.body, dict) else None
     return {"text", "offset"} <= set(case.query) or (isinstance(override, dict) and "retry" in override)
 
@@ -55,7 +55,7 @@ OPERATIONS = [(path, method) for path, methods in document()["paths"].items() fo
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_the_server_keeps_to_its_document(served: tuple[House, str], path: str, method: str) -> None:
-    """Whatever is asked, right or wrong: status, content type and shape are those of the document."""
+    """For any request, right or wrong, status, content type and shape are those of the document."""
     door, address = served
     fill(door)
     api = schemathesis.openapi.from_url(f"{address}{API}/openapi.json")
@@ -81,7 +81,7 @@ def test_the_server_keeps_to_its_document(served: tuple[House, str], path: str, 
 
 
 def test_every_reference_leads_somewhere() -> None:
-    """And every shape is used."""
+    """Every shape is used, too."""
     told = document()
     used = set(_references(told))
     assert used == {f"#/components/schemas/{name}" for name in told["components"]["schemas"]}
@@ -99,6 +99,5 @@ def _references(part: object) -> Iterator[str]:
 
 
 def test_it_is_served(tmp_path: Path) -> None:
-    """As any other answer."""
     answer = house(f"sqlite:///{tmp_path}/ojs.db").client.get(f"{API}/openapi.json")
     assert (answer.status_code, answer.json()) == (200, document())

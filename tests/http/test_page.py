@@ -57,7 +57,7 @@ SCROLL = """async () => {
 
 
 class Door:
-    """A server of the page over one store, and the fleet whose letters it shows."""
+    """A server of the page over one store, and the fleet of its letters."""
 
     def __init__(self, store: str, valkey_url: str) -> None:
         self.port = free_port()
@@ -67,11 +67,11 @@ class Door:
         self.environment = {**environment(valkey_url, store), "C_FORCE_ROOT": "1"}
 
     def python(self, code: str, *words: str) -> list[str]:
-        """The command that runs some code with words."""
+        """Return the command that runs some code with words."""
         return [sys.executable, "-c", code, *words]
 
     def ids(self) -> list[str]:
-        """The ids of the dead letters."""
+        """Return the ids of the dead letters."""
         return [found.id for found in Bridge(self.store).dead_letters.list(limit=1000).letters]
 
 
@@ -89,7 +89,7 @@ def await_door(door: Door) -> None:
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    """Workers of both frameworks, whose jobs have died, and the page's server."""
+    """Workers of both frameworks, with jobs that have died, and the page's server."""
     folder = tmp_path_factory.mktemp("page")
     with Valkey() as valkey, ExitStack() as stack:
         found = Door(f"sqlite:///{folder}/ojs.db", valkey.url)
@@ -136,12 +136,12 @@ def page(browser: Browser, door: Door) -> Iterator[Page]:
 
 
 def rows(page: Page) -> Any:
-    """The listed letters."""
+    """Return the rows of the list."""
     return page.locator("#letters li")
 
 
 def test_what_died_is_grouped_and_filtered(page: Page) -> None:
-    """By error type, job type and queue; a click filters, another takes it back; a text is looked for."""
+    """The groups are error type, job type and queue; a click filters, another undoes it; a text is found."""
     expect(rows(page)).to_have_count(6)
     expect(page.locator("#letters-total")).to_have_text("6")
     expect(page.locator("#by-error-type li")).to_have_count(3)
@@ -159,7 +159,7 @@ def test_what_died_is_grouped_and_filtered(page: Page) -> None:
 
 
 def test_one_is_opened_by_the_keyboard(page: Page) -> None:
-    """It shows arguments, the reason, every error with its backtrace, the policy and its schedule."""
+    """The letter shows arguments, reason, every error with its backtrace, the policy and its schedule."""
     page.locator("[name=error_type]").fill("external.*")
     expect(rows(page)).to_have_count(2)
     page.locator("h1").click()
@@ -177,7 +177,7 @@ def test_one_is_opened_by_the_keyboard(page: Page) -> None:
 
 
 def test_the_address_says_where_one_is(page: Page, browser: Browser, door: Door) -> None:
-    """Filters and the open letter are in it, to be shared and gone back from."""
+    """The address has the filters and the open letter, to be shared and gone back from."""
     page.locator("[name=queue]").fill("celery")
     page.locator("[name=within]").select_option("86400")
     expect(page).to_have_url(re.compile("queue=celery&within=86400$"))
@@ -201,7 +201,7 @@ def test_the_address_says_where_one_is(page: Page, browser: Browser, door: Door)
 
 
 def test_one_is_replayed_with_other_arguments(page: Page, door: Door) -> None:
-    """What is no JSON is not sent; what the server refuses is said in the question, and the letter stays."""
+    """The page does not send invalid JSON; a refusal stands in the question, and the letter stays."""
     page.locator("[name=queue]").fill("celery")
     page.locator("[name=error_type]").fill("payment.fraud")
     expect(rows(page)).to_have_count(1)
@@ -229,7 +229,7 @@ def test_one_is_replayed_with_other_arguments(page: Page, door: Door) -> None:
 
 
 def test_one_is_replayed(page: Page, door: Door) -> None:
-    """After a question; its job runs again, and succeeds now."""
+    """The page asks before; the job runs again, and succeeds now."""
     door.valkey.set("demo:mended", 1)
     page.locator("[name=error_type]").fill("external.*")
     expect(rows(page)).to_have_count(2)
@@ -243,7 +243,7 @@ def test_one_is_replayed(page: Page, door: Door) -> None:
 
 
 def test_many_are_replayed_by_a_filter(page: Page, door: Door) -> None:
-    """The count is told before; who says no has changed nothing."""
+    """The page tells the count before; a no changes nothing."""
     page.locator("[name=error_type]").fill("auth.*")
     expect(rows(page)).to_have_count(2)
     page.locator("#replay-all").click()
@@ -260,7 +260,7 @@ def test_many_are_replayed_by_a_filter(page: Page, door: Door) -> None:
 
 
 def test_selected_ones_are_deleted(page: Page, door: Door) -> None:
-    """Those, and no others."""
+    """No other letter is deleted."""
     for name in ("keep", "one", "two"):
         door.store.bury(letter(name, queue="doomed", framework="celery"))
     page.locator("[name=queue]").fill("doomed")
@@ -276,7 +276,7 @@ def test_selected_ones_are_deleted(page: Page, door: Door) -> None:
 
 
 def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
-    """A page left open for an hour says so, and shows what is there now."""
+    """A page that was left open for an hour says so, and shows the letters of now."""
     door.store.bury(letter("short-lived", queue="fleeting", framework="celery"))
     page.locator("[name=queue]").fill("fleeting")
     expect(rows(page)).to_have_count(1)
@@ -289,7 +289,7 @@ def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
 
 
 def test_what_a_replay_could_not_do_stays_on_the_page(page: Page, door: Door) -> None:
-    """Until the next one; and after a question that was not answered the keyboard goes on."""
+    """They stay until the next replay; the keyboard goes on after a question without an answer."""
     door.store.bury(letter("nobodys", framework="nobody", queue="nobodys"))
     page.locator('#filters [name="queue"]').fill("nobodys")
     expect(page.locator("#letters li")).to_have_count(1)
@@ -313,7 +313,7 @@ def test_what_a_replay_could_not_do_stays_on_the_page(page: Page, door: Door) ->
 
 
 def test_html_in_job_data_stays_text(page: Page, door: Door) -> None:
-    """Wherever it may stand."""
+    """HTML stays text in any place."""
     error = {
         "attempt": 1,
         "type": EVIL,
@@ -337,7 +337,7 @@ def test_html_in_job_data_stays_text(page: Page, door: Door) -> None:
 
 
 def test_parked_retries_count_down(page: Page, door: Door) -> None:
-    """One is run now, one cancelled."""
+    """One retry is run now, another is cancelled."""
     now = Bridge(door.store).engine.now()
     for name in ("run", "cancel"):
         door.store.park(
@@ -364,7 +364,7 @@ def test_parked_retries_count_down(page: Page, door: Door) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_and_the_dark(browser: Browser, door: Door, scheme: Any) -> None:
-    """Nothing is wider than the screen, whatever a job says; the ground is dark where it is wanted so."""
+    """Nothing is wider than the screen, whatever texts a job has; the ground is dark where that is wanted."""
     long = "w" * 250
     error = {"attempt": 1, "type": long, "message": long, "timestamp": "t"}
     message = {"args": [long]}
@@ -388,7 +388,7 @@ def test_a_phone_and_the_dark(browser: Browser, door: Door, scheme: Any) -> None
 
 
 def test_ten_thousand(browser: Browser, door: Door) -> None:
-    """All of them can be scrolled through, and the keyboard still answers."""
+    """The list scrolls through all letters, and the keyboard still answers."""
     broker = door.environment["OJS_DEMO_VALKEY"]
     big = Door(f"{broker.removesuffix('/0')}/1", broker)
     for n in range(10_000):

@@ -20,7 +20,7 @@ def door(tmp_path: Any) -> House:
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
 def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -> None:
-    """On every store: listed in pages, filtered, got, run now, cancelled."""
+    """Retries of every store are listed in pages, filtered, got, run now and cancelled."""
     door = house(store_url(kind, request))
     for name, queue in (("j-1", "a"), ("j-2", "b"), ("x/run", "b")):
         door.park(name, queue=queue)
@@ -46,7 +46,7 @@ def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -
 
 
 def test_what_is_not_there(door: House) -> None:
-    """An unknown job."""
+    """The job is unknown."""
     for method, path in (("GET", "x"), ("DELETE", "x"), ("POST", "x/run")):
         answer = door.client.request(method, f"{RETRIES}/{path}")
         assert answer.status_code == 404
@@ -54,7 +54,7 @@ def test_what_is_not_there(door: House) -> None:
 
 
 def test_one_that_is_being_published(door: House) -> None:
-    """A conflict."""
+    """The answer is a conflict."""
     door.park("j-1", next_retry_at=door.bridge.engine.now())
     assert door.bridge.store is not None
     now = door.bridge.engine.now()
@@ -66,5 +66,4 @@ def test_one_that_is_being_published(door: House) -> None:
 
 @pytest.mark.parametrize("query", ["limit=0", "cursor=made-up", "text=a", "offset=-1"])
 def test_a_query_that_is_wrong(door: House, query: str) -> None:
-    """It is refused."""
     assert door.client.get(f"{RETRIES}?{query}").status_code == 400

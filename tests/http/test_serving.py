@@ -26,7 +26,7 @@ def door(tmp_path: Any) -> House:
 
 
 def test_a_server_without_tokens(door: House, tmp_path: Any) -> None:
-    """On loopback: reads and deletes; what it has no publisher for it does not replay."""
+    """A server on loopback reads and deletes; it refuses a replay of a framework that it does not serve."""
     door.bury("j-1")
     with served(f"sqlite:///{tmp_path}/ojs.db") as address, httpx.Client(headers=OWN) as client:
         assert [job["id"] for job in client.get(address + LETTERS).json()["jobs"]] == ["j-1"]
@@ -37,7 +37,7 @@ def test_a_server_without_tokens(door: House, tmp_path: Any) -> None:
 
 
 def test_a_server_with_a_token(tmp_path: Any) -> None:
-    """It asks for it."""
+    """The server asks for the token."""
     with served(f"sqlite:///{tmp_path}/ojs.db", f"operator_token={OPERATOR!r}") as address:
         assert httpx.get(address + LETTERS).status_code == 401
         answer = httpx.get(address + LETTERS, headers=with_token(OPERATOR))
@@ -45,7 +45,7 @@ def test_a_server_with_a_token(tmp_path: Any) -> None:
 
 
 def test_who_goes_away_ends_a_replay(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a batch; the rest stays, and can be replayed later."""
+    """The replay ends after a batch; the rest stays, and can be replayed later."""
     letters, ended = door.bridge.dead_letters, threading.Event()
     retry_all = letters.retry_all
 
@@ -73,7 +73,7 @@ def test_who_goes_away_ends_a_replay(door: House, monkeypatch: pytest.MonkeyPatc
 
 
 class Slow(Outbox):
-    """A publisher that is in the middle of publishing until it is let go."""
+    """A publisher that stays in the middle of publishing until the test lets it go."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Slow(Outbox):
 
 
 def test_so_many_replays_at_a_time(door: House) -> None:
-    """More than four are refused for now, and reads go on meanwhile."""
+    """The server refuses more than four for now; reads go on meanwhile."""
     slow = door.bridge.engine.context.publishers[FRAMEWORK] = Slow()
     for n in range(12):
         door.bury(f"j-{n}", queue=f"q-{n}")

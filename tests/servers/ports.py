@@ -17,7 +17,7 @@ _given: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on and that no living process was given before."""
+    """Return a loopback port that has no listener and that no living process was given before."""
     for port in random.sample(_CANDIDATES, len(_CANDIDATES)):
         if port not in _given and _is_free(port) and _reserve(port):
             _given.add(port)
@@ -35,7 +35,7 @@ def _is_free(port: int) -> bool:
 
 
 def _reserve(port: int) -> bool:
-    """Keep a port from other runs of the tests for as long as we live."""
+    """Keep a port from other runs of the tests for as long as this process lives."""
     try:
         fcntl.lockf(_ledger(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except OSError:
@@ -45,5 +45,5 @@ def _reserve(port: int) -> bool:
 
 @cache
 def _ledger() -> BinaryIO:
-    """The file whose bytes stand for ports: who holds the lock on a byte holds the port."""
+    """Return the file whose bytes stand for ports: the process with the lock on a byte has the port."""
     return (Path(tempfile.gettempdir()) / f"ojs-ports-{os.getuid()}").open("ab")

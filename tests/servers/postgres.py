@@ -20,11 +20,11 @@ class Postgres(Server):
 
     @property
     def url(self) -> str:
-        """Where SQLAlchemy connects through psycopg."""
+        """The URL by which SQLAlchemy connects through psycopg."""
         return self.url_of("postgres")
 
     def url_of(self, database: str) -> str:
-        """Where SQLAlchemy connects to this database."""
+        """Return the URL by which SQLAlchemy connects to this database."""
         return f"postgresql+psycopg://ojs@127.0.0.1:{self.port}/{database}?connect_timeout=60"
 
     def execute(self, statement: str) -> None:
@@ -76,7 +76,7 @@ def _version(program: Path) -> tuple[int, ...]:
 
 
 def _other_user() -> int | None:
-    """Return the user to run as when we are root, whom PostgreSQL refuses to serve."""
+    """Return the user that runs PostgreSQL for root, whom it refuses to serve."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):

@@ -18,7 +18,7 @@ from tests.servers.ports import free_port
 
 
 class ServerMissing(Exception):
-    """The server is not installed; the message says what to install."""
+    """The server is not installed; the message names its package."""
 
 
 class ServerFailed(Exception):
@@ -70,7 +70,7 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """Where clients connect."""
+        """The URL by which clients connect."""
 
     @abstractmethod
     def _launch(self) -> None:
@@ -78,7 +78,7 @@ class Server(ABC):
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Whether a client gets an answer."""
+        """Return whether a client gets an answer."""
 
     @property
     def pid(self) -> int:
@@ -165,7 +165,7 @@ class Server(ABC):
 
 
 def _dies_with_us(sent: signal.Signals) -> list[str]:
-    """Return the command prefix that has the kernel signal the child when we die, by whatever cause."""
+    """Return the command prefix by which the kernel signals the child when this process dies."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", sent.name.removeprefix("SIG"), "--"] if setpriv else []
 

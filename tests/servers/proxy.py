@@ -1,4 +1,4 @@
-"""A way to a server that goes silent, as a network does that loses packets."""
+"""A way to a server that goes silent, like a network that loses packets."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def to(self, url: str) -> str:
-        """Return a server's URL that leads through here."""
+        """Return a server's URL that leads through the proxy."""
         return url.replace(f"127.0.0.1:{self._target}", f"127.0.0.1:{self.port}")
 
     def silence(self) -> int:
-        """Lose from now on what the connections of this moment carry; return how many there are."""
+        """Lose from now on the bytes of the connections of this moment; return their number."""
         with self._lock:
             self._silenced += self._carried
             self._carried.clear()

@@ -17,7 +17,7 @@ _SCRIPTS = "usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server"
 
 
 def _memory() -> Path | None:
-    """Return where files are in memory, if there is room."""
+    """Return a folder whose files are in memory, if there is room."""
     usable = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK | os.X_OK)
     return _MEMORY if usable and shutil.disk_usage(_MEMORY).free > _ROOM else None
 
@@ -40,11 +40,11 @@ class RabbitMQ(Server):
 
     @property
     def url(self) -> str:
-        """Where AMQP clients connect; the virtual host is the default one."""
+        """The URL by which AMQP clients connect; the virtual host is the default one."""
         return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
 
     def close(self) -> None:
-        """Kill the server and remove its data, for whose sake alone it would take seconds to stop."""
+        """Kill the server and remove its data; a good order would take seconds, for the data's sake alone."""
         self.kill()
         super().close()
 

@@ -14,7 +14,7 @@ Kind = TypeVar("Kind", bound=Server)
 
 
 class Lender:
-    """Starts a server of each kind when it is first asked for, and keeps it until it is closed.
+    """Starts a server of each kind when a process first asks for it, and keeps it until it is closed.
 
     One thread does it all: a server dies with the thread that started it.
     """
@@ -28,7 +28,7 @@ class Lender:
 
     @property
     def address(self) -> Any:
-        """Where it is asked."""
+        """The address at which processes ask for servers."""
         return self._listener.address
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ class Valkey(Server):
 
     @property
     def url(self) -> str:
-        """Where Redis clients connect."""
+        """The URL by which Redis clients connect."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def _launch(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the pages are."""
+"""The addresses of the pages."""
 
 from django.urls import path
 

@@ -1,4 +1,4 @@
-"""What the shop keeps."""
+"""The shop's data."""
 
 from django.db import models
 
