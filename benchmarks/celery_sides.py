@@ -20,7 +20,7 @@ CHILDREN = ["-c", os.environ["BENCH_CHILDREN"]] if "BENCH_CHILDREN" in os.enviro
 WORKER = ["-m", "celery", "-A", "benchmarks.celery_app", "worker", *CHILDREN, "-l", "CRITICAL"]
 QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
-#: Where jobs are enqueued: another database of the same server, from which they are moved all at once.
+#: Jobs are enqueued in this other database of the same server, and then moved all at once.
 _STOCK = 5
 
 

@@ -1,7 +1,7 @@
 """Counts the CPU instructions of a job with and without the bridge, which no busy machine blurs.
 
-`python -m benchmarks.instructions`; needs valgrind. Each side runs with few jobs and with more: what a job
-costs is the difference, start-up and shutdown left out. Enqueueing counts too, where the worker does it.
+`python -m benchmarks.instructions`; needs valgrind. Each side runs with few jobs and with more: the
+difference is the cost of a job, without start-up and shutdown. Enqueueing counts, too, where the worker does it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import redis
 from benchmarks.sides import BRIDGE, SHADOW, STORE
 from tests.servers import Valkey
 
-#: How many jobs, few and more; those that fail run four times each.
+#: Two numbers of jobs, few and more; each failing job runs four times.
 JOBS = {"succeeds": (200, 1200), "fails": (50, 250)}
 COUNTED = re.compile(r"I +refs: +([\d,]+)")
 Count: TypeAlias = Callable[[dict[str, str]], int]

@@ -21,9 +21,9 @@ from ojs_bridge.dramatiq import install as install_dramatiq
 from tests.servers import Postgres, Valkey
 
 NOW = datetime.now(timezone.utc)
-#: How many letters are replayed.
+#: The number of letters that are replayed.
 REPLAYED = 5000
-#: How many one statement writes.
+#: The number of letters that one statement writes.
 LOT = 2000
 
 

@@ -1,6 +1,6 @@
 """One side of a comparison is a process of its own; sides run in turn.
 
-A ratio is the median of pairs that ran one right after the other: what a machine does beside changes slowly.
+A ratio is the median of pairs that ran one right after the other: the other load of a machine changes slowly.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ BRIDGE = ("native", "bridged")
 STORE = ("bridged", "reserved")
 SHADOW = ("native", "shadowed")
 
-#: How many processes each side has, one after the other: they differ more than the slices of one.
+#: The number of processes of each side, one after the other: they differ more than the slices of one.
 PROCESSES = 6
 _WARM = 2
 

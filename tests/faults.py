@@ -23,7 +23,7 @@ class OddStoreError(StoreError):
 KINDS: Mapping[str, type[Exception]] = {
     error.__name__: error for error in (RuntimeError, MemoryError, RecursionError, OddStoreError)
 }
-#: What each framework's jobs go through between their receipt and their handler.
+#: The steps of each framework's jobs between their receipt and their handler.
 STEPS = [
     "engine.engine:Engine.begin",
     "engine.engine:Engine.admit",

@@ -23,7 +23,7 @@ from tests.lives import live_and_die
 DOCUMENT = Path(__file__).parent.parent / "docs" / "coming-from.md"
 SNIPPET = re.compile(r"```python\n(.*?)```", re.DOTALL)
 CENTURY = timedelta(days=36_500)
-#: What each text names, in its own words.
+#: The things that each text names, in its own words.
 NAMED = {
     "Kathikon": [
         *("{:error, reason}", "stacktrace", "{:sleep, seconds}", "5, 86400)`", "20 by default"),

@@ -216,7 +216,7 @@ def test_the_envelope() -> None:
         }
 
 
-# What every type requires, from section 4 of the events document.
+# Section 4 of the events document requires these data of each type.
 REQUIRED = {
     "job.started": {"job_type", "queue", "worker_id", "attempt"},
     "job.completed": {"job_type", "queue", "duration_ms", "attempt"},

@@ -33,7 +33,7 @@ SHOPS = {"Celery": ROOT / "examples" / "celery_shop", "Dramatiq": ROOT / "exampl
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FOR_ONE = re.compile(r"# (Celery|Dramatiq)$")
 FILE = re.compile(r"# (?P<name>\w+\.\w+), (?P<framework>Celery|Dramatiq)(?P<at_the_end>, at the end)?\n")
-#: What the guide's programs are called with here; what is not among them is called as it is.
+#: The commands in place of the guide's programs; any other program is called as it is.
 PROGRAMS = {
     "celery": [sys.executable, "-m", "celery"],
     "dramatiq": [sys.executable, "-m", "dramatiq"],
@@ -43,15 +43,15 @@ PROGRAMS = {
 PLAIN = {"rm", "sed", "touch"}
 WORKER = re.compile(r"celery -A \w+ worker|dramatiq \w+")
 READY = {"Celery": " ready.", "Dramatiq": "Worker process is ready for action."}
-#: Where the brokers keep messages that wait, are delayed, or are being worked on; gone when they are empty.
+#: The brokers' keys of messages that wait, are delayed, or are being worked on; an empty one is gone.
 QUEUES = {"Celery": ("celery", "unacked"), "Dramatiq": ("dramatiq:default.msgs", "dramatiq:default.DQ.msgs")}
-#: What may be asked again until it is as the guide has it: tallies and parked retries come in their time.
+#: The commands to repeat until they show the guide's output: tallies and parked retries take time.
 ASKED = ("ojs-bridge shadow report", "ojs-bridge retries list", "ojs-bridge dead-letters list")
 #: Orders that come in while workers are replaced.
 MEANWHILE = 2
 EFFECTS = ("charged order", "sent the receipt of order", "the CRM knows order", "booked order")
 DONE = re.compile(rf"({'|'.join(EFFECTS)}) (\d+)")
-#: What dies under the bridge, and at which attempt: nobody asks again whether a card is stolen.
+#: The errors that jobs die of under the bridge, with the attempt: a stolen card is asked for once.
 DEAD = {("outside.CardStolen", 1), ("outside.Declined", 1), ("builtins.OSError", 1)}
 CARDS = runpy.run_path(str(SHOPS["Celery"] / "outside.py"))["CARDS"]
 

@@ -24,10 +24,10 @@ OPTIONAL = {"celery", "dramatiq", "kombu", "pika", "redis", "sqlalchemy"} | {
     *("anyio", "rich", "starlette", "typer", "uvicorn"),
 }
 FRAMEWORKS = {"celery", "kombu", "billiard", "vine", "dramatiq", "pika", "redis"}
-#: What a pure module may not ask: the world outside.
+#: The modules for the world outside, which a pure module does not import.
 IMPURE = {"asyncio", "io", "logging", "os", "pathlib", "random", "secrets", "socket", "subprocess",
           "tempfile", "threading", "time", "uuid"}  # fmt: skip
-#: What a pure module may name all the same: the generator that draws jitter for a caller without one.
+#: The exception: the generator that draws jitter for a caller without one.
 NAMED = {"policy": {"random"}}
 #: The floors of the house, lowest first: a file imports from its own room and from the floors below.
 FLOORS = [

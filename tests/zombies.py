@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 
 from ojs_bridge.store import Grant, Reservation, Store
 
-#: What a run that lost its reservation says in the end, as Python.
+#: The last statement of a run that lost its reservation, as Python.
 LAST_WORDS = {
     "dead letter": "DeadLetter('a', 'b')",
     "retry": "OSError()",
@@ -23,7 +23,7 @@ LAST_WORDS = {
 }
 POLICY = {"max_attempts": 4, "on_exhaustion": "dead_letter", "non_retryable_errors": ["ValueError"]}
 STORES = ("sqlite", "postgres", "valkey")
-#: What a worker logs of such a run.
+#: The log line of such a run.
 DROPPED = "was taken for lost before it ended; what it says now is dropped"
 
 

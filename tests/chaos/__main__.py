@@ -33,9 +33,9 @@ STORM = Storm(
     # A fleet on a busy machine, with a store on PostgreSQL, needs more than twice the time of one at rest.
     patience=900,
 )
-#: How long the framework alone may take: what kills its worker there never ends.
+#: The seconds for the framework alone: a job that kills its worker never ends there.
 BOUND = 150
-#: How much of a list of jobs is shown.
+#: The number of jobs of a list that are shown.
 MOST = 1000
 FRAMEWORKS: dict[str, type[OnCelery] | type[OnDramatiq]] = {"celery": OnCelery, "dramatiq": OnDramatiq}
 BROKERS: dict[str, type[Valkey] | type[RabbitMQ]] = {"valkey": Valkey, "rabbitmq": RabbitMQ}

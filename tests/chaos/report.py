@@ -10,7 +10,7 @@ from tests.chaos.fates import delay_before, fate_of
 from tests.chaos.ledger import Line, Reader
 from tests.chaos.trial import Outcome
 
-#: How much the clock of a ledger may be read apart, in seconds: `next_retry_at` has milliseconds.
+#: The seconds by which two readings of a clock may differ: `next_retry_at` has milliseconds.
 READING = 0.001
 HEAD = (
     *("fleet", "jobs", "ended once", "lost", "never ended", "ended twice", "over `max_attempts`"),

@@ -16,7 +16,7 @@ from tests.servers import eventually
 ROOT = Path(__file__).parents[2]
 #: Seconds that a main process may be without a child: Dramatiq's can wait for a dead one for ever.
 CHILDLESS = 10.0
-#: How much longer it may be before it has its first one.
+#: The seconds more before it has its first child.
 STARTING = 30.0
 
 

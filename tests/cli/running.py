@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from ojs_bridge.cli.program import program
 
-#: What an operator's environment or terminal would say, which no test shall depend on.
+#: The variables of an operator's environment or terminal, on which no test shall depend.
 _THEIRS = ("COLUMNS", "OJS_BRIDGE_STORE", "OJS_BRIDGE_NAMESPACE", "OJS_BRIDGE_APP", "OJS_BRIDGE_RETRY")
 
 

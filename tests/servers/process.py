@@ -32,7 +32,7 @@ def eventually(condition: Callable[[], object], *, seconds: float = 30, what: st
         waited = time.monotonic() - began
         if waited > seconds:
             raise TimeoutError(f"{what} did not hold within {seconds:g} s")
-        # Whoever waits for long asks less often, and leaves the machine to those that are waited for.
+        # A long wait asks less often, and leaves the machine to the processes that it waits for.
         time.sleep(min(0.02 + waited / 50, 0.1))
 
 
@@ -56,7 +56,7 @@ class Server(ABC):
 
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     start_seconds: ClassVar[float] = 60
-    #: Where its folder is made; None for where temporary files are.
+    #: The place of its folder; None for that of temporary files.
     place: ClassVar[Path | None] = None
 
     def __init__(self) -> None:
