@@ -1,7 +1,7 @@
 """Counts the CPU instructions of a job with and without the bridge, which no busy machine blurs.
 
 `python -m benchmarks.instructions`; needs valgrind. Each side runs with few jobs and with more: the
-difference is the cost of a job, without start-up and shutdown. Enqueueing counts, too, where the worker does it.
+difference is the cost of a job, without start-up and shutdown. Enqueueing counts where the worker does it.
 """
 
 from __future__ import annotations

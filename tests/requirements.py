@@ -60,8 +60,8 @@ INTRODUCTION = f"""\
 
 The requirements of the Open Job Spec 1.0.0-rc.1 on retries (`ojs-retry.md`, section 15) and on dead letters
 (`ojs-dead-letter.md`), and the tests that prove each of them. Where the spec leaves room,
-[decisions.md](decisions.md) says what we chose. `{COMMAND}` writes this page from the `requirement` markers
-in the tests.
+[decisions.md](decisions.md) has the choice of `ojs-bridge`. `{COMMAND}` writes this page from the
+`requirement` markers in the tests.
 
 | Id | Requirement | Section | Tests |
 |----|-------------|---------|-------|
