@@ -1,11 +1,11 @@
-"""What this library raises. What a handler raises stands in `spec/responses.py`.
+"""The errors that this library raises. Those that a handler raises stand in `spec/responses.py`.
 
 BridgeError
 ├── ConfigurationError        a ValueError: the bridge is set up in a way that cannot work
 ├── InvalidRetryPolicy        a ValueError: a policy breaks a rule
-├── InvalidState              a ValueError: a message carries retry state that nobody can read
-├── NotExpressible            a ValueError: a policy that the Open Job Spec has no words for
-├── StoreError                the store cannot do what was asked
+├── InvalidState              a ValueError: the retry state of a message cannot be read
+├── NotExpressible            a ValueError: the Open Job Spec cannot express a policy
+├── StoreError                the store did not do what it was asked
 ├── Unreachable               the broker does not take a message now
 ├── Unpublishable             no broker will ever take this message
 └── NotFound                  a KeyError
@@ -41,21 +41,21 @@ class InvalidRetryPolicy(BridgeError, ValueError):
 
 
 class InvalidState(BridgeError, ValueError):
-    """The retry state that a message carries cannot be read: damaged, or of an unknown version."""
+    """The retry state of a message cannot be read: it is damaged, or of an unknown version."""
 
     type: ClassVar[str] = "validation.state_invalid"
 
 
 class NotExpressible(BridgeError, ValueError):
-    """A policy uses what only Python code can express, so it has no Open Job Spec form."""
+    """A policy uses a custom strategy or jitter, which the Open Job Spec cannot express."""
 
 
 class ConfigurationError(BridgeError, ValueError):
-    """The bridge is set up in a way that cannot work; the message names what and where."""
+    """The bridge is set up in a way that cannot work; the message names the setting and the rule."""
 
 
 class StoreError(BridgeError):
-    """The store cannot do what was asked: unreachable, or written by a newer version."""
+    """The store did not do what it was asked: it is out of reach, or a newer version has written it."""
 
 
 class Unreachable(BridgeError):
@@ -67,7 +67,7 @@ class Unpublishable(BridgeError):
 
 
 class NotFound(BridgeError, KeyError):
-    """The store has nothing of this id for the caller."""
+    """The store has nothing with this id for the caller."""
 
     def __str__(self) -> str:
         return str(self.args[0])

@@ -1,4 +1,4 @@
-"""What a kept message says to a reader, without running or importing anything of it."""
+"""Reads a kept message, without running or importing any code of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-#: What is the bridge's and the frameworks' own among a message's headers or options.
+#: The headers and options of a message that belong to the bridge or to a framework.
 OWN_META = frozenset(
     {
         "argsrepr", "compression", "errbacks", "eta", "expires", "id", "ignore_result", "kwargsrepr", "lang",
@@ -23,10 +23,10 @@ OWN_META = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A message's arguments and its user's own headers or options.
+    """A message's arguments, and the user's own headers or options.
 
-    `names` are those of the handler's parameters, as far as they were noted. Where the arguments cannot be
-    read both are None and `note` says why.
+    `names` are the names of the handler's parameters, where they are known. Where the arguments cannot be
+    read, both are None and `note` says why.
     """
 
     args: Sequence[Any] | None = None
@@ -36,7 +36,7 @@ class Reading:
     note: str = ""
 
     def to_ojs(self) -> dict[str, Any]:
-        """Return it as the details of dead letters and parked retries show it."""
+        """Return the fields for the details of dead letters and parked retries."""
         return {
             "args": self.args,
             "kwargs": self.kwargs,
@@ -47,13 +47,13 @@ class Reading:
 
 
 def shown_errors(errors: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return an error history as details show it: `occurred_at` repeats each timestamp."""
+    """Return an error history for details: `occurred_at` repeats each timestamp."""
     return [{**entry, "occurred_at": entry.get("timestamp")} for entry in errors]
 
 
 @functools.lru_cache(maxsize=1024)
 def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the arguments that a handler takes by place, which a message does not carry."""
+    """Return the names of a handler's positional arguments, which a message does not carry."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -63,7 +63,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def read_message(message: Mapping[str, Any]) -> Reading:
-    """Return what a kept message says; never raises, and never unpickles."""
+    """Read a kept message; never raises, and never unpickles."""
     names = tuple(str(name) for name in message.get("parameters") or ())
     try:
         if "encoded" in message:

@@ -1,4 +1,4 @@
-"""The way back: from a retry policy to a framework's own options, with what they lose."""
+"""The way back: from a retry policy to a framework's own options, and a list of what they lose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .plan.waits import (
 
 __all__ = ["NativeOptions", "to_celery_options", "to_dramatiq_options"]
 
-#: How many waits are compared.
+#: At most so many waits are compared.
 _MOST = 20
 #: Seconds after which Celery's Redis transport, by default, delivers an unacknowledged message again.
 _VISIBILITY_TIMEOUT = 3_600
@@ -30,17 +30,17 @@ _DOUBLING = 2.0
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
-    """The options of a task or an actor that come nearest to a retry policy."""
+    """The options of a task or an actor that are nearest to a retry policy."""
 
-    #: By name, as the framework's decorator takes them.
+    #: The arguments of the framework's decorator.
     options: dict[str, Any]
-    #: In words: what of the policy they do not keep.
+    #: The parts of the policy that they do not keep, in words.
     lost: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Backoff:
-    """The options of a backoff, and the waits that they make."""
+    """The options of a backoff, and its waits."""
 
     options: dict[str, Any]
     wait: Callable[[int], Wait]
@@ -48,37 +48,37 @@ class _Backoff:
 
 @dataclass(frozen=True, slots=True)
 class _Framework:
-    """One of the two frameworks, as far as it can take a policy."""
+    """The options of a framework, and the words for what they lose."""
 
     name: str
     nearest: Callable[[RetryPolicy], _Backoff]
     #: Options that each retried task needs.
     needed: dict[str, Any]
-    #: The option that names the errors which are not retried.
+    #: The option for errors that are not retried.
     excluding: str
-    #: In words: a wait that is too long for it, if the policy's longest, or its own longest, is.
+    #: Returns the words about the policy's longest wait and the framework's own, if one is too long.
     too_long: Callable[[float, float], str]
-    #: In words: what becomes of a job that the policy keeps, and of one that it discards.
+    #: The end of a job that the policy keeps, and of one that it discards.
     kept: str
     discarded: str
-    #: In words: what becomes of a run whose worker died.
+    #: The end of a run whose worker died.
     lost: str
 
 
 def to_celery_options(policy: PartialPolicy) -> NativeOptions:
-    """Return the options of `app.task` that come nearest to a policy, which stands over the spec's default.
+    """Return the options of `app.task` that are nearest to a policy, laid over the spec's default.
 
-    They mean the same to every version since 5.4. Raises InvalidRetryPolicy, and what a custom strategy or
-    jitter raises without a failure.
+    They mean the same in every version since 5.4. Raises InvalidRetryPolicy, and the errors of a custom
+    strategy or jitter that is called without a failure.
     """
     return _options(_CELERY, policy)
 
 
 def to_dramatiq_options(policy: PartialPolicy) -> NativeOptions:
-    """Return the options of `dramatiq.actor` that come nearest to a policy, over the spec's default.
+    """Return the options of `dramatiq.actor` that are nearest to a policy, laid over the spec's default.
 
-    They mean the same to every version since 2.0. Raises InvalidRetryPolicy, and what a custom strategy or
-    jitter raises without a failure.
+    They mean the same in every version since 2.0. Raises InvalidRetryPolicy, and the errors of a custom
+    strategy or jitter that is called without a failure.
     """
     return _options(_DRAMATIQ, policy)
 
@@ -87,7 +87,7 @@ def _options(framework: _Framework, policy: PartialPolicy) -> NativeOptions:
     whole = RetryPolicy.merge(policy)
     ending = framework.kept if whole.on_exhaustion == "dead_letter" else framework.discarded
     codes = (
-        f"response codes: Discard, Fail, DeadLetter and Snooze are errors like any other to {framework.name}"
+        f"response codes: for {framework.name} Discard, Fail, DeadLetter and Snooze are errors like any other"
     )
     never_kept = (ending and f"on_exhaustion: {ending}", codes, f"lost attempts: {framework.lost}")
     if whole.runs == 1:
@@ -110,9 +110,9 @@ def _waits_of(policy: RetryPolicy) -> list[Wait]:
 
 
 def _excluded(policy: RetryPolicy) -> tuple[tuple[type[BaseException], ...], list[str]]:
-    """Return the loaded exception classes that `non_retryable_errors` names, and in words what is lost of it.
+    """Return the loaded exception classes that `non_retryable_errors` names, and in words what is lost.
 
-    As in a policy's matching, a name is a class's full or bare one.
+    A name is the full or the bare name of a class, as a policy matches it.
     """
     loaded = sorted({*_subclasses(BaseException)}, key=_full_name)
     classes: dict[type[BaseException], None] = {}
@@ -140,15 +140,15 @@ def _full_name(cls: type[BaseException]) -> str:
 
 
 def _spread(policy: RetryPolicy, mean: float, mean_at_cap: float) -> tuple[float, float]:
-    """Return the first and the longest delay of a backoff that waits as long as a policy on average.
+    """Return the first and the longest delay of a backoff with the average waits of a policy.
 
-    A wait is on average `mean` times its delay, and `mean_at_cap` times it at the cap. Both frameworks only
-    double: a backoff that never grows is at its cap from the start, and one that grows less is capped at its
-    own longest wait.
+    A wait is on average `mean` times its delay, and `mean_at_cap` times its delay at the cap. Both frameworks
+    can only double. The cap of a backoff that never grows is its first delay, and the cap of one that grows
+    less is its longest wait.
     """
     waits = _waits_of(policy)
     cap = policy.max_interval.total_seconds()
-    # Jitter that the cap cuts off is no measure of the delay that it is drawn from.
+    # Where the cap cuts jitter off, the mean says nothing of the delay beneath.
     measured = waits if waits[0].most < cap else _waits_of(RetryPolicy.merge(policy, {"jitter": False}))
     first, last = measured[0].mean, max(wait.mean for wait in waits)
     doubles = policy.backoff_strategy == "exponential" and policy.backoff_coefficient >= _DOUBLING
@@ -173,9 +173,8 @@ def _long_on_celery(_policy: float, native: float) -> str:
     if native <= _VISIBILITY_TIMEOUT:
         return ""
     return (
-        f"long waits: a retry may wait {spoken(native)} in a worker's memory; what waits longer than "
-        f"{spoken(_VISIBILITY_TIMEOUT)}, the default visibility_timeout on Redis, is delivered again and "
-        "again"
+        f"long waits: a retry may wait {spoken(native)} in a worker's memory; Redis delivers a message again "
+        f"and again that waits longer than its visibility_timeout, {spoken(_VISIBILITY_TIMEOUT)} by default"
     )
 
 
@@ -201,7 +200,7 @@ _CELERY = _Framework(
     {"autoretry_for": (Exception,)},
     "dont_autoretry_for",
     _long_on_celery,
-    kept="Celery keeps no dead letters: what has failed is gone with its message",
+    kept="Celery keeps no dead letters: a failed job is gone with its message",
     discarded="",
     lost="a run whose worker is killed uses no attempt, and a hard time limit ends the job",
 )
@@ -211,7 +210,7 @@ _DRAMATIQ = _Framework(
     {},
     "throws",
     _long_on_dramatiq,
-    kept="the broker's dead queue keeps what has failed for 7 d, without its history",
-    discarded="Dramatiq discards nothing: the broker's dead queue keeps it for 7 d",
+    kept="the broker's dead queue keeps a failed job for 7 d, without its history",
+    discarded="Dramatiq discards nothing: the broker's dead queue keeps a failed job for 7 d",
     lost="a run whose worker is killed uses no attempt, and the job is delivered again",
 )

@@ -1,4 +1,4 @@
-"""The retries of other systems as policies: the schedule, jitter, cap and count of each."""
+"""The retries of other systems as policies: schedule, jitter, cap and count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..spec.backoff import Jitter, Rng, Seeded, raw_delay
 from ..spec.failures import Failure
 from ..spec.policy import LARGEST, RetryPolicy
 
-#: The cap of a system without one: a century, which every language can hold.
+#: The cap for a system without one: a century. Every language can hold it.
 NO_CAP = timedelta(days=36_500)
 #: Dramatiq's longest delay, in seconds.
 _WEEK = timedelta(days=7).total_seconds()
@@ -22,7 +22,7 @@ _OBAN_MAX_POWER = 100
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """The retries of another system: `policy` goes wherever a policy does, `notes` say where it differs."""
+    """The retries of another system. `notes` say where the `policy` differs from them."""
 
     name: str
     policy: RetryPolicy
@@ -30,7 +30,7 @@ class Preset:
 
     @property
     def expressible(self) -> bool:
-        """Whether the Open Job Spec can say this very schedule, so that `policy.to_ojs()` works."""
+        """Whether the Open Job Spec can express this schedule, so that `policy.to_ojs()` works."""
         try:
             self.policy.to_ojs()
         except NotExpressible:
@@ -50,7 +50,7 @@ def _oban_seconds(n: int, _failure: Failure | None = None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Doubling:
-    """`first` seconds, doubled for each next retry, up to `most`: a cap that jitter exceeds."""
+    """`first` seconds, doubled for each next retry, up to `most`; jitter comes on top of it."""
 
     first: float
     most: float
@@ -61,12 +61,12 @@ class Doubling:
 
 
 def _celery_jitter(_n: int, seconds: float, rng: Rng) -> float:
-    """Draw whole seconds from 0 to the delay, both included: Celery's full jitter."""
+    """Draw whole seconds from 0 to the delay, both included, as Celery's full jitter does."""
     return int(rng.random() * (seconds + 1))
 
 
 def _dramatiq_jitter(_n: int, seconds: float, rng: Rng) -> float:
-    """Draw from once to twice the delay; a draw beyond a week becomes half a week to a week."""
+    """Draw between once and twice the delay; a draw beyond a week becomes half a week to a week."""
     drawn = seconds * (1 + rng.random())
     return drawn if drawn < _WEEK else _WEEK * (1 + rng.random()) / 2
 
@@ -87,7 +87,7 @@ def _oban_jitter(_n: int, seconds: float, rng: Rng) -> float:
 
 
 def _kept(runs: int, **fields: Any) -> RetryPolicy:
-    """Return a policy of so many runs that keeps exhausted jobs."""
+    """Return a policy that keeps exhausted jobs."""
     return RetryPolicy(max_attempts=runs, on_exhaustion="dead_letter", **fields)
 
 
@@ -95,7 +95,7 @@ _ALL = (
     Preset(
         "bullmq",
         _kept(3, initial_interval="PT1S", max_interval=NO_CAP, jitter=False),
-        "by itself BullMQ retries nothing: these are its manual's numbers; its jitter j is Jitter(1 - j, 1)",
+        "by itself BullMQ retries nothing: the numbers are its manual's; its jitter j is Jitter(1 - j, 1)",
     ),
     Preset(
         "celery",
@@ -120,7 +120,7 @@ _ALL = (
     Preset(
         "oban",
         _kept(20, backoff_strategy=_oban_seconds, max_interval=NO_CAP, jitter=_oban_jitter),
-        "with more than 20 attempts Oban stretches the curve over all of them; this one goes on doubling",
+        "with more than 20 attempts Oban stretches the curve over all of them; this policy goes on doubling",
     ),
     Preset(
         "sidekiq",
@@ -135,7 +135,7 @@ _ALL = (
     Preset(
         "temporal",
         RetryPolicy(max_attempts=LARGEST, initial_interval="PT1S", max_interval="PT100S", jitter=False),
-        "its attempts have no limit; an activity that has failed for good is its workflow's, and not kept",
+        "its attempts have no limit; its workflow handles an activity that has failed for good",
     ),
     Preset(
         "zzz_jobs.constant",
@@ -150,7 +150,7 @@ _ALL = (
             max_interval="PT1H15M",
             jitter=Seeded(Jitter(1.0, 1.25)),
         ),
-        "what its deterministic jitter is computed from is not said; ours is the job's id and the retry",
+        "its manual does not say how its jitter is computed; ours depends on the job's id and the retry",
     ),
     Preset(
         "zzz_jobs.linear",

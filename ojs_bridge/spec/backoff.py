@@ -1,4 +1,4 @@
-"""How long to wait before retry n: the four strategies, intervals and jitter (spec sections 3 and 5)."""
+"""Delays before retries: the four strategies, intervals and jitter (spec sections 3 and 5)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Jitter:
         return max(self.low, min(drawn, math.nextafter(self.high, self.low)))
 
     def __call__(self, _n: int, seconds: float, rng: Rng) -> float:
-        """Return the seconds to wait before a retry, in place of so many."""
+        """Return the delay of a retry with jitter, in seconds."""
         return seconds * self.factor(rng)
 
 
@@ -95,13 +95,13 @@ class Seeded:
             raise TypeError(f"Seeded({self.jitter!r}): must be a Jitter or another callable")
 
     def __call__(self, n: int, seconds: float, rng: Rng) -> float:
-        """Return the seconds to wait before a retry, in place of so many."""
+        """Return the delay of a retry with jitter, in seconds."""
         return self.jitter(n, seconds, rng)
 
     def rng(self, job_id: str, n: int) -> Rng:
-        """Return what is drawn from before retry n of a job.
+        """Return the source of randomness for retry n of a job.
 
-        The k-th number, from 1, is the first 53 bits of the SHA-256 of `job_id:n:k`, as a fraction.
+        Its k-th number, from 1, is the first 53 bits of the SHA-256 of `job_id:n:k`, as a fraction.
         """
         return _Digests(f"{job_id}:{n}")
 

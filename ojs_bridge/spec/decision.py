@@ -1,4 +1,4 @@
-"""The heart: what becomes of a job after a run (spec sections 6.3, 7.2 and 2.2)."""
+"""The heart: the decision about a job after a run (spec sections 6.3, 7.2 and 2.2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .failures import VISIBILITY_TIMEOUT, Failure, Interrupted, Outcome, Snoozed
 from .job import Job, ceil_to_millisecond
 from .policy import RetryPolicy, attempts_told
 
-#: Why a job ended: what `job.discarded` calls its reason.
+#: The reason why a job ended, as in the event `job.discarded`.
 Cause: TypeAlias = Literal["handler", "non_retryable", "exhausted", "expired", "invalid"]
 
 #: The reserved error type of a job whose message its framework would drop unrun.

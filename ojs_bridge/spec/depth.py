@@ -1,4 +1,4 @@
-"""How deep a value is nested: what was read at one depth of the stack may not be writable at another."""
+"""The nesting of a value. A value that one function can read may be too deep for another one to write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def nests_deeper(value: object, levels: int) -> bool:
-    """Return whether lists and dictionaries stand in each other more than so many levels deep."""
+    """Return whether lists and dictionaries nest deeper than some levels."""
     nested = [value]
     for _ in range(levels):
         nested = [

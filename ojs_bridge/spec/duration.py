@@ -18,7 +18,7 @@ _DAYS_PER_MONTH = 30
 def parse_duration(text: str) -> timedelta:
     """Read an ISO 8601 duration; a year counts 365 days, a month 30 (spec section 4.2).
 
-    Raises ValueError for whatever the schema's pattern does not allow, and for what no timedelta holds.
+    Raises ValueError for a text that the schema's pattern does not allow, and for too long a time.
     """
     if not _GRAMMAR.fullmatch(text):
         raise ValueError("is not an ISO 8601 duration such as PT1S, PT0.5S or PT5M")
@@ -39,7 +39,7 @@ def format_duration(duration: timedelta) -> str:
 
 
 def read_duration(value: object) -> timedelta:
-    """Accept what Python code may write for a duration: an ISO 8601 string or a timedelta, not negative.
+    """Return the duration that Python code gives as an ISO 8601 string or a timedelta.
 
     Raises TypeError for another type and ValueError for a bad string or a negative timedelta.
     """
@@ -53,7 +53,7 @@ def read_duration(value: object) -> timedelta:
 
 
 def spoken(seconds: float) -> str:
-    """Return a length of time as people write it: 0.5 s, 1 min 30 s, 2 h, 1 d 4 h."""
+    """Return a length of time for people: 0.5 s, 1 min 30 s, 2 h, 1 d 4 h."""
     if seconds < 60:  # noqa: PLR2004 - a minute
         return f"{seconds:.3g} s"
     left, words = round(seconds), list[str]()

@@ -1,4 +1,4 @@
-"""From whatever a handler raised to a `Failure` (spec sections 6.1 and 7.3)."""
+"""Failures, and the translation of any exception into one (spec sections 6.1 and 7.3)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..errors import ConfigurationError
 from .depth import nests_deeper
 from .responses import Response, ResponseCode, Retry, Snooze
 
-#: What an error map may say of an exception class: its error type, or its type and a response code.
+#: The error map's value for an exception class: its error type, or its type and a response code.
 Mapped: TypeAlias = "str | tuple[str, ResponseCode]"
 
 UNREADABLE = "exception.unreadable"
 MAX_TYPE = 255
 MAX_MESSAGE = 4_000
 MAX_DETAILS = 4_000
-#: How deep details nest at most; a header, which holds them, may nest deeper.
+#: The deepest nesting of details. A header holds them, and may nest deeper.
 MAX_DETAILS_DEPTH = 100
 MAX_FRAMES = 50
 MAX_BACKTRACE = 10_000
@@ -31,9 +31,9 @@ CUT = "…[cut]"
 class Failure:
     """One failed attempt, in the words of the spec (section 7.3).
 
-    `final` says why it is not retried, where the task does not ask for that (`retry_on`), or the framework's
-    own options (such as Dramatiq's `throws`) rule it out; a code of DISCARD, FAIL or DEAD_LETTER still
-    comes first.
+    `final` says why it is not retried, where the task does not ask for a retry (`retry_on`), or the
+    framework's own options (such as Dramatiq's `throws`) forbid it. A code of DISCARD, FAIL or DEAD_LETTER
+    still comes first.
     """
 
     type: str
@@ -63,10 +63,10 @@ class Interrupted:
     """The worker shut down gracefully before the handler had ended."""
 
 
-#: What a run of a handler came to; None is success.
+#: The outcome of a handler's run; None is success.
 Outcome: TypeAlias = Failure | Snoozed | Interrupted | None
 
-#: The error type of an attempt whose reservation ran out (spec section 9.2).
+#: The error type of an attempt whose reservation expired (spec section 9.2).
 VISIBILITY_TIMEOUT = "visibility_timeout"
 #: The error type of an attempt whose process is known to have died.
 WORKER_DEATH = "worker_death"
@@ -112,7 +112,7 @@ def _mapped(cls: type[BaseException], value: object) -> tuple[str, ResponseCode]
 
 
 def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -> Failure | Snoozed:
-    """Translate what a handler raised (spec section 7.3); total: never raises.
+    """Translate a handler's exception (spec section 7.3); never raises.
 
     `final` says why the task does not ask to retry it, if it does not.
     """
@@ -160,7 +160,7 @@ def _unexpected(exc: BaseException, errors: ErrorMap, final: str | None) -> Fail
 
 
 def text_of(value: object) -> str:
-    """Return the text of a value, or a word in its place where `str` raises."""
+    """Return the text of a value, or a substitute where `str` raises."""
     try:
         return str(value)
     except Exception:  # noqa: BLE001 - a broken __str__ must not lose the job
@@ -168,7 +168,7 @@ def text_of(value: object) -> str:
 
 
 def safe_repr(value: object) -> str:
-    """Return the repr, or a word in its place where the repr raises."""
+    """Return the repr of a value, or a substitute where `repr` raises."""
     try:
         return repr(value)
     except Exception:  # noqa: BLE001 - a broken __repr__ must not lose the job
@@ -181,7 +181,7 @@ def cut(text: str, limit: int) -> str:
 
 
 def plain_details(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Return details that JSON can carry: what it cannot becomes its repr, what is too much is cut."""
+    """Return details that JSON can carry. A value that JSON lacks becomes its repr; too much text is cut."""
     try:
         text = json.dumps(dict(details or {}), default=safe_repr, allow_nan=False)
         plain: dict[str, Any] = json.loads(text) if len(text) <= MAX_DETAILS else {}

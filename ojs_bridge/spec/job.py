@@ -14,16 +14,16 @@ from ..errors import InvalidState
 from .depth import nests_deeper
 from .failures import CUT, Failure, cut, safe_repr
 
-#: The version of the wire form; a message of another version is never guessed at.
+#: The version of the wire form. A worker reads no other version.
 VERSION = 1
 #: The spec's section 10.1 keeps at least this many error entries.
 MIN_HISTORY = 10
-#: Bytes of the header's JSON; an AMQP frame holds 131 KB of headers and loses what exceeds it.
+#: The largest size of the header's JSON, in bytes. An AMQP frame holds 131 KB of headers and loses the rest.
 HEADER_BUDGET = 16 * 1024
 MIN_HEADER_BUDGET = 8 * 1024
-#: The largest counter that is read. Redis counts exactly up to twice as much, so a job can still go on.
+#: The largest counter that a worker reads. Redis counts exactly up to twice as much, so a job can go on.
 MAX_COUNT = 2**52
-#: How deep a header may nest. Whoever writes it again has less room on the stack than its reader had.
+#: The deepest nesting of a header. Its next writer has less room on the stack than its reader had.
 MAX_DEPTH = 128
 
 #: One failed attempt as the spec's section 10.1 writes it, plus `backtrace`.
@@ -33,18 +33,18 @@ PlacedEntry: TypeAlias = tuple[int, ErrorEntry]
 
 
 def key_of(job_id: str, chain: str) -> str:
-    """Return what the reservations of a job are kept under."""
+    """Return the key of a job's reservations."""
     return f"{job_id}#{chain}" if chain else job_id
 
 
-# No frozen dataclass, which takes five times as long to make: every job makes some.
+# A frozen dataclass takes five times as long to make, and every job makes some.
 class Job(NamedTuple):
-    """One job at one attempt, whatever framework carries it.
+    """One job at one attempt, in either framework.
 
     `attempt` is 1-based and names the run that is due or under way. `retry` is the job's own partial policy.
-    `expires` is when the framework would drop the message unrun. `fence` grows with everything that is sent
-    on, retries, snoozes and replays, so that a late copy can be told; `chain` tells jobs apart that a user
-    has sent under one id.
+    At `expires` the framework would drop the message unrun. `fence` grows with every retry, snooze and
+    replay: a message with a lower fence is a late copy. `chain` tells jobs apart that a user has sent under
+    one id.
     """
 
     id: str
@@ -63,13 +63,13 @@ class Job(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What the job's reservations are kept under."""
+        """The key of the job's reservations."""
         return key_of(self.id, self.chain)
 
     def failed(self, failure: Failure, *, at: datetime, next_at: datetime | None = None) -> Job:
         """Return the job with this attempt's failure at the end of its history (spec section 10.1).
 
-        With `next_at`, as it is published for the next attempt, due then.
+        With `next_at`, it is the job at its next attempt, due then.
         """
         entry: ErrorEntry = {
             "attempt": self.attempt,
@@ -83,28 +83,19 @@ class Job(NamedTuple):
             entry["backtrace"] = list(failure.backtrace)
         if self.replay_count:
             entry["replay"] = self.replay_count
-        return Job(
-            self.id,
-            self.type,
-            self.queue,
-            self.attempt if next_at is None else self.attempt + 1,
-            self.retry,
-            (*self.errors, entry),
-            self.errors_dropped,
-            next_at,
-            self.created_at,
-            self.replay_count,
-            self.expires,
-            self.fence + 1,
-            self.chain,
+        return self._replace(
+            attempt=self.attempt if next_at is None else self.attempt + 1,
+            errors=(*self.errors, entry),
+            next_retry_at=next_at,
+            fence=self.fence + 1,
         )
 
     def snoozed(self, at: datetime) -> Job:
-        """Return the job as it is published to run the same attempt once more, due at a time."""
+        """Return the job as a snooze publishes it: the same attempt, due at a time."""
         return self._replace(next_retry_at=at, fence=self.fence + 1)
 
     def waiting(self, at: datetime) -> Job:
-        """Return the job as this very delivery of it is put off until a time."""
+        """Return the job of this delivery, put off until a time."""
         return self._replace(next_retry_at=at)
 
     def replayed(self) -> Job:
@@ -120,9 +111,9 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A job's wire form: as JSON text, as an object, and the job with the error entries it still has.
+    """A job's wire form: as JSON text, as an object, and the job with the error entries that remain.
 
-    `left_out` holds the entries that it dropped, and those it carries only in part (marked `"cut": true`).
+    `left_out` holds the dropped entries, and those that remain only in part (marked `"cut": true`).
     """
 
     text: str
@@ -134,8 +125,8 @@ class Header:
 def encode(job: Job, *, history: int = MIN_HISTORY, budget: int = HEADER_BUDGET) -> Header:
     """Return the `ojs` header, JSON of at most `budget` bytes.
 
-    The newest `history` errors stay; where they are too long, details, backtraces and messages are cut.
-    Raises InvalidState when even the cut form is too long, which only a huge retry policy can cause.
+    The newest `history` errors stay. Where they are too long, their details, backtraces and messages are cut.
+    Raises InvalidState when even the cut form is too long; only a huge retry policy can cause that.
     """
     kept = _newest(job, history)
     state = _state(kept, kept.errors)
@@ -168,7 +159,7 @@ def _left_out(job: Job, carried: tuple[ErrorEntry, ...]) -> tuple[PlacedEntry, .
 
 
 def is_cut(entry: ErrorEntry) -> bool:
-    """Return whether an entry is only a part of what was recorded."""
+    """Return whether an entry is only a part of the recorded one."""
     return entry.get("cut") is True
 
 
@@ -178,27 +169,23 @@ def _state(job: Job, errors: tuple[ErrorEntry, ...]) -> dict[str, Any]:
         state["retry"] = dict(job.retry)
     if errors:
         state["errors"] = list(errors)
-    if job.errors_dropped:
-        state["errors_dropped"] = job.errors_dropped
-    if job.next_retry_at:
-        state["next_retry_at"] = format_time(job.next_retry_at)
-    if job.created_at:
-        state["created_at"] = format_time(job.created_at)
-    if job.replay_count:
-        state["replay_count"] = job.replay_count
+    for name in ("errors_dropped", "replay_count", "chain"):
+        if value := getattr(job, name):
+            state[name] = value
+    for name in ("next_retry_at", "created_at"):
+        if at := getattr(job, name):
+            state[name] = format_time(at)
     if job.fence != job.attempt - 1:
         state["fence"] = job.fence
-    if job.chain:
-        state["chain"] = job.chain
     return state
 
 
-# What is encoded was decoded from JSON or made plain before: it has no cycles.
+# All values were decoded from JSON or made plain before: they have no cycles.
 _escaped = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def _dumps(value: object) -> str:
-    """Return ASCII, which every transport carries; the faster writer escapes nothing, and refuses some."""
+    """Return ASCII, which every transport carries. The faster writer escapes nothing and refuses some."""
     try:
         raw = to_json(value)
     except ValueError:
@@ -234,7 +221,7 @@ _ENTRY_KEYS = ("attempt", "type", "message", "code", "timestamp")
 
 
 def _cut_bytes(text: str, limit: int) -> str:
-    """Shorten a text until its JSON, where one character can take twelve bytes, fits the limit."""
+    """Shorten a text until its JSON fits the limit; one character can take twelve bytes."""
     while _size(text) > limit and len(text) > len(CUT) + 1:
         text = cut(text.removesuffix(CUT), max(len(text) * 3 // 4, len(CUT) + 1))
     return text
@@ -245,11 +232,11 @@ def _size(value: object) -> int:
 
 
 def decode(state: object, job: Job) -> Job:
-    """Return the job with the state that its `ojs` header carries: a JSON string or an object.
+    """Return the job with the state of its `ojs` header: a JSON string or an object.
 
-    `job` brings what the framework itself says: id, type, queue, its own retry options and, from the native
-    counter, the attempt. That counter wins over the header's, so that a rolled-back worker and a foreign
-    requeue are both understood; the header's policy wins over the framework's options.
+    `job` has the framework's part: id, type, queue, its own retry options and, from the native counter, the
+    attempt. That counter wins over the header's, so that rolled-back workers and foreign requeues count, too.
+    The header's policy wins over the framework's options.
     Raises InvalidState for a damaged header or an unknown version.
     """
     fields = _read(state)
@@ -273,9 +260,9 @@ def decode(state: object, job: Job) -> Job:
 
 
 def decoded(state: object, job: Job, retries: object = None) -> Job | InvalidState:
-    """Return the job with the state it came with, as it is without any, or why that cannot be read.
+    """Return the job with its message's state, the job itself without any, or why the state cannot be read.
 
-    `retries` is the framework's own counter as it came; `job` may have another one where that is no count.
+    `retries` is the message's native counter. Where that is no count, `job` has another one.
     """
     if retries and count_of(retries) is None:
         return InvalidState(f"the message's retries must be {_COUNT}, not {cut(safe_repr(retries), 80)}")
@@ -288,12 +275,12 @@ def decoded(state: object, job: Job, retries: object = None) -> Job | InvalidSta
 
 
 def count_of(value: object) -> int | None:
-    """Return a counter, or None for what is none: negative, beyond MAX_COUNT, or no integer."""
+    """Return a counter; None for a negative number, one beyond MAX_COUNT, or no integer."""
     return value if type(value) is int and 0 <= value <= MAX_COUNT else None
 
 
 def _fence(fields: Mapping[str, Any], attempt: int, steps: int) -> int:
-    """Return the fence; one that nobody has had yet when others have moved the native counter since."""
+    """Return the fence; a new one when someone else has changed the native counter."""
     fence = _count(fields, "fence", max(attempt - 1, 0))
     return fence if steps == 0 else fence + max(steps, 1)
 
@@ -317,7 +304,7 @@ def _loads(text: str | bytes) -> object:
     try:
         return from_json(text)
     except ValueError:
-        # The faster reader refuses lone surrogates, which a message from an exception may hold.
+        # The faster reader refuses lone surrogates, but an exception's message may hold some.
         try:
             return json.loads(text)
         except (ValueError, RecursionError) as error:

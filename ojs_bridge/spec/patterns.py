@@ -11,26 +11,26 @@ _ERRORS = "non_retryable_errors"
 
 
 def matches(text: str, pattern: str) -> bool:
-    """Return whether a text, such as `billing.charge`, is of a pattern, such as `billing.*`."""
+    """Return whether a text such as `billing.charge` matches a pattern such as `billing.*`."""
     return fnmatch.fnmatchcase(text, to_glob(pattern))
 
 
 def to_glob(pattern: str) -> str:
-    """Return a pattern as a glob, in which `?` and `[` are special characters, too."""
+    """Return a pattern as a glob, with `?` and `[` escaped."""
     return pattern.replace("[", "[[]").replace("?", "[?]")
 
 
 def check_pattern(name: str, pattern: object) -> None:
-    """Raise ValueError for what is no pattern, which `name` gives; None is the absence of one."""
+    """Raise ValueError for an argument that is no pattern; None is no pattern at all, and valid."""
     if pattern is not None and not (pattern and isinstance(pattern, str)):
         raise ValueError(f"{name}: {pattern!r} must be a name, or a pattern such as 'billing.*'")
 
 
 def check_errors(policy: AnyPartial | None) -> None:
-    """Raise InvalidRetryPolicy where an owner gives a non-retryable error in a form that the spec lacks.
+    """Raise InvalidRetryPolicy for an owner's non-retryable error in a form that the spec does not have.
 
-    The spec knows a whole type and `prefix.*`. A message's entries are not checked: to the specification each
-    is a type like any other.
+    The spec has a whole type and `prefix.*`. The entries of a message are not checked: by the spec, each is a
+    type like any other.
     """
     named = policy.non_retryable_errors if isinstance(policy, RetryPolicy) else (policy or {}).get(_ERRORS)
     for place, text in enumerate(named or ()):

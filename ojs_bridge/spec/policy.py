@@ -1,4 +1,4 @@
-"""The retry policy: seven fields of the spec and a strategy (spec sections 2 to 8, 11 and 14)."""
+"""The retry policy: the spec's seven fields and a strategy (spec sections 2 to 8, 11 and 14)."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class PolicyFields(TypedDict, total=False):
     backoff_strategy: Strategy | Literal["constant"] | CustomStrategy | None
 
 
-#: What may stand for (part of) a policy: some of its fields, or a policy whose explicitly set fields count.
+#: A partial policy: some of its fields, or a policy of which only the explicitly set fields count.
 PartialPolicy: TypeAlias = "PolicyFields | RetryPolicy"
-#: The same where nobody but the policy itself knows the fields: what was read from a file or a message.
+#: A partial policy that a type checker cannot know: it comes from a file or a message.
 AnyPartial: TypeAlias = "Mapping[str, Any] | RetryPolicy"
 
-#: The most that `max_attempts` may be: what other languages and databases hold.
+#: The largest `max_attempts`: other languages and databases hold no larger number.
 LARGEST = 2**63 - 1
 
 
@@ -128,6 +128,7 @@ class RetryPolicy(BaseModel):
     jitter: Annotated[
         Annotated[bool, Field(strict=True)] | Callable[..., Any],
         AfterValidator(_no_class),
+        PlainSerializer(bool, return_type=bool),
         WithJsonSchema({"type": "boolean"}, mode="validation"),
     ] = Field(
         default=True, description="Whether to add randomness to prevent thundering herd on mass retries."
@@ -192,9 +193,8 @@ class RetryPolicy(BaseModel):
     def delay(self, n: int, *, rng: Rng = random, failure: Failure | None = None) -> float:
         """Return the seconds before retry n, capped before and after jitter (spec sections 3, 5.1 and 5.3).
 
-        `rng` draws the jitter; Python's own generator by default.
-        Never raises for a large n. Raises what a custom strategy or jitter raises, and ValueError for what it
-        returns out of range.
+        `rng` draws the jitter; Python's own generator by default. Never raises for a large n. Raises the
+        error of a custom strategy or jitter, and ValueError where it returns a number out of range.
         """
         cap = self.max_interval.total_seconds()
         effective = min(self._raw(n, failure), cap)
@@ -231,7 +231,9 @@ class RetryPolicy(BaseModel):
 
         Raises NotExpressible for a custom strategy or jitter, which only Python code can hold.
         """
-        return _wire(self, set(type(self).model_fields if only is None else _fields(only)))
+        names = set(type(self).model_fields if only is None else _fields(only))
+        _check_expressible(self, names)
+        return self.model_dump(mode="json", include=names)
 
     @classmethod
     def json_schema(cls) -> dict[str, Any]:
@@ -250,24 +252,27 @@ def _jittered(jitter: CustomJitter, n: int, seconds: float, rng: Rng) -> float:
     return jittered
 
 
+#: With these beneath it, only the fields of a partial policy themselves can break a rule.
+_LOOSEST = {"initial_interval": timedelta.resolution, "max_interval": timedelta.max}
+
+
 def attempts_told(attempt: int, max_attempts: int, between: str = " of ") -> str:
-    """Return how many attempts were begun, and of how many, in words."""
+    """Return the number of attempts that have begun, and their limit, in words."""
     return f"{attempt} (no limit)" if max_attempts >= LARGEST else f"{attempt}{between}{max_attempts}"
 
 
 def check_partial(partial: AnyPartial | None) -> None:
     """Raise InvalidRetryPolicy for a partial policy that no layer beneath it could make valid."""
-    RetryPolicy.merge({"initial_interval": timedelta.resolution, "max_interval": timedelta.max}, partial)
+    RetryPolicy.merge(_LOOSEST, partial)
 
 
 def partial_to_ojs(partial: AnyPartial | None) -> dict[str, Any]:
     """Return a partial policy in the spec's JSON form; raises InvalidRetryPolicy and NotExpressible."""
-    loosest = {"initial_interval": timedelta.resolution, "max_interval": timedelta.max}
-    return RetryPolicy.merge(loosest, partial).to_ojs(only=partial) if partial else {}
+    return RetryPolicy.merge(_LOOSEST, partial).to_ojs(only=partial) if partial else {}
 
 
 def said_by(*partials: AnyPartial | None) -> frozenset[str]:
-    """Return the fields that partial policies say; raises InvalidRetryPolicy for what is none."""
+    """Return the fields that partial policies set; raises InvalidRetryPolicy for anything else."""
     return frozenset(name for partial in partials if partial is not None for name in _fields(partial))
 
 
@@ -282,7 +287,7 @@ def _fields(partial: object) -> dict[str, Any]:
     raise InvalidRetryPolicy([f"{_show(partial)}: must be an object of retry policy fields"])
 
 
-def _wire(policy: RetryPolicy, names: set[str]) -> dict[str, Any]:
+def _check_expressible(policy: RetryPolicy, names: set[str]) -> None:
     if "backoff_strategy" in names and not isinstance(policy.backoff_strategy, str):
         raise NotExpressible(
             f"backoff_strategy: {_show(policy.backoff_strategy)} exists only in Python code; "
@@ -293,20 +298,6 @@ def _wire(policy: RetryPolicy, names: set[str]) -> dict[str, Any]:
             f"jitter: {_show(policy.jitter)} exists only in Python code; "
             "the Open Job Spec has true, a factor in [0.5, 1.5), and false"
         )
-    return {name: _WIRE_FORM.get(name, _same)(getattr(policy, name)) for name in _ORDER if name in names}
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-_ORDER = tuple(RetryPolicy.model_fields)
-_WIRE_FORM: dict[str, Callable[[Any], Any]] = {
-    "initial_interval": format_duration,
-    "max_interval": format_duration,
-    "non_retryable_errors": list,
-    "jitter": bool,
-}
 
 
 class _SpecSchema(GenerateJsonSchema):

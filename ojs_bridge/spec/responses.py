@@ -1,4 +1,4 @@
-"""What a handler may raise to say what becomes of its job (spec section 7).
+"""The exceptions by which a handler decides about its job (spec section 7).
 
 Exception
 ├── Response              a handler's word on its own failure

@@ -1,4 +1,4 @@
-"""From a URL to a store."""
+"""Opens the store at a URL."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from importlib.util import find_spec
 from ..errors import ConfigurationError
 from .protocol import MAX_NAMESPACE, REDIS_SCHEMES, Store, without_password
 
-#: How many seconds a question to a store waits for its answer, unless its URL says otherwise.
+#: A question to a store waits so many seconds for its answer, unless the URL says otherwise.
 PATIENCE_SECONDS = 10.0
-#: The databases that are asked through SQLAlchemy.
+#: The databases that SQLAlchemy connects to.
 SQL_BACKENDS = frozenset({"sqlite", "postgresql"})
 KNOWN = (
     "sqlite:///file, postgresql:// or postgres:// (through psycopg), redis://, rediss://, valkey://, "
     "valkeys:// and unix:///file (the socket of a Redis)"
 )
-#: What to do about URLs that others know.
+#: Advice for URLs that other libraries understand.
 INSTEAD = {
     "sentinel": "it does not ask a Sentinel: give it a name or a proxy that leads to the master",
     "redis+socket": "the socket of a Redis is unix:///path/to/redis.sock?db=0",
@@ -23,13 +23,12 @@ INSTEAD = {
 
 
 def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_SECONDS) -> Store:
-    """Open the store at a URL: `sqlite:///file`, `postgresql://`, `redis://`.
+    """Open the store at a URL.
 
-    And `postgres://`, `rediss://`, `valkey://`, `valkeys://` (with TLS), and `unix://` for a Redis' socket.
-
-    A question to the store waits for its answer for `patience` seconds. Nothing is connected to until first
-    use. Raises ConfigurationError for a URL that no store understands, and for a driver that is not
-    installed.
+    A URL begins with `sqlite:///`, `postgresql://`, `postgres://`, `redis://`, `rediss://`, `valkey://`,
+    `valkeys://` (with TLS) or `unix://` (the socket of a Redis). A question to the store waits for its answer
+    for `patience` seconds. The store connects at its first use. Raises ConfigurationError for a URL that no
+    store understands, and for a driver that is not installed.
     """
     if "://" not in url:
         shown = without_password(url)
@@ -42,7 +41,7 @@ def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_S
     if scheme in REDIS_SCHEMES:
         return _redis_store(url, namespace, patience)
     if scheme == "postgres" or (scheme == "postgresql" and find_spec("psycopg")):
-        # Without a driver's name SQLAlchemy means psycopg2 before its version 2.1.
+        # Before version 2.1 SQLAlchemy takes psycopg2 where a URL names no driver.
         return _sql_store(f"postgresql+psycopg://{rest}", namespace, patience)
     if scheme.partition("+")[0] in SQL_BACKENDS:
         return _sql_store(url, namespace, patience)

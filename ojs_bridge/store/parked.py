@@ -1,4 +1,4 @@
-"""Parked retries, which wait in the store and not in the broker: their form, and the bridge's questions."""
+"""Parked retries wait in the store, not in the broker: their form, and the store's methods for them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .reservations import Settle
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A parked retry: a job that is published when it is due, with its retry state and its message.
+    """A parked retry: a job that the scheduler publishes when it is due, with its retry state and message.
 
-    `id` is the job's id, `key` what its reservations are kept under, `attempt` the number of the attempt
-    that comes next, `state` the job's `ojs` header as an object.
+    `id` is the job's id, `key` the key of its reservations, `attempt` the number of the next attempt, and
+    `state` the job's `ojs` header as an object.
     """
 
     id: str
@@ -36,12 +36,12 @@ class Parked:
 
     @property
     def attempts(self) -> int:
-        """How many attempts the job has used: an attempt counts from when it begins (spec section 10)."""
+        """The number of attempts that have begun (spec section 10)."""
         return self.attempt - 1
 
     @property
     def reading(self) -> Reading:
-        """What the message says, as far as it can be read without running anything of it."""
+        """The message's arguments, read without running any code of it."""
         return read_message(self.message)
 
     def to_ojs(self) -> dict[str, Any]:
@@ -66,19 +66,18 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class ParkedFilter:
-    """A choice of parked retries by queue and job type, which is a pattern."""
+    """A choice of parked retries by queue, which is matched whole, and by job type, which is a pattern."""
 
     queue: str | None = None
     type: str | None = None
 
 
-#: No filter at all.
 ALL_PARKED = ParkedFilter()
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedPage:
-    """Parked retries, the next one due first, and the cursor of the next page, None on the last one."""
+    """Parked retries, the next one due first, and the cursor of the next page; None on the last page."""
 
     retries: tuple[Parked, ...]
     next_cursor: str | None
@@ -86,45 +85,45 @@ class ParkedPage:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Parked retries that are due, and the claim under which they are this caller's alone for a while."""
+    """Claimed retries. Until the claim ends, no other caller gets them."""
 
     claim: str
     retries: tuple[Parked, ...]
 
 
 class Parking(Protocol):
-    """Parked retries, one per key. All methods raise StoreError."""
+    """The store's methods for parked retries, one retry per key. All raise StoreError."""
 
     def park(self, parked: Parked, settle: Settle | None = None) -> bool:
-        """Write a parked retry and settle the reservation it follows, in one step.
+        """Write a parked retry and settle the job's reservation, in one step.
 
-        It replaces one of the same key, claimed or not, unless that one has a higher fence. False when the
-        reservation cannot be settled (see `settle`): then nothing is written.
+        The retry replaces an earlier one of the same key, claimed or not, unless that has a higher fence.
+        False when the reservation cannot be settled (see `settle`): then nothing is written.
         """
 
     def claim_due(self, framework: str, *, now: datetime, until: datetime, limit: int) -> Due:
         """Claim a framework's due retries, the longest due first, atomically.
 
-        Nobody else gets them before `until`.
+        No other caller gets them before `until`.
         """
 
     def claim_parked(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
         """Claim the retries of these keys that nobody has claimed, due or not, atomically.
 
-        Nobody else gets them before `until`.
+        No other caller gets them before `until`.
         """
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
-        """Delete retries that were published under a claim that is still theirs; return how many."""
+        """Delete published retries that this claim still holds; return how many."""
 
     def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
-        """Give back retries that could not be published: due as before."""
+        """End the claim of retries that could not be published: they are due as before."""
 
     def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:
         """Return a page, the next one due first; raises ValueError for a cursor that no page gave out."""
 
     def get_parked(self, job_id: str) -> Parked | None:
-        """Return a job's parked retry, or None; of several chains of one id, any."""
+        """Return a job's parked retry, or None; any of them where several chains have one id."""
 
     def reschedule(self, parked: Parked, at: datetime) -> bool:
         """Make a retry due at another time; False when it is claimed, was replaced or is gone."""
@@ -133,4 +132,4 @@ class Parking(Protocol):
         """Delete a retry; False when it is claimed, was replaced or is gone."""
 
     def count_parked(self, where: ParkedFilter = ALL_PARKED) -> int:
-        """Count the parked retries of some kind."""
+        """Count the parked retries that match a filter."""

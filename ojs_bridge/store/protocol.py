@@ -1,4 +1,4 @@
-"""The bridge's questions to a store."""
+"""The protocol of a store: dead letters, and all methods that a store has."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .parked import Parking
 from .reservations import Reserving, Settle
 from .shadows import Shadowing
 
-#: What a replay holds while it has dead letters to itself.
+#: The claim of a replay. While it lasts, no other replay gets the letter.
 Claim: TypeAlias = int
 
 MAX_NAMESPACE = 64
-#: The schemes of a Redis' URL, and what redis-py, which knows nothing of Valkey, calls them.
+#: The schemes of a Redis' URL, and their names in redis-py, which knows nothing of Valkey.
 REDIS_SCHEMES = {
     "redis": "redis",
     "rediss": "rediss",
@@ -31,11 +31,11 @@ REDIS_SCHEMES = {
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter: a job's final state and the message it came as, unmodified (DLQ-001, DLQ-002).
+    """A dead letter: a job's final state and its unmodified message (DLQ-001, DLQ-002).
 
     `message` is the framework's own message in JSON, enough to publish it again exactly. `key` and `fence`
-    name the job's last reservation, `policy` is the policy it was retried under, as far as JSON can say it;
-    a letter of an earlier version has none of them.
+    name the job's last reservation, `policy` is the job's retry policy, as far as JSON can say it. A letter
+    of an earlier version has none of these three.
     """
 
     id: str
@@ -63,7 +63,7 @@ class Letter:
 
     @property
     def reading(self) -> Reading:
-        """What the message says, as far as it can be read without running anything of it."""
+        """The message's arguments, read without running any code of it."""
         return read_message(self.message)
 
     def to_ojs(self) -> dict[str, Any]:
@@ -93,10 +93,10 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
-    """A choice of dead letters by queue, and by job type and last error type, which are patterns (DLQ-006).
+    """A choice of dead letters (DLQ-006).
 
-    And by when they died: `since` a time, and `until` one, which is not among them. `but_queues` leaves some
-    queues out.
+    A queue is matched whole; a job type and a last error type are patterns. A letter died at `since` or
+    later, and before `until`. `but_queues` leaves some queues out.
     """
 
     queue: str | None = None
@@ -109,7 +109,7 @@ class LetterFilter:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Dead letters, newest first, and the cursor of the next page, None on the last one."""
+    """Dead letters, newest first, and the cursor of the next page; None on the last page."""
 
     letters: tuple[Letter, ...]
     next_cursor: str | None
@@ -117,7 +117,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """Dead letters as they are now, and the claim under which they are this caller's alone for a while."""
+    """Claimed dead letters as they are now. Until the claim ends, no other caller gets them."""
 
     claim: Claim
     letters: tuple[Letter, ...]
@@ -125,7 +125,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How many dead letters there are, and of what kind; and how long they are kept, where that is known."""
+    """The numbers of dead letters, in all and by kind, and how long they are kept, where that is known."""
 
     total: int
     by_queue: Mapping[str, int] = field(default_factory=dict)
@@ -159,59 +159,59 @@ def counts_of(kinds: Iterable[tuple[Sequence[str], int]]) -> Stats:
 
 
 class Store(Parking, Reserving, Shadowing, Protocol):
-    """Dead letters, error entries that a message's header had no room for, parked retries, reservations.
+    """All that is kept: dead letters, error entries, parked retries, reservations, tallies of shadow mode.
 
-    And the tallies of shadow mode. Every method but the one that adds to these is safe to repeat, and all are
-    to call from many threads and processes. All raise StoreError.
+    Many threads and processes may call every method. All methods but `record_shadows` are safe to repeat. All
+    raise StoreError.
     """
 
     def prepare(self) -> None:
-        """Create what is missing and refuse a store of a newer version."""
+        """Create what is missing; raises StoreError for a store of a newer version."""
 
     def clock(self) -> datetime:
-        """Return the time that the store's own machine has."""
+        """Return the time of the store's own machine."""
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
-        """Write a dead letter in place of an earlier one of its job, claimed or not, and of kept entries.
+        """Write a dead letter and settle the job's reservation, in one step.
 
-        And settle the job's reservation in the same step. False when that cannot be settled (see `settle`):
-        then nothing is written.
+        The letter replaces an earlier one of the job, claimed or not, and the kept error entries. False when
+        the reservation cannot be settled (see `settle`): then nothing is written.
         """
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
-        """Keep error entries that the message has no room for; one that is there already stays."""
+        """Keep error entries for which the message has no room; an entry that is there already stays."""
 
     def kept_errors(self, job_id: str) -> list[PlacedEntry]:
         """Return the kept entries with their places, oldest first."""
 
     def forget_errors(self, job_id: str) -> None:
-        """Delete the kept entries of a job that has ended."""
+        """Delete the kept entries of a job."""
 
     def list(
         self, where: LetterFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
     ) -> Page:
-        """Return a page of dead letters, newest first unless asked otherwise."""
+        """Return a page of dead letters; raises ValueError for a cursor that no page gave out."""
 
     def cursor_after(self, letter: Letter) -> str:
-        """Return the cursor with which a listing goes on after a letter."""
+        """Return the cursor of the page that begins after a letter."""
 
     def count(self, where: LetterFilter) -> int:
-        """Return how many dead letters there are of some kind."""
+        """Count the dead letters that match a filter."""
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
 
     def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
-        """Claim dead letters for so long, and return those that are still there and have no other claim."""
+        """Claim dead letters for some seconds; return those that are there and have no other claim."""
 
     def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
-        """Give claims back, but for dead letters that somebody else has taken over."""
+        """End a claim of dead letters; another caller's claim stays."""
 
     def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
-        """Delete claimed dead letters, and return how many; one whose job has died again meanwhile stays."""
+        """Delete claimed dead letters; return how many. A letter whose job has died again stays."""
 
     def prune(self, letters: Sequence[Letter], *, now: datetime) -> int:
-        """Delete letters, and return how many; one that is being replayed, or has died again, stays."""
+        """Delete letters; return how many. A claimed letter, or one whose job has died again, stays."""
 
     def stats(self) -> Stats:
         """Count the dead letters."""
@@ -221,7 +221,7 @@ class Store(Parking, Reserving, Shadowing, Protocol):
 
 
 def without_password(url: str) -> str:
-    """Return a URL, which may be no valid one, as a log may show it."""
+    """Return a URL as a log may show it. The URL may be invalid."""
     scheme, slashes, rest = url.partition("://") if "://" in url else ("", "", url)
     url = scheme + slashes + re.sub(r".*@", "***@", rest, flags=re.DOTALL)
     return re.sub(r"(?i)(pass\w*|pwd)=[^&]*", r"\1=***", url)

@@ -1,4 +1,4 @@
-"""The written form of all that a store keeps: JSON records, times in milliseconds, and texts for an index."""
+"""The written form of a store's contents: JSON records, times in milliseconds, and texts for an index."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def letter_to_json(letter: Letter) -> str:
 
 
 def letter_from_json(text: str) -> Letter:
-    """Read a dead letter, one of an earlier version too."""
-    record = _read(text, ("discarded_at", "created_at"))
+    """Read a dead letter."""
+    record = _read(text, Letter, ("discarded_at", "created_at"))
     return Letter(**{**record, "errors": tuple(record["errors"])})
 
 
@@ -47,8 +47,8 @@ def parked_to_json(parked: Parked) -> str:
 
 
 def parked_from_json(text: str, *, due_ms: int) -> Parked:
-    """Read a parked retry; when it is due is kept beside the record, where it may have changed."""
-    record = _read(text, ("next_retry_at", "parked_at"))
+    """Read a parked retry. The store keeps the time when it is due beside the record, and may change it."""
+    record = _read(text, Parked, ("next_retry_at", "parked_at"))
     return Parked(**{**record, "next_retry_at": from_ms(due_ms)})
 
 
@@ -65,15 +65,16 @@ def _plain_object(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def _read(text: str, times: tuple[str, ...]) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(text)
+def _read(text: str, cls: type[Letter] | type[Parked], times: tuple[str, ...]) -> dict[str, Any]:
+    # A newer version may have written more fields, an earlier one fewer.
+    record = {name: value for name, value in json.loads(text).items() if name in cls.__slots__}
     for name in times:
         record[name] = None if record[name] is None else parse_time(record[name])
     return record
 
 
 def index_id(text: str) -> str:
-    """Return an id as every index can hold it: a long or awkward one is hashed."""
+    """Return an id as every index can hold it: the hash of an id that is too long, or no plain text."""
     if len(text) <= MAX_ID and ((text.isascii() and "\0" not in text) or text == index_text(text)):
         return text
     return f"sha256-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
@@ -85,5 +86,5 @@ def index_text(text: str) -> str:
 
 
 def matches(text: str, pattern: str | None) -> bool:
-    """Return whether an indexed text is of a filter's pattern; every one is where there is none."""
+    """Return whether an indexed text matches a filter's pattern; without a pattern all do."""
     return pattern is None or patterns.matches(text, index_text(pattern))

@@ -1,4 +1,4 @@
-"""The tallies of shadow mode: the comparisons of framework and policy that came to the same kind."""
+"""The tallies of shadow mode: how often framework and policy compared in the same way."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..spec.job import format_time
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How often failed runs of a task came to one kind of comparison, explained by the last of them.
+    """The number of a task's failed runs with one kind of result; `explanation` is that of the last run.
 
-    Each of the `examples` is an object of JSON; they hold no arguments of jobs.
+    Each of the `examples` is a JSON object without any argument of a job.
     """
 
     framework: str
@@ -26,7 +26,7 @@ class Tally:
     examples: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as commands answer with it."""
+        """Return the tally as commands show it."""
         return {
             "kind": self.kind,
             "count": self.count,
@@ -37,13 +37,13 @@ class Tally:
 
 
 class Shadowing(Protocol):
-    """The tallies of shadow mode, one for each framework, task and kind. All raise StoreError."""
+    """The store's methods for tallies, one tally per framework, task and kind. All raise StoreError."""
 
     def record_shadows(self, tallies: Sequence[Tally]) -> None:
-        """Add to the counts, in one step; examples take the place of as many as there are, or fewer."""
+        """Add to the counts, in one step. Examples replace the earlier ones, unless those are more."""
 
     def shadows(self) -> list[Tally]:
         """Return all tallies, in the order of framework, task and kind."""
 
     def clear_shadows(self) -> int:
-        """Forget all tallies; return how many there were."""
+        """Delete all tallies; return how many there were."""

@@ -53,7 +53,7 @@ def test_the_report(store: str) -> None:
         "j-1",
     ):
         assert words in told
-    assert "Both retry, but the framework's delay is none that the policy would choose." in told
+    assert "Both retry, but the policy would not choose the framework's delay." in told
     assert "\x1b" not in told
 
 

@@ -66,7 +66,7 @@ THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any], str]] = [
     ("acks-late-alone", fails, {"acks_late": True}, {}, "acks_late=True without reject_on_worker_lost"),
     ("acks-late-alone", fails, {}, {"task_acks_late": True}, "not run again"),
     ("reject-without-acks-late", fails, {"reject_on_worker_lost": True}, {}, "no effect without acks_late"),
-    ("poison-job", fails, {"acks_late": True, "reject_on_worker_lost": True}, {}, "without counting"),
+    ("poison-job", fails, {"acks_late": True, "reject_on_worker_lost": True}, {}, "uncounted"),
     ("retry-on-worker-lost", fails, {"retry_on_worker_lost": True}, {}, "a lost worker uses an attempt"),
     ("pickle", fails, {"serializer": "pickle"}, {}, "the task's serializer is pickle"),
     ("pickle", fails, {}, {"accept_content": ["json", "pickle"]}, "accept_content takes pickle"),

@@ -226,13 +226,13 @@ def test_hazards(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda: broker_with(retries=Louder()), "Louder: it is a Retries of its own"),
+        (lambda: broker_with(retries=Louder()), "Louder: it is another Retries"),
         (lambda: broker_with(Again()), "Again.after_process_message may send or fail a message"),
         (
             lambda: broker_with(Writing()),
             "Writing.before_enqueue may send or fail a message",
         ),
-        (lambda: broker_with(retries=Retries(retry_when=never)), "the broker's retry_when says whether"),
+        (lambda: broker_with(retries=Retries(retry_when=never)), "the broker's retry_when decides"),
     ],
 )
 def test_what_a_broker_leaves_open(make: Callable[[], Broker], told: str) -> None:

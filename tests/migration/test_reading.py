@@ -486,7 +486,7 @@ def test_source_that_is_not_there() -> None:
     assert (found.native, found.open[0].why) == (Native.unknown(), "its source cannot be read")
     app = app_with(with_lazy_things)
     app.tasks["job"].run = functools.partial(print)
-    assert only(app).open[0].why.startswith("what it runs is no function of the project's")
+    assert only(app).open[0].why.startswith("what it runs is no function of the project, and is not read")
 
 
 class Lazy:

@@ -201,7 +201,7 @@ LOST: list[tuple[dict[str, Any], str, str]] = [
     (
         {"on_exhaustion": "dead_letter"},
         "on_exhaustion: Celery keeps no dead letters",
-        "on_exhaustion: the broker's dead queue keeps what has failed for 7 d",
+        "on_exhaustion: the broker's dead queue keeps a failed job for 7 d",
     ),
     ({}, "a hard time limit ends the job", "Dramatiq discards nothing"),
     ({"non_retryable_errors": ["payment.*"]}, "'payment.*' is a prefix", "'payment.*' is a prefix"),

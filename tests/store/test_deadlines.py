@@ -17,7 +17,7 @@ import pytest
 from ojs_bridge import Bridge, StoreError, open_store
 from ojs_bridge.engine.runs import Postpone
 from ojs_bridge.store import Grant, Store
-from ojs_bridge.store.sql import SQLStore
+from ojs_bridge.store.sql import SQLStore, sqlite
 from tests.conftest import store_url
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import Proxy, eventually
@@ -147,6 +147,23 @@ def test_a_busy_file_is_an_error_in_time(tmp_path: Path) -> None:
             within(ENOUGH, lambda: store.settle(over()))
         other.execute("ROLLBACK")
     assert store.settle(over())
+
+
+def test_the_threads_of_a_process_wait_for_a_busy_file_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not one after the other, until the last of them has lost its reservation."""
+    monkeypatch.setattr(sqlite, "_BUSY_SECONDS", 1.0)
+    store = open_store(f"sqlite:///{tmp_path}/ojs.db", patience=0.5)
+    assert reserve(store).grant is Grant.TAKEN
+    with closing(sqlite3.connect(tmp_path / "ojs.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        began = time.monotonic()
+        with ThreadPoolExecutor(6) as pool:
+            asked = [pool.submit(store.settle, over()) for _ in range(6)]
+            errors = [str(question.exception(ENOUGH)) for question in asked]
+        assert time.monotonic() - began < 4
+    assert any("other threads of this process have kept it busy for 1 s" in error for error in errors)
 
 
 @pytest.mark.parametrize(("reservation", "seconds"), [("PT1M", 10.0), ("PT15S", 5.0), ("PT3S", 2.0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import multiprocessing
 import os
 import random
@@ -20,6 +21,7 @@ import pytest
 
 from ojs_bridge import open_store
 from ojs_bridge.store import Due, Grant, Parked, ParkedFilter, Reservation, Settle, Store
+from ojs_bridge.store.records import parked_from_json, parked_to_json, to_ms
 from tests.store.processes import in_processes
 from tests.store.test_store import AWKWARD, MATCHES, TYPES
 
@@ -80,6 +82,12 @@ def walk(store: Store, limit: int) -> Iterator[str]:
         cursor = page.next_cursor
         if cursor is None:
             return
+
+
+def test_a_record_of_a_newer_version_is_read() -> None:
+    """It has a field that this version does not know."""
+    record = {**json.loads(parked_to_json(parked())), "colour": "blue"}
+    assert parked_from_json(json.dumps(record), due_ms=to_ms(parked().next_retry_at)) == parked()
 
 
 def test_everything_of_a_retry_comes_back(store: Store) -> None:
@@ -306,7 +314,9 @@ def test_filters(store: Store) -> None:
     store.park(parked("elsewhere", type="auth.expired", queue="q.*"))
     for pattern, names in MATCHES:
         assert sorted(keys(store, ParkedFilter("q", pattern))) == names, pattern
-    assert keys(store, ParkedFilter("q.*")) == ["elsewhere"]
+    store.park(parked("third", type="auth.expired", queue="q.r"))
+    assert keys(store, ParkedFilter("q.*")) == keys(store, ParkedFilter("q.*", "auth.*")) == ["elsewhere"]
+    assert (store.count_parked(ParkedFilter("q.*")), store.count_parked(ParkedFilter("*"))) == (1, 0)
 
 
 def test_several_chains_of_one_job(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""The plan of a fleet: each task today, the policy nearest to that, the hazards; and its check by running."""
+"""The plan of a fleet: each task today, the policy nearest to it, its hazards, and the check by a run."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .waits import Wait, policy_wait
 
 Endless: TypeAlias = Literal["endless"]
 NotKnown: TypeAlias = Literal["not known"]
-#: How often a job runs.
+#: The number of a job's runs.
 Runs: TypeAlias = int | Endless | NotKnown
 
 ENDLESS: Endless = "endless"
 NOT_KNOWN: NotKnown = "not known"
 
-#: How many waits are listed one by one; the span covers all of them.
+#: The number of waits that a plan lists. The span covers all waits.
 MOST = 20
-#: From here on the waits are taken to stay as they are.
+#: All later waits are as long as this one.
 SETTLED = 1000
-#: How many runs of a task are measured at most; a longer task is stopped there, and stays as it was read.
+#: A measured task is stopped after so many runs. One that has more runs is only read.
 LIMIT = 50
 _SLACK = 0.002
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """A line of code, or an option, that leaves something open."""
+    """A line of code, or an option, that leaves the retries of a task open."""
 
-    #: Such as `shop/tasks.py:12`.
+    #: A place such as `shop/tasks.py:12`.
     where: str
     why: str
 
@@ -44,17 +44,17 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Native:
-    """A task under its framework alone; nothing in it is a guess."""
+    """A task under its framework alone; no value is a guess."""
 
-    #: At most, in total, the first one included.
+    #: The largest number of runs, the first run included.
     runs: Runs
-    #: Before retry 1, 2 and so on: at most the first MOST.
+    #: The waits before retry 1, 2 and so on, MOST of them at most.
     waits: tuple[Wait, ...] | NotKnown
-    #: In words: the errors that are retried.
+    #: The errors that are retried, in words.
     retries: str
-    #: In words: the errors that are not.
+    #: The errors that are not retried, in words.
     final: str
-    #: In words: what happens when it gives up.
+    #: The end of a job that has failed for good, in words.
     at_the_end: str
     #: All waits together.
     span: Wait | Endless | NotKnown = NOT_KNOWN
@@ -63,7 +63,7 @@ class Native:
     def computed(
         cls, runs: Runs, wait: Callable[[int], Wait], *, retries: str, final: str, at_the_end: str
     ) -> Native:
-        """Return it with its waits and its span, of `wait(n)` before retry n."""
+        """Return a task that waits `wait(n)` before retry n."""
         listed = min(runs - 1, MOST) if isinstance(runs, int) else MOST
         waits = tuple(wait(n) for n in range(1, listed + 1))
         span = _span(runs, wait) if isinstance(runs, int) else runs
@@ -71,7 +71,7 @@ class Native:
 
     @classmethod
     def unknown(cls) -> Native:
-        """Return a task of which nothing is known."""
+        """Return a task whose retries are not known."""
         return cls(NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN)
 
 
@@ -83,7 +83,7 @@ def _span(runs: int, wait: Callable[[int], Wait]) -> Wait:
 
 @dataclass(frozen=True, slots=True)
 class Hazard:
-    """Something to look at: a kebab-case name, and one sentence with the value and its consequence."""
+    """A hazard of a task: a kebab-case name, and one sentence with the value and its consequence."""
 
     name: str
     text: str
@@ -96,25 +96,25 @@ class Planned:
     name: str
     #: None where the task could not be read.
     native: Native | None = None
-    #: A partial policy in OJS's JSON form; None where none is proposed: the task stays with its framework.
+    #: A partial policy in OJS's JSON form. With None, the task stays with its framework.
     policy: dict[str, Any] | None = None
-    #: How the policy differs from today, sentence by sentence; none, if it is exact.
+    #: The differences between the policy and today, sentence by sentence.
     differences: tuple[str, ...] = ()
     hazards: tuple[Hazard, ...] = ()
-    #: The failures that are retried, as `install` takes it; None for those that the task's own options name.
+    #: The `retry_on` for `install`. With None, the task's own options say which failures are retried.
     retry_on: str | None = None
-    #: The lines that leave something open.
+    #: The lines that leave the retries open.
     open: tuple[Open, ...] = ()
-    #: Why the task could not be read.
+    #: The reason why the task could not be read.
     unreadable: str = ""
     #: Whether the task was also run, natively and under the policy.
     measured: bool = False
-    #: What shadow mode has seen of it in production, in words.
+    #: The tallies of shadow mode, in words.
     production: str = ""
 
     @property
     def verdict(self) -> str:
-        """How far the numbers can be trusted: `measured`, `read`, or `not known`."""
+        """The source of the numbers: `measured`, `read`, or `not known`."""
         if self.open or self.unreadable:
             return NOT_KNOWN
         return "measured" if self.measured else "read"
@@ -127,16 +127,16 @@ class Planned:
 
     @property
     def exact(self) -> bool:
-        """Whether the policy does exactly what the framework does today."""
+        """Whether the task does under the policy exactly what it does today."""
         return self.policy is not None and not self.differences
 
 
 def planned(
     known: Iterable[str], patterns: Collection[str], noun: str, read: Callable[[str], Planned]
 ) -> list[Planned]:
-    """Return, sorted, what `read` makes of the known names that a pattern matches; of all without patterns.
+    """Return the plans of the names that match a pattern, sorted; of all names without patterns.
 
-    Raises ConfigurationError for a pattern that names no `noun`. A name that cannot be read hides no other.
+    Raises ConfigurationError for a pattern that names no `noun`. An error in one `read` hides no other task.
     """
     names = sorted(known)
     for pattern in patterns:
@@ -191,9 +191,9 @@ def counting(runs: Runs) -> Hazard:
     if not isinstance(runs, int):
         return Hazard(
             "infinite-retries",
-            "max_retries=None retries a job without end, however long it has failed, and so does the bridge: "
-            "say a max_attempts; a job in flight that has had as many runs then ends at its next failure, or "
-            'begins afresh under install(in_flight="afresh")',
+            "max_retries=None retries a job without end, and so does the bridge: set max_attempts; a job in "
+            "flight that has already run that often ends at its next failure, or begins afresh under "
+            'install(in_flight="afresh")',
         )
     retries = f"max_retries={runs - 1} counts retries, so that a job runs {runs} times"
     return Hazard("counts-retries", f"{retries}; max_attempts counts runs: {runs}, not {runs - 1}")
@@ -202,31 +202,31 @@ def counting(runs: Runs) -> Hazard:
 def pickled(subject: str) -> Hazard:
     """Return the hazard of pickled messages."""
     return Hazard(
-        "pickle", f"{subject}: who can write to the broker or the dead letters runs code in the workers"
+        "pickle", f"{subject}: anyone who writes to the broker or the dead letters runs code in the workers"
     )
 
 
 class Injected(Exception):
-    """The failure that is injected into a task that names none of its own."""
+    """The injected failure of a task that names no error of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A job whose every run failed: its runs, the seconds between them, and its end."""
+    """A job that failed at every run: the number of its runs, the seconds between them, and its end."""
 
     runs: int
     waits: tuple[float, ...]
     end: str
 
 
-#: A task's name, with what was measured of it under a policy.
+#: A task's name, its measures under a policy, and the policy.
 Moved: TypeAlias = tuple[str, tuple[Measured, RetryPolicy]]
-#: Moves tasks, by their entries, to a bridge with a store's URL.
+#: Moves tasks, by their entries, to a bridge with the store at a URL, and measures them there.
 Moving: TypeAlias = Callable[[str, Mapping[str, EntryFields]], Iterator[Moved]]
 
 
 def measure(found: Sequence[Planned], native: Callable[[str], Measured], move: Moving) -> list[Planned]:
-    """Return a plan with what was measured of each task, natively and then under its policy."""
+    """Return a plan after measuring its tasks, natively and then under their policies."""
     names = measurable(found)
     today = {name: native(name) for name in names}
     with TemporaryDirectory() as folder:
@@ -236,9 +236,9 @@ def measure(found: Sequence[Planned], native: Callable[[str], Measured], move: M
 
 
 def measurable(found: Iterable[Planned]) -> list[str]:
-    """Return the names of the tasks of which an injected failure tells something.
+    """Return the names of the tasks that can be measured with an injected failure.
 
-    A task whose code asks for retries itself never reaches that code then.
+    A task whose own code asks for retries would never reach that code.
     """
     return [one.name for one in found if one.policy is not None and not (one.retry_on or one.open)]
 
@@ -256,7 +256,7 @@ def _judged(one: Planned, native: Measured, moved: Measured, policy: RetryPolicy
 
 
 def _unlike(measured: Measured, runs: object, waits: tuple[Wait, ...] | NotKnown) -> str:
-    """Return in words the first measure that is not as expected."""
+    """Return the first measure that is not as expected, in words."""
     if measured.runs != (min(runs, LIMIT) if isinstance(runs, int) else LIMIT):
         return f"it ran {measured.runs:,} times"
     if waits == NOT_KNOWN:
@@ -268,6 +268,6 @@ def _unlike(measured: Measured, runs: object, waits: tuple[Wait, ...] | NotKnown
 
 
 def raised_for(classes: Iterable[type[BaseException]]) -> BaseException:
-    """Return an error of the first of some classes, whatever its constructor wants."""
+    """Return an error of the first class, made without its constructor."""
     cls = next(iter(classes), Injected)
     return cls.__new__(cls, "injected by ojs-bridge plan --verify")

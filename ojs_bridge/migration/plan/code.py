@@ -1,4 +1,4 @@
-"""The words in functions' compiled code, and the lines of a fleet that ask for retries: nothing is run."""
+"""Reads the compiled code of a fleet's functions, and finds lines that ask for retries; runs nothing."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from . import Open
 
 FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
 
-#: The packages that run the tasks, and the bridge itself: they are not read.
+#: The code of the frameworks and of the bridge is not read.
 _FRAMEWORKS = {"amqp", "billiard", "celery", "dramatiq", "kombu", "ojs_bridge", "vine"}
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _HOLDERS = (staticmethod, classmethod, type(Path().exists))
-#: The place of an object that exists only while the function runs.
+#: Stands for an object that exists only while the function runs.
 _NOTHING = object()
 
 
@@ -31,19 +31,19 @@ _NOTHING = object()
 class Mention:
     """A word in a function's code.
 
-    A `name` or `attribute` that it reads, an attribute that it `sets`, a `text`, or a `key` that it stores
-    something under; the word is empty for a key that is computed.
+    Its kind is `name` or `attribute` (the function reads it), `sets` (it sets an attribute), `text`, or `key`
+    (it sets an item). The word of a computed key is empty.
     """
 
     kind: str
     word: str
     line: int
-    #: The local variable whose attribute it is, if any.
+    #: The local variable that has the attribute, if any.
     of: str = ""
 
 
 def mentions(code: CodeType) -> Iterator[Mention]:
-    """Yield the words in a function's code, with those of the functions inside it."""
+    """Yield the words in a function's code and in the functions inside it."""
     lines = {offset: line or 0 for start, end, line in code.co_lines() for offset in range(start, end)}
     before: dis.Instruction | None = None
     for step in dis.get_instructions(code):
@@ -71,14 +71,14 @@ def _words(operation: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _local(step: dis.Instruction | None) -> str:
-    """Return the local variable that an instruction leaves on top of the stack."""
+    """Return the local variable that an instruction puts on the stack."""
     if step is None or not step.opname.startswith("LOAD_FAST"):
         return ""
     return str(step.argval[-1] if isinstance(step.argval, tuple) else step.argval)
 
 
 def _resolve(function: FunctionType, name: str) -> object:
-    """Return the object outside a function that a name in it stands for."""
+    """Return the object of a name in a function, from a closure or a module."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     with suppress(ValueError):  # an empty cell
         for variable, cell in cells:
@@ -90,9 +90,9 @@ def _resolve(function: FunctionType, name: str) -> object:
 def may_be(
     function: FunctionType, words: Collection[Mention], name: str, framework: str, known: Collection[object]
 ) -> bool:
-    """Return whether a name in a function is one of the known objects of a framework, or may be.
+    """Return whether a name in a function is, or may be, one of the known objects of a framework.
 
-    An import within a function is not resolved: such a name may be anything of that framework's.
+    A name that the function itself imports is not resolved: it may be any object of that framework.
     """
     found = _resolve(function, name)
     if found is _NOTHING:
@@ -101,7 +101,7 @@ def may_be(
 
 
 def wrapped(function: Any) -> list[FunctionType]:
-    """Return a function with the functions that its decorators wrap: those of the user's."""
+    """Return a function and the functions that its decorators wrap, as far as they are the user's."""
     seen: list[FunctionType] = []
     ahead = [function]
     while ahead:
@@ -118,7 +118,7 @@ def wrapped(function: Any) -> list[FunctionType]:
 
 
 def methods(cls: type, names: Collection[str] | None = None) -> Iterator[tuple[str, FunctionType]]:
-    """Yield a class's own methods and the functions of its properties, or those of some names."""
+    """Yield a class's own methods and the functions of its properties; with `names`, only these."""
     for name, value in vars(cls).items():
         if names is None or name in names:
             parts = (value.fget, value.fset) if type(value) is property else (value,)
@@ -134,10 +134,10 @@ def _is_the_users(module: str) -> bool:
 def functions_around(
     framework: str, functions: Iterable[FunctionType], things: Collection[object]
 ) -> dict[str, list[FunctionType]]:
-    """Return by name the functions of the modules of some functions, and of those that hold one of `things`.
+    """Return by name the functions of the modules around a fleet.
 
-    And of the user's modules that these modules name. Of installed packages only those count that know the
-    framework.
+    These are the modules of some functions, the modules that hold one of `things`, and the user's modules
+    that those refer to. Of installed packages only those count that refer to the framework.
     """
     ids = {id(thing) for thing in things}
     ahead = [str(function.__globals__.get("__name__")) for function in functions]
@@ -161,7 +161,7 @@ def _values(module: object) -> list[object]:
 
 
 def _is_read(module: ModuleType, framework: str) -> bool:
-    """Return whether a module is the project's own, or an installed one in which a framework is named."""
+    """Return whether a module is the project's own, or an installed one that refers to the framework."""
     if not _is_the_users(module.__name__):
         return False
     file = vars(module).get("__file__")
@@ -170,7 +170,7 @@ def _is_read(module: ModuleType, framework: str) -> bool:
 
 
 def _module_of(value: object) -> str:
-    """Return the module that a value comes from, without asking somebody's lazy object for it."""
+    """Return the module that a value comes from. A lazy object is not woken for that."""
     kind = type(value)
     if kind is ModuleType:
         return str(vars(value).get("__name__"))
@@ -181,7 +181,7 @@ def _module_of(value: object) -> str:
 
 
 def _functions_in(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the functions that a module defines, with the names by which code may reach them."""
+    """Yield the functions that a module defines, and the names by which code may call them."""
     for name, value in [*vars(module).items()]:
         if not issubclass(type(value), type):
             yield from ((name, x) for x in wrapped(value) if x.__module__ == module.__name__)
@@ -191,7 +191,7 @@ def _functions_in(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
 
 
 def place(function: FunctionType, line: int = 0) -> str:
-    """Return where a line of a function stands, its first one by default, as `path:line`."""
+    """Return the place of a line of a function, by default its first line, as `path:line`."""
     path = Path(function.__code__.co_filename)
     with suppress(ValueError):
         path = path.relative_to(Path.cwd())
@@ -199,7 +199,7 @@ def place(function: FunctionType, line: int = 0) -> str:
 
 
 def source_of(function: FunctionType) -> FunctionNode | None:
-    """Return a function's source; None where there is none, or another one than was loaded."""
+    """Return a function's source; None where there is none, or where the file has changed."""
     code = function.__code__
     with suppress(OSError, SyntaxError, ValueError, RecursionError):
         lines, first = inspect.getsourcelines(code)
@@ -211,9 +211,9 @@ def source_of(function: FunctionType) -> FunctionNode | None:
 
 
 class Askers:
-    """The user's functions that ask for retries, themselves or by others that they call, in a whole fleet.
+    """The functions of a fleet that ask for retries, directly or through other functions.
 
-    What a name or an attribute stands for is not followed: whatever has the name of an asker may be it.
+    A name or an attribute that is also the name of an asker may call it: values are not followed.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Askers:
         functions: Mapping[str, list[FunctionType]],
         sign: Callable[[FunctionType, list[Mention]], Open | None],
     ) -> None:
-        """Look at functions by name; `sign` returns a line that asks directly."""
+        """Read functions by name; `sign` returns a line that asks directly."""
         self._sign = sign
         self._said: dict[str, Open] = {}
         read = [(name, x, [*mentions(x.__code__)]) for name, found in functions.items() for x in found]
@@ -232,7 +232,7 @@ class Askers:
             self._said.update(new)
 
     def signs(self, function: FunctionType, words: list[Mention] | None = None) -> list[Open]:
-        """Return the first line of a function that asks, and the first that mentions an asker."""
+        """Return a function's first line that asks directly, and its first line that names an asker."""
         words = [*mentions(function.__code__)] if words is None else words
         return [x for x in (self._sign(function, words), self._called_by(function, words)) if x]
 
@@ -246,7 +246,7 @@ class Askers:
 
 
 def _may_be_called(function: FunctionType, mention: Mention) -> bool:
-    """Return whether a word may stand for a function or class of the user's."""
+    """Return whether a word may be a function or a class."""
     if mention.kind == "attribute":
         return True
     found = _resolve(function, mention.word)

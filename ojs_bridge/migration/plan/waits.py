@@ -1,4 +1,4 @@
-"""Waits before retries: those of a policy, those of the two frameworks, and how they differ in words."""
+"""Waits before retries, of a policy and of the two frameworks, and their differences in words."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ...spec.duration import format_duration, spoken
 from ...spec.failures import Failure
 from ...spec.policy import RetryPolicy
 
-#: Waits are the same if they differ by no more than a millisecond, or by this part of them.
+#: Waits that differ by a millisecond or a thousandth are the same.
 _CLOSE = {"rel_tol": 1e-3, "abs_tol": 1e-3}
 _DRAWS = 400
-#: One over the golden ratio: its multiples fill a row evenly, whatever their number.
+#: One over the golden ratio: the fractions of its multiples are evenly spread, for any number of them.
 _GOLDEN = 0.6180339887498949
-#: The bounds of a proposed wait, in seconds: a policy has no wait of nothing, and nobody means a longer one.
+#: The bounds of a proposed wait, in seconds. No policy has a wait of 0 s.
 _SHORTEST, _LONGEST = 0.001, 365 * 86_400.0
 
-#: Dramatiq cuts any longer `max_backoff` to this one, in milliseconds.
+#: Dramatiq's largest `max_backoff`, in milliseconds.
 DRAMATIQ_MAX_BACKOFF = 7 * 86_400_000
-#: The mean of the factor in [1, 2) by which its jitter stretches a wait, and of that in [0.5, 1) at the cap.
+#: The mean of its jitter's factor: from 1 to 2, and at the cap from 0.5 to 1.
 DRAMATIQ_MEAN = 1.5
 DRAMATIQ_MEAN_AT_CAP = 0.75
 _LARGEST_EXPONENT = 32
@@ -32,7 +32,7 @@ _LARGEST_SHIFT = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Seconds before a retry, or of several retries together."""
+    """The seconds before a retry, or before several retries together."""
 
     least: float
     mean: float
@@ -53,17 +53,17 @@ class Wait:
 def celery_wait(n: int, factor: int, maximum: int, *, jitter: bool) -> Wait:
     """Return Celery's wait before retry n under `retry_backoff`, in whole seconds.
 
-    With jitter it draws from 0 to `factor * 2**(n-1)`, both of them included.
+    With jitter Celery draws from 0 to `factor * 2**(n-1)`, both included.
     """
     longest = float(max(min(maximum, factor * 2 ** min(n - 1, _LARGEST_SHIFT)), 0))
     return Wait(0.0, longest / 2, longest) if jitter else Wait.of(longest)
 
 
 def dramatiq_wait(n: int, min_backoff: float, max_backoff: float) -> Wait:
-    """Return Dramatiq's wait before retry n, from milliseconds to seconds.
+    """Return Dramatiq's wait before retry n; both arguments are in milliseconds.
 
-    It draws from once to twice `min_backoff * 2**(n-1)`. A draw above the cap is drawn again, from half the
-    cap to all of it.
+    Dramatiq draws between once and twice `min_backoff * 2**(n-1)`. Instead of a draw above the cap it draws
+    between half the cap and the cap.
     """
     cap = max(min(max_backoff, DRAMATIQ_MAX_BACKOFF), 0.0) / 1000
     base = max(min_backoff, 0.0) / 1000 * 2.0 ** min(n - 1, _LARGEST_EXPONENT)
@@ -75,7 +75,7 @@ def dramatiq_wait(n: int, min_backoff: float, max_backoff: float) -> Wait:
 
 
 class Drawn:
-    """A source of randomness whose first draws are known; later ones are even, for a jitter that draws on."""
+    """A source of randomness with given first draws; the later draws are evenly spread."""
 
     def __init__(self, *first: float) -> None:
         self._draws = chain(first, _evenly(first[-1] or 0.5))
@@ -86,20 +86,20 @@ class Drawn:
 
 
 def _evenly(drawn: float) -> Iterator[float]:
-    """Yield draws that are even over all sources together, and so are the pairs of them."""
+    """Yield draws that are evenly spread over all sources together, one by one and in pairs."""
     while True:
         drawn = (drawn * _DRAWS * _GOLDEN) % 1
         yield drawn
 
 
 def extremes(policy: RetryPolicy, n: int, failure: Failure | None = None) -> list[float]:
-    """Return the delays before retry n that the least and the most there is to draw make."""
+    """Return the delays before retry n for the least and the largest draws."""
     ends = (0.0, math.nextafter(1.0, 0.0))
     return [policy.delay(n, rng=Drawn(*draws), failure=failure) for draws in product(ends, ends)]
 
 
 def policy_wait(policy: RetryPolicy, n: int) -> Wait:
-    """Return a policy's wait before retry n; raises what a custom strategy or jitter raises."""
+    """Return a policy's wait before retry n; raises the error of a custom strategy or jitter."""
     if policy.jitter is False:
         return Wait.of(policy.delay(n))
     drawn = [policy.delay(n, rng=Drawn((i + 0.5) / _DRAWS)) for i in range(_DRAWS)]
@@ -108,7 +108,7 @@ def policy_wait(policy: RetryPolicy, n: int) -> Wait:
 
 
 def steady(seconds: float) -> dict[str, Any]:
-    """Return the backoff of a policy that always waits the same, a year at most."""
+    """Return the backoff of a policy whose waits are all the same, a year at most."""
     interval = format_duration(timedelta(seconds=min(max(seconds, _SHORTEST), _LONGEST)))
     return {
         "backoff_strategy": "none",
@@ -126,7 +126,7 @@ def alike(one: Wait, other: Wait) -> bool:
 
 
 def differing(today: Sequence[Wait], then: Sequence[Wait]) -> Iterator[str]:
-    """Yield how waits will differ from today's: the first and the last that do, and their sum."""
+    """Yield the differences from today's waits: the first and the last one, and the sum."""
     unlike = [n for n, pair in enumerate(zip(today, then, strict=True), 1) if not alike(*pair)]
     for n in dict.fromkeys(unlike[:1] + unlike[-1:]):
         yield f"retry {n} waits {_unlike(then[n - 1], today[n - 1])}"

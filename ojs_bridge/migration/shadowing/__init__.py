@@ -1,4 +1,4 @@
-"""Shadow mode: the framework stays in charge, the bridge decides beside it, and differences are counted."""
+"""Shadow mode: the framework decides, the bridge decides beside it, and the store counts differences."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ logger = logging.getLogger("ojs_bridge")
 
 __all__ = ["shadow"]
 
-#: Where a Celery app keeps its shadow, and the attribute by which a shadow is known.
+#: The attribute of a Celery app for its shadow, and the attribute that marks a shadow.
 SHADOW = "_ojs_shadow"
-#: The switch, which workers read when they start: `on` or nothing, `off`, or name patterns of tasks with
-#: commas between them.
+#: The switch that workers read at their start: `on` or empty, `off`, or name patterns between commas.
 VARIABLE = "OJS_BRIDGE_SHADOW"
 _ON = {"", "1", "on", "true"}
 _OFF = {"0", "off", "false"}
@@ -32,11 +31,11 @@ _OFF = {"0", "off", "false"}
 def shadow(
     app_or_broker: Any, bridge: Bridge | None = None, *, policies: PoliciesOrFile | None = None
 ) -> None:
-    """Have the failed runs of a Celery app or Dramatiq broker compared to what a bridge would decide.
+    """Compare the failed runs of a Celery app or Dramatiq broker to the decisions of a bridge.
 
-    `policies` are those of an `install`; tasks that no pattern names are not shadowed. Nothing is read before
-    a worker starts, whose OJS_BRIDGE_SHADOW may say `off` or name patterns of tasks; what is wrong then is
-    told in its log. Raises ConfigurationError for anything else, and for what is shadowed already.
+    `policies` are those of an `install`; tasks that no pattern names are not shadowed. A worker reads them at
+    its start, and OJS_BRIDGE_SHADOW, which may say `off` or name patterns of tasks. It tells errors of these
+    in its log. Raises ConfigurationError for any other object, and for one that has a shadow already.
     """
     if _is(app_or_broker, "celery", "Celery"):
         from .on_celery import shadow_app
@@ -51,7 +50,7 @@ def shadow(
 
 
 def bridge_of_shadow(app_or_broker: Any) -> Bridge | None:
-    """Return the bridge that decides beside an app's or broker's own behaviour, if shadow mode was set up."""
+    """Return the bridge of an app's or broker's shadow, if it has one."""
     found = [getattr(app_or_broker, SHADOW, None), *getattr(app_or_broker, "middleware", ())]
     return next((one.bridge for one in found if getattr(one, SHADOW, False)), None)
 
@@ -62,7 +61,7 @@ def _is(found: Any, module: str, name: str) -> bool:
 
 
 class Switch:
-    """The tasks or actors that are shadowed, of those that the policies name; false when there are none."""
+    """The switch of shadow mode; false when it shadows nothing."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         text = environment.get(VARIABLE, "").strip()
@@ -79,14 +78,14 @@ class Switch:
 
 
 class Shadow:
-    """The shadow of an app or broker, which has the failed runs of its workers compared."""
+    """The shadow of an app or broker: it has the failed runs of a worker compared."""
 
     _ojs_shadow = True
 
     def __init__(self, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
         self._bridge = bridge
         self._policies = policies
-        #: None while nothing is watched.
+        #: None while shadow mode is off.
         self._recorder: Recorder | None = None
         self._switch = Switch({VARIABLE: "off"})
         self._tasks: dict[str, TaskPolicy | None] = {}
@@ -99,7 +98,7 @@ class Shadow:
         return self._bridge
 
     def _begin(self, framework: str) -> None:
-        """Begin to watch, unless the worker has it off or something is wrong with it."""
+        """Start shadow mode, unless the worker has it off or the settings are wrong."""
         self._recorder, self._tasks, self._switch = None, {}, Switch()
         with harmless("it stays off"):
             if not self._switch:
@@ -111,17 +110,17 @@ class Shadow:
             self._recorder = Recorder(framework, self.bridge)
 
     def _named(self) -> Iterable[str]:
-        """Read the policies; return the tasks or actors that they name."""
+        """Read the policies; return the names of their tasks or actors."""
         raise NotImplementedError
 
     def _resolved(self, name: str) -> TaskPolicy | None:
-        """Return the policy that `install` would give a task; None for a task that stays as it is."""
+        """Return the policy that `install` would give a task; None for a task that it would not move."""
         raise NotImplementedError
 
     def _policy(self, name: str, *, is_bridged: bool) -> TaskPolicy | None:
-        """Return the policy to compare a failed run under; None for a run that is not compared.
+        """Return the policy for comparing a failed run; None for a run that is not compared.
 
-        A run that is not compared, though its task is shadowed, is counted.
+        A run of a shadowed task is counted even then.
         """
         if name not in self._tasks:
             self._tasks[name] = None
@@ -141,7 +140,7 @@ class Shadow:
             self._recorder.pending.add(failed)
 
     def _end(self, **_: Any) -> None:
-        """Have what is pending written."""
+        """Write the pending tallies."""
         if self._recorder is not None:
             with harmless("the last tallies are not written"):
                 self._recorder.close()

@@ -1,4 +1,4 @@
-"""Two decisions on the same failed run, the framework's own and the policy's, and the reports of many."""
+"""Compares two decisions on a failed run, the framework's and the policy's, and reports on many."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ...spec.policy import RetryPolicy
 from ...store import Tally
 from ..plan.waits import Drawn, extremes
 
-#: Seconds by which delays may differ: frameworks round to the millisecond.
+#: Delays may differ by so many seconds, because frameworks round to the millisecond.
 TOLERANCE = 0.002
 MAX_REASON = 300
 
-#: What each kind of comparison means, and whether both decided alike on whether and when there is a retry.
+#: The meaning of each kind of comparison.
 MEANINGS: Mapping[str, str] = {
     "same": "Both decide alike.",
     "end": "Both end the job, and what is kept of it differs.",
-    "delay": "Both retry, but the framework's delay is none that the policy would choose.",
+    "delay": "Both retry, but the policy would not choose the framework's delay.",
     "ends_earlier": "The framework retries, and the policy has no attempt left.",
     "retries_longer": "The framework ends the job, and the policy still has attempts.",
-    "non_retryable": "The framework retries an error that the policy or the task rules out.",
-    "handler": "The framework retries, though the handler says that there is to be no retry.",
+    "non_retryable": "The framework retries an error that the policy or the task does not retry.",
+    "handler": "The framework retries, although the handler asks for no retry.",
     "expires": "The framework retries, and the job would expire before the policy's retry.",
-    "snoozes": "The handler asks for a pause, which the framework takes for a failure.",
+    "snoozes": "The handler asks for a pause, and the framework takes that for a failure.",
     "gives_back": "The worker shut down: the framework uses an attempt, the policy does not.",
-    "refused": "The policy of the job itself is invalid: it would be kept as a dead letter, not run.",
+    "refused": "The job's own policy is invalid: the bridge would not run it, but keep it as a dead letter.",
 }
 MATCHING = frozenset({"same", "end"})
-#: Kinds that are counted, and not compared.
+#: The kinds of runs that are counted, but not compared.
 UNCOMPARED, BRIDGED = "uncompared", "bridged"
 
 _CAUSES = {
@@ -52,25 +52,25 @@ _CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """The framework retries after so many seconds."""
+    """The framework retries after `delay` seconds."""
 
     delay: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The framework ends the job; `kept` says whether it keeps its message."""
+    """The framework ends the job; `kept` says whether it keeps the message."""
 
     kept: bool
 
 
-#: What the framework itself did about a failed run.
+#: The framework's decision about a failed run.
 Native: TypeAlias = Retried | Ended
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One comparison: its kind, both decisions in words, and what explains them."""
+    """The result of a comparison: its kind, both decisions in words, and an explanation."""
 
     kind: str
     native: str
@@ -78,14 +78,14 @@ class Verdict:
     explanation: str
 
 
-#: Of what is alike nothing more is told.
+#: The verdict on equal decisions, which need no words.
 SAME = Verdict("same", "", "", "")
 
 
 def compare(
     policy: RetryPolicy, job: Job, outcome: Outcome, native: Native, *, now: datetime, capped: bool = True
 ) -> Verdict:
-    """Return how what the framework did about a failed run compares to what the policy decides."""
+    """Compare the framework's decision about a failed run to that of the policy."""
     decision = decide(policy, job, outcome, now=now, rng=Drawn(0.0), capped=capped)
     match decision:
         case RetryAt():
@@ -106,7 +106,7 @@ def _span(policy: RetryPolicy, n: int, decision: RetryAt) -> tuple[float, float]
     """Return the least and the most seconds that the policy may wait before retry n."""
     found = [decision.delay]
     if policy.jitter is not False and decision.failure.retry_after is None:
-        # A custom strategy that raises makes the policy wait its longest.
+        # With a custom strategy that raises, the policy waits for its max_interval.
         with suppress(Exception):
             found = extremes(policy, n, decision.failure)
     return min(found), max(found)
@@ -137,7 +137,7 @@ def _differs(kind: str, native: Native, job: Job, ojs: str, decision: Decision) 
 
 
 def told(native: Native, n: int) -> str:
-    """Return what the framework did after attempt n, in words."""
+    """Return the framework's decision after attempt n, in words."""
     if isinstance(native, Retried):
         return f"retry {n} in {spoken(native.delay)}"
     return f"ended, {'kept' if native.kept else 'not kept'}"
@@ -145,9 +145,10 @@ def told(native: Native, n: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """How often a task's failed runs were decided alike, and the kinds of differences, most frequent first.
+    """The tallies of a task, with the most frequent difference first.
 
-    `failed` are those that the framework itself decided, `bridged` those that were under the bridge already.
+    `failed` counts the runs that the framework decided, `bridged` those that were already under the bridge,
+    `matched` the compared runs with equal decisions about a retry and its time.
     """
 
     framework: str
@@ -161,11 +162,11 @@ class TaskReport:
 
     @property
     def shadow_match_rate(self) -> float | None:
-        """The part of the compared runs that were decided alike; None when nothing was compared."""
+        """The share of the matched runs among the compared runs; None without any."""
         return self.matched / self.compared if self.compared else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as the command line answers with it."""
+        """Return the report as the command line shows it."""
         rate = self.shadow_match_rate
         names = ("framework", "task", "failed", "compared", "matched")
         return {
@@ -178,12 +179,12 @@ class TaskReport:
 
 
 def meaning(tally: Tally) -> str:
-    """Return what a kind means; nothing for a kind that only a newer version knows."""
+    """Return the meaning of a kind; nothing for a kind of a newer version."""
     return MEANINGS.get(tally.kind, "")
 
 
 def reports(tallies: Iterable[Tally]) -> list[TaskReport]:
-    """Return the report of each task, from tallies in the order that stores return them in."""
+    """Return the report of each task, from tallies in the order of the store."""
     return [
         _report(framework, task, [*found])
         for (framework, task), found in groupby(tallies, key=lambda t: (t.framework, t.task))

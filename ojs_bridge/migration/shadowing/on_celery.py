@@ -1,4 +1,4 @@
-"""Shadow mode beside Celery's own retries: receivers of its signals, which watch and do nothing."""
+"""Shadow mode on Celery: receivers of signals, which only watch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AppShadow(Shadow):
         self._app = app
 
     def start(self) -> None:
-        """Begin to watch, unless the worker has it off; before the pool forks its processes."""
+        """Start shadow mode, before the pool forks its processes."""
         self._begin(FRAMEWORK)
         receivers = {
             signals.task_retry: self._retried,
@@ -47,7 +47,7 @@ class AppShadow(Shadow):
             signals.worker_shutdown: self._end,
         }
         for signal, receiver in receivers.items() if self._recorder else ():
-            # Before 5.5 Celery takes the methods of two objects for one receiver.
+            # Without a uid, Celery before 5.5 takes the methods of two objects for one receiver.
             signal.connect(receiver, weak=False, dispatch_uid=f"{SHADOW}-{id(self)}")
 
     def _retried(self, sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
@@ -59,12 +59,12 @@ class AppShadow(Shadow):
         if self._recorder is not None and sender.app is self._app:
             with harmless("a failed run is not compared"):
                 request = sender.request
-                # Otherwise the main process tells of a child that was killed.
+                # For a killed child, the main process sends this signal, and its request is another one.
                 if request.id == task_id:
                     self._note(sender, request, _original(exception, sys.exc_info()[1]))
 
     def _note(self, task: Task, request: Any, raised: BaseException) -> None:
-        """Have a failed run compared to what Celery did about it, if its task is shadowed."""
+        """Have a failed run compared, if its task is shadowed."""
         policy = self._policy(task.name, is_bridged=is_bridged(task) and not runs_natively(request))
         if policy is None:
             return
@@ -72,7 +72,7 @@ class AppShadow(Shadow):
         native = self._native(raised, now)
         job = self._job(task, request)
         if policy.keeps_limit(None) and _is_asked(raised):
-            # The bridge would go by the max_retries of this very call, which Celery did.
+            # The bridge would read the max_retries of this call, as Celery did.
             job = job._replace(retry={"max_attempts": job.attempt + isinstance(native, Retried)})
         self._compare(FailedRun(job, policy, _outcome(task, raised, native, policy), native, now))
 
@@ -112,7 +112,7 @@ class AppShadow(Shadow):
 
 
 def _outcome(task: Task, raised: BaseException, native: Native, policy: TaskPolicy) -> Outcome:
-    """Translate what the task raised, `self.retry` included, as the bridge would."""
+    """Translate the task's exception, also that of `self.retry`, as the bridge would."""
     if not _is_asked(raised):
         automatic = isinstance(raised, Retry) and raised.__context__
         error: BaseException = automatic or raised
@@ -129,7 +129,7 @@ def _outcome(task: Task, raised: BaseException, native: Native, policy: TaskPoli
 
 
 def _is_asked(raised: BaseException) -> bool:
-    """Return whether the task's code, and not autoretry_for, asked for a retry, or gave up over one."""
+    """Return whether the task's code called `self.retry`, and not autoretry_for."""
     asker = _asker(raised)
     if asker is None:
         return isinstance(raised, (Retry, MaxRetriesExceededError))
@@ -137,7 +137,7 @@ def _is_asked(raised: BaseException) -> bool:
 
 
 def _asker(raised: BaseException) -> str | None:
-    """Return the file whose code called `Task.retry`, which raised this or gave up over it; else None."""
+    """Return the file of the code that called `Task.retry`, if that raised the exception; else None."""
     trace, caller = raised.__traceback__, None
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -148,7 +148,7 @@ def _asker(raised: BaseException) -> str | None:
 
 
 def _cause(signal: BaseException) -> BaseException:
-    """Return the error that `self.retry` was called for."""
+    """Return the error for which `self.retry` was called."""
     given = getattr(signal, "exc", None)
     if given is None or isinstance(given, UnpickleableExceptionWrapper):
         given = signal.__context__
@@ -156,13 +156,13 @@ def _cause(signal: BaseException) -> BaseException:
 
 
 def _original(shown: BaseException, raised: BaseException | None) -> BaseException:
-    """Return what was raised rather than what Celery shows in its place, a base of it or a wrapper."""
+    """Return the raised exception. Celery may show a base class or a wrapper in its place."""
     stands_in = isinstance(shown, UnpickleableExceptionWrapper) or isinstance(raised, type(shown))
     return raised if raised is not None and stands_in else shown
 
 
 class Start(bootsteps.Step):  # type: ignore[misc]
-    """Reads the switch when a worker starts."""
+    """Starts shadow mode with a worker."""
 
     def create(self, worker: Any) -> None:
         """Start the shadow of the worker's app."""
@@ -171,7 +171,7 @@ class Start(bootsteps.Step):  # type: ignore[misc]
 
 
 def shadow_app(app: Celery, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
-    """Have an app's workers shadowed; raises ConfigurationError for one that is already."""
+    """Give an app a shadow; raises ConfigurationError for an app that has one."""
     if SHADOW in vars(app):
         raise ConfigurationError(f"shadow: the Celery app {app.main!r} has it already: call it once")
     setattr(app, SHADOW, AppShadow(app, bridge, policies))

@@ -1,4 +1,4 @@
-"""Shadow mode beside Dramatiq's own retries: a middleware that watches, and does nothing."""
+"""Shadow mode on Dramatiq: a middleware, which only watches."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from . import Shadow
 from .comparing import Ended, Native, Retried
 from .recording import FailedRun, harmless
 
-#: The id of a retry that a thread has sent, and its delay in milliseconds.
+#: The id of a sent retry, and its delay in milliseconds.
 Sent: TypeAlias = "tuple[str, int | None]"
 
 
 class BrokerShadow(Shadow, Middleware):
-    """The shadow of a broker: a middleware, which leaves a worker that has it off."""
+    """The shadow of a broker: a middleware, which removes itself from a worker that has it off."""
 
     def __init__(self, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
         super().__init__(bridge, policies)
         self._sent = threading.local()
 
     def before_worker_boot(self, broker: Broker, worker: Any) -> None:
-        """Begin to watch, or go."""
+        """Start shadow mode, or remove this middleware."""
         self._broker = broker
         self._begin(FRAMEWORK)
-        # A new list, because the broker is in the middle of the old one. The first middleware is the last to
-        # hear how a run has ended, when it is all over.
+        # The broker is reading the old list, so this makes a new one. The first middleware hears last of the
+        # end of a run.
         rest = [m for m in broker.middleware if m is not self]
         broker.middleware = rest if self._recorder is None else [self, *rest]
 
     def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
-        """Note the message that this thread has sent last, if it was a retry."""
+        """Note the last retry that this thread has sent."""
         if "retries" in message.options:
             self._sent.last = (message.message_id, delay)
 
@@ -68,11 +68,11 @@ class BrokerShadow(Shadow, Middleware):
             self._note(message, exception, sent)
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
-        """Have what is pending written."""
+        """Write the pending tallies."""
         self._end()
 
     def _note(self, message: MessageProxy, exception: BaseException, sent: Sent | None) -> None:
-        """Have a failed run compared to what Dramatiq did about it, if its actor is shadowed."""
+        """Have a failed run compared, if its actor is shadowed."""
         name = message_in(message).actor_name
         task = self._policy(name, is_bridged=not is_native(message))
         if task is None:
@@ -99,7 +99,7 @@ class BrokerShadow(Shadow, Middleware):
     def _job(
         self, message: MessageProxy, task: TaskPolicy, options: Mapping[str, Any], exception: BaseException
     ) -> Job:
-        """Return the job as it was before `Retries` counted its failed run, as it does but for `throws`."""
+        """Return the job as it was before `Retries` counted its failed run; it does not count `throws`."""
         found = bare_job(message_in(message), max_age(self._broker, message_in(message)))
         retry = {**self._actors.native_of(task, message_in(message)), **(found.retry or {})}
         found = found._replace(retry=retry or None)
@@ -122,7 +122,7 @@ def _outcome(
     native: Native,
     task: TaskPolicy,
 ) -> Outcome:
-    """Translate what the actor raised; its `retry_when`, the user's code, has said its word already."""
+    """Translate the actor's exception, without a second call of the user's `retry_when`."""
     asked = options.get("retry_when")
     told = options if asked is None else {**options, "retry_when": None}
     found = outcome(message, told, exception, task.errors, task.retry_on)
@@ -132,7 +132,7 @@ def _outcome(
 
 
 def shadow_broker(broker: Broker, bridge: Bridge | None, policies: PoliciesOrFile | None) -> None:
-    """Have a broker's workers shadowed; raises ConfigurationError for one that is already."""
+    """Give a broker a shadow; raises ConfigurationError for a broker that has one."""
     if any(isinstance(m, BrokerShadow) for m in broker.middleware):
         raise ConfigurationError("shadow: this broker has it already: call it once")
     broker.add_middleware(BrokerShadow(bridge, policies))

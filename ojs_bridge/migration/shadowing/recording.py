@@ -1,4 +1,4 @@
-"""The failed runs of a process, compared on a thread of its own; the tallies go to the store."""
+"""Compares the failed runs of a process on a thread of its own, and adds them to the store's tallies."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from .comparing import MAX_REASON, UNCOMPARED, Native, Verdict, compare, told
 
 logger = logging.getLogger("ojs_bridge")
 
-#: Seconds from one write to the next.
+#: The seconds between two writes.
 PERIOD = 5.0
-#: How many failed runs wait to be compared at most.
+#: The largest number of failed runs that wait to be compared.
 LIMIT = 1_000
-#: Seconds that the end of a process waits for the last write.
+#: A process waits at its end so many seconds for the last write.
 LAST_SECONDS = 2.0
-#: How many runs are compared on average for each second of CPU time that the process uses, and at once.
+#: The number of compared runs per second of the process's CPU time, on average, and at once.
 COMPARED_PER_SECOND, COMPARED_AT_ONCE = 25, 100
-#: How many examples there are of each kind of difference.
+#: The number of examples for each kind of difference.
 EXAMPLES = 3
 MAX_MESSAGE = 200
 MAX_ID = 255
-#: Seconds from one line in the log to the next of its kind.
+#: The seconds between two log lines of one kind.
 _SILENT_SECONDS = 60.0
 _said: dict[str, float] = {}
 
 
 class harmless:  # noqa: N801 - reads as the statement that it is
-    """Logs whatever is raised in its block, once a minute, and goes on; even what a `__str__` exits with."""
+    """Logs any exception in its block, once a minute, and goes on; even SystemExit from a `__str__`."""
 
     __slots__ = ("_what",)
 
@@ -54,7 +54,7 @@ class harmless:  # noqa: N801 - reads as the statement that it is
         """Begin."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        """Log an error, without its message unless it is our own: it may hold arguments, or raise."""
+        """Log an error. Only our own errors are shown in full: a message may hold arguments, or raise."""
         now = time.monotonic()
         if error is not None and now - _said.get(self._what, float("-inf")) >= _SILENT_SECONDS:
             _said[self._what] = now
@@ -67,7 +67,7 @@ class harmless:  # noqa: N801 - reads as the statement that it is
 
 @dataclass(frozen=True, slots=True)
 class FailedRun:
-    """A failed run without its exception, which would keep its frames and their variables alive."""
+    """A failed run. An exception would keep its frames and their variables alive, so there is none."""
 
     job: Job
     task: TaskPolicy
@@ -77,10 +77,10 @@ class FailedRun:
 
 
 class Budget:
-    """A token bucket, with at least one run of each task a second, so that rare tasks are always seen.
+    """A token bucket for comparisons. Each task has one run per second, so that rare tasks are always seen.
 
-    It fills with the CPU time that the process uses. That bounds the share of comparing, on a busy machine
-    too, and for failed runs that take hardly any time themselves.
+    The bucket fills with the CPU time of the process. That bounds the share of comparing in it, even on a
+    busy machine and for failed runs that take hardly any time.
     """
 
     def __init__(self, per_second: int = COMPARED_PER_SECOND, at_once: int = COMPARED_AT_ONCE) -> None:
@@ -90,7 +90,7 @@ class Budget:
         self._taken: dict[str, float] = {}
 
     def take(self, task: str, now: float, used: float) -> bool:
-        """Return whether a failed run is compared, at a monotonic time and after so many CPU seconds."""
+        """Return whether a failed run is compared, at a monotonic time and after `used` CPU seconds."""
         self._left = min(self._left + (used - self._used) * self._per_second, self._at_once)
         self._used = used
         if self._left >= 1:
@@ -102,7 +102,7 @@ class Budget:
 
 
 class Pending:
-    """The failed runs that wait to be compared in one process; `over` says that the process ends."""
+    """The failed runs of a process that wait to be compared. `over` is set when the process ends."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.over = threading.Event()
@@ -113,7 +113,7 @@ class Pending:
         self._counted: Counter[tuple[str, str]] = Counter()
 
     def takes(self, task: str) -> bool:
-        """Return whether there is room in the buffer and in the budget; otherwise count the run."""
+        """Return whether buffer and budget have room for a run; if not, count it as not compared."""
         with self._lock:
             used = time.monotonic(), time.process_time()
             if len(self._failed) < self._limit and self._budget.take(task, *used):
@@ -132,7 +132,7 @@ class Pending:
             self._counted[task, kind] += 1
 
     def take(self) -> tuple[list[FailedRun], Counter[tuple[str, str]]]:
-        """Return all there is, and begin anew."""
+        """Return all runs and counts, and begin anew."""
         with self._lock:
             taken = self._failed, self._counted
             self._failed, self._counted = [], Counter()
@@ -140,10 +140,9 @@ class Pending:
 
 
 class Recorder:
-    """Has failed runs compared on a thread of its own, so that no job's thread waits for that.
+    """Has failed runs compared on a thread of its own, so that no job waits for that.
 
-    The thread starts with the first failed run of a process. So a forked child has a thread of its own, and
-    nothing of its parent's.
+    The thread starts with the first failed run of a process. So a forked child has its own thread and runs.
     """
 
     def __init__(self, framework: str, bridge: Bridge, *, period: float = PERIOD) -> None:
@@ -155,7 +154,7 @@ class Recorder:
 
     @property
     def pending(self) -> Pending:
-        """The failed runs of this process, whose thread has begun."""
+        """The failed runs of this process. The first call starts its thread."""
         if self._pid != os.getpid():
             with starting:
                 if self._pid != os.getpid():
@@ -163,7 +162,7 @@ class Recorder:
         return self._pending
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
-        """Have what is pending written, and wait so long for it at most; never raises."""
+        """Have the pending runs written, and wait for that for some seconds at most; never raises."""
         if self._pid == os.getpid():
             self._pid = 0
             self._pending.over.set()
@@ -178,7 +177,7 @@ class Recorder:
 
 
 class Writer:
-    """Compares failed runs and adds them to the store's tallies; a store that is down costs tallies only."""
+    """Compares failed runs and adds them to the store's tallies. A store that is away costs tallies only."""
 
     def __init__(self, framework: str, bridge: Bridge) -> None:
         self._framework = framework
@@ -194,7 +193,7 @@ class Writer:
         self.write(*pending.take())
 
     def write(self, failed: list[FailedRun], counted: Counter[tuple[str, str]]) -> None:
-        """Write what there is; never raises."""
+        """Compare runs, and write their tallies; never raises."""
         with harmless("tallies are dropped"):
             counts = Counter(counted)
             for run in failed:

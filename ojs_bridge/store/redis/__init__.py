@@ -1,4 +1,4 @@
-"""The Redis store, for Redis 6.2 and newer and for Valkey: all that is kept, behind one protocol."""
+"""The Redis store, for Redis 6.2 and newer and for Valkey."""
 
 from __future__ import annotations
 

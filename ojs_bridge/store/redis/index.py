@@ -1,25 +1,25 @@
-"""Listings in the order of time, of everything and of each kind; `lua/_index.lua` says how they are kept."""
+"""Listings in the order of time, of all records and of each kind; `lua/_index.lua` says their form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Any, TypeAlias
 
 from ..records import from_ms, index_text, matches, to_ms
 from .namespace import RedisNamespace
 
-#: Keeps the milliseconds of every time above zero, and so their digits in order.
+#: Added to the milliseconds of a time, so that they are never negative: digits have the order of time.
 _YEAR_ONE_MS = 62_135_596_800_000
 _DIGITS = 15
 
 Rows: TypeAlias = list[tuple[bytes, bytes]]
-#: Whether the texts of a kind are asked for.
+#: Returns whether a filter wants the kind with these texts.
 Wanted: TypeAlias = Callable[[Sequence[str]], bool]
 
 
 class RedisIndex:
-    """The pages of what is kept under `records`, `by_time`, `by_kind` and `kinds`."""
+    """The pages of the records under the keys `records`, `by_time`, `by_kind` and `kinds`."""
 
     def __init__(self, redis: RedisNamespace, keys: Sequence[bytes], *, newest_first: bool) -> None:
         self._redis = redis
@@ -51,7 +51,7 @@ class RedisIndex:
         return found[:limit], more
 
     def count(self, wanted: Wanted | None, since: datetime | None, until: datetime | None) -> int:
-        """Return how many there are of the wanted kinds, of a span of time."""
+        """Count the records of the wanted kinds, of a span of time."""
         kinds = self._kinds_of(wanted)
         if kinds == []:
             return 0
@@ -59,19 +59,19 @@ class RedisIndex:
         return int(self._redis.run("count", self._keys[1:], words))
 
     def _kinds_of(self, wanted: Wanted | None) -> list[bytes] | None:
-        """Return the kinds that are wanted, None for all."""
+        """Return the wanted kinds; None for all."""
         if wanted is None:
             return None
         return [kind for kind in self._redis.ask("SMEMBERS", self._kinds) if wanted(texts_of(kind))]
 
 
 def rows_of(answer: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Return the pairs that stand one after the other in an answer."""
+    """Return the pairs of a flat answer."""
     return list(zip(answer[::2], answer[1::2], strict=True))
 
 
 def entry_of(texts: Sequence[str], at: datetime, index_id: str) -> str:
-    """Return the index entry of a record with these texts, at a time."""
+    """Return the index entry of a record with these texts and a time."""
     return "\0".join((*map(index_text, texts), place_of(at, index_id)))
 
 
@@ -81,12 +81,12 @@ def place_of(at: datetime, index_id: str) -> str:
 
 
 def moment(at: datetime) -> str:
-    """Return a time in digits whose order is that of time."""
+    """Return a time in digits that have the order of time."""
     return f"{to_ms(at) + _YEAR_ONE_MS:0{_DIGITS}}"
 
 
 def time_of(place: bytes) -> datetime:
-    """Return the time of a place, which begins with it."""
+    """Return the time at the beginning of a place."""
     return from_ms(int(place[:_DIGITS]) - _YEAR_ONE_MS)
 
 
@@ -95,11 +95,14 @@ def texts_of(kind: bytes) -> list[str]:
     return kind.decode().split("\0")
 
 
-def wanting(patterns: Sequence[str | None]) -> Wanted | None:
-    """Return whether the texts of a kind match some patterns; None where all do."""
-    if all(pattern is None for pattern in patterns):
+def wanting(queue: str | None, *patterns: str | None, but_queues: Collection[str] = ()) -> Wanted | None:
+    """Return which kinds a filter wants, with its whole queue and these patterns; None for all."""
+    if queue is None and not but_queues and all(pattern is None for pattern in patterns):
         return None
-    return lambda texts: all(map(matches, texts, patterns))
+    whole, left_out = queue and index_text(queue), {*map(index_text, but_queues)}
+    return lambda texts: (
+        whole in (None, texts[0]) and texts[0] not in left_out and all(map(matches, texts[1:], patterns))
+    )
 
 
 def _low(since: datetime | None) -> str:
@@ -107,7 +110,7 @@ def _low(since: datetime | None) -> str:
 
 
 def _high(until: datetime | None) -> str:
-    """Return what comes after all places before a time; a colon comes after all digits."""
+    """Return the end of the places before a time; a colon comes after all digits."""
     return ":" if until is None else moment(until)
 
 

@@ -1,4 +1,4 @@
-"""Dead letters in Redis, and the error entries that a message has no room for."""
+"""Dead letters in Redis, and the error entries for which a message has no room."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from ...errors import StoreError
 from ...spec.job import PlacedEntry
 from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
-from ..records import index_id, index_text, letter_from_json, letter_to_json, to_ms
+from ..records import index_id, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
 from .index import RedisIndex, Wanted, entry_of, place_of, rows_of, texts_of, time_of, wanting
 from .namespace import RedisNamespace
@@ -22,7 +22,7 @@ LARGEST_PLACE = 2**63 - 1
 
 
 class RedisLetters:
-    """Dead letters: hashes for what they are, an index for how they are listed."""
+    """The part of a store that holds dead letters: hashes of records, and an index for listings."""
 
     def __init__(self, redis: RedisNamespace) -> None:
         self._redis = redis
@@ -33,7 +33,7 @@ class RedisLetters:
         self._letter_index = RedisIndex(redis, listed, newest_first=True)
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
-        """Settle the job's reservation and write its letter, in place of an earlier one and kept entries."""
+        """Settle the job's reservation; write its letter in place of an earlier one and of kept entries."""
         letter_id = index_id(letter.id)
         keys = [*self._letter_keys, self._kept(letter.id)]
         words: list[Word] = [letter_id, letter_to_json(letter), _entry(letter)]
@@ -43,7 +43,7 @@ class RedisLetters:
         return bool(self._redis.run("bury", keys, words))
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
-        """Keep entries; one that is there already stays as it is."""
+        """Keep error entries; an entry that is there already stays as it is."""
         for place, _ in entries:
             if abs(place) > LARGEST_PLACE:
                 raise StoreError(f"place: {place} is out of range")
@@ -64,14 +64,9 @@ class RedisLetters:
     def list(
         self, where: LetterFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
     ) -> Page:
-        """Return a page, newest first; the cursor names the last letter seen, so new ones do not shift it."""
+        """Return a page, newest first. A cursor names a letter, so that new letters do not shift the page."""
         found, more = self._letter_index.page(
-            _wanted(where),
-            limit,
-            cursor,
-            since=where.since,
-            until=where.until,
-            oldest_first=oldest_first,
+            _wanted(where), limit, cursor, since=where.since, until=where.until, oldest_first=oldest_first
         )
         return Page(tuple(letter_from_json(record.decode()) for _, record in found), more)
 
@@ -84,7 +79,7 @@ class RedisLetters:
         return self._letter_index.count(_wanted(where), where.since, where.until)
 
     def prune(self, letters: Sequence[Letter], *, now: datetime) -> int:
-        """Delete letters that nobody replays and that have not died again."""
+        """Delete letters that nobody replays and whose jobs have not died again."""
         words: list[Word] = [to_ms(now)]
         for letter in letters:
             words += (index_id(letter.id), _entry(letter))
@@ -96,7 +91,7 @@ class RedisLetters:
         return None if record is None else letter_from_json(record.decode())
 
     def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
-        """Reserve letters, atomically; the claim is a number that no other one has."""
+        """Claim letters, atomically. A claim is a number that no other claim has."""
         token = secrets.randbits(62)
         until = to_ms(now + timedelta(seconds=seconds))
         words: tuple[Word, ...] = (to_ms(now), until, token, *map(index_id, letter_ids))
@@ -104,11 +99,11 @@ class RedisLetters:
         return Claimed(token, tuple(letter_from_json(record.decode()) for record in records))
 
     def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
-        """Give back the claims that are still ours."""
+        """End the claims that are still ours."""
         self._redis.run("unclaim_letters", (self._letter_claims,), (claim, *map(index_id, letter_ids)))
 
     def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
-        """Delete the letters whose claim is still ours; burying one anew ends every claim."""
+        """Delete the letters whose claim is still ours. A letter that is buried anew has no claim."""
         return int(self._redis.run("delete_letters", self._letter_keys, (claim, *map(index_id, letter_ids))))
 
     def stats(self) -> Stats:
@@ -129,9 +124,4 @@ def _entry(letter: Letter) -> str:
 
 
 def _wanted(where: LetterFilter) -> Wanted | None:
-    """Return which kinds a filter asks for; None for all."""
-    wanted = wanting((where.queue, where.type, where.error_type))
-    if not where.but_queues:
-        return wanted
-    left_out = {*map(index_text, where.but_queues)}
-    return lambda texts: texts[0] not in left_out and (wanted is None or wanted(texts))
+    return wanting(where.queue, where.type, where.error_type, but_queues=where.but_queues)

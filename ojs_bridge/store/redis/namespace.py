@@ -1,4 +1,4 @@
-"""The keys of one namespace of a Redis, and the version they have."""
+"""The keys of one namespace of a Redis, and their version."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ logger = logging.getLogger("ojs_bridge")
 
 
 class RedisNamespace:
-    """The keys of a namespace, all in one slot of a cluster, and the server that has them."""
+    """A namespace on a server. All its keys are in one slot of a cluster."""
 
     def __init__(self, url: str, namespace: str, patience: float) -> None:
         self._server = RedisServer(url, patience)
         self._prefix = f"ojs:{{{_without_braces(namespace)}}}:".encode()
-        # A name of an earlier release, which running fleets share with this one.
+        # Workers of earlier releases use the same name, and may run beside this one.
         self._reservations = self.key("turn:")
         self._prepared = False
         self._scripts: dict[str, Script] = {}
@@ -33,7 +33,7 @@ class RedisNamespace:
         return self._server.database
 
     def run_id(self) -> str | None:
-        """Return the name that this very server, and no other, has; None where INFO is not allowed."""
+        """Return the unique id of this server; None where INFO is not allowed."""
         try:
             answer: bytes = self.ask("INFO", "server")
         except StoreError:
@@ -42,7 +42,10 @@ class RedisNamespace:
         return lines.get("run_id")
 
     def prepare(self) -> None:
-        """Write the version, or refuse a newer one, and say in the log where the server may lose data."""
+        """Write the version; warn of settings with which the server loses data.
+
+        Raises StoreError for a newer version.
+        """
         found: int = self._run("version", (self.key("schema"),), (SCHEMA_VERSION,))
         if found > SCHEMA_VERSION:
             raise StoreError(
@@ -53,7 +56,7 @@ class RedisNamespace:
             self._warn()
 
     def run(self, script: str | Script, keys: Sequence[bytes], words: Sequence[Word] = ()) -> Any:
-        """Return the answer of a script, or of the one in a `.lua` file; raises StoreError."""
+        """Return the answer of a script, given as itself or by its file's name; raises StoreError."""
         if not self._prepared:
             self.prepare()
         return self._run(script, keys, words)
@@ -107,5 +110,5 @@ class RedisNamespace:
 
 
 def _without_braces(namespace: str) -> str:
-    """Return a namespace that cannot end the hash tag it stands in."""
+    """Return a namespace that cannot end its hash tag."""
     return namespace.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")

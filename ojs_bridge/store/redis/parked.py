@@ -16,7 +16,7 @@ from .server import Word
 
 
 class RedisParked:
-    """Retries that wait in the store."""
+    """The part of a store that holds parked retries."""
 
     def __init__(self, redis: RedisNamespace) -> None:
         self._redis = redis
@@ -49,18 +49,18 @@ class RedisParked:
         return Due(token, _retries(rows_of(self._redis.run("claim_parked", self._parked_keys, words))))
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
-        """Delete retries that were published under a claim that is still theirs; return how many."""
+        """Delete published retries that this claim still holds; return how many."""
         words = (claim, *(index_id(parked.key) for parked in retries))
         return int(self._redis.run("unpark", self._parked_keys, words))
 
     def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
-        """Give back retries that could not be published."""
+        """End the claim of retries that could not be published."""
         words = (claim, *(index_id(parked.key) for parked in retries))
         self._redis.run("unclaim_parked", self._parked_keys, words)
 
     def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:
         """Return a page, the next one due first."""
-        found, more = self._parked_index.page(wanting((where.queue, where.type)), limit, cursor)
+        found, more = self._parked_index.page(wanting(where.queue, where.type), limit, cursor)
         return ParkedPage(_retries(found), more)
 
     def get_parked(self, job_id: str) -> Parked | None:
@@ -78,8 +78,8 @@ class RedisParked:
         return bool(self._redis.run("cancel_parked", self._parked_keys, _identity(parked)))
 
     def count_parked(self, where: ParkedFilter = ALL_PARKED) -> int:
-        """Count the parked retries of some kind."""
-        return self._parked_index.count(wanting((where.queue, where.type)), None, None)
+        """Count the parked retries that match a filter."""
+        return self._parked_index.count(wanting(where.queue, where.type), None, None)
 
 
 def _identity(parked: Parked) -> tuple[Word, Word, Word]:

@@ -1,4 +1,4 @@
-"""Reservations in Redis: one record per key, which ends by itself; `lua/_settle.lua` says its form."""
+"""Reservations in Redis: one record per key, which expires; `lua/_settle.lua` says its form."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..reservations import Grant, Reservation, ReserveAnswer, Settle
 from .namespace import RedisNamespace
 from .server import Script, Word, lua
 
-#: How long an unsettled record outlives its holder's time.
+#: How long an unsettled record outlives its reservation.
 OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
-#: The largest number up to which Lua can count.
+#: Lua counts exactly up to this number.
 LARGEST_FENCE = 2**53
 
-#: The length of the answer for a run that is held; the answer for a lost one has one word more.
+#: The length of the answer HELD. The answer LOST is longer.
 _OF_ONE_HELD = 3
 _WITHOUT_TIME = {
     -1: ReserveAnswer(Grant.TAKEN),
@@ -57,7 +57,7 @@ class RedisReservations:
     def extend(
         self, reservations: Sequence[Reservation], *, holder: str, until: datetime
     ) -> Sequence[Reservation]:
-        """Extend the unsettled reservations of `holder`; return those that are not its own any more."""
+        """Extend the unsettled reservations of `holder`; return those that `holder` has lost."""
         if not reservations:
             return []
         end = to_ms(until)
@@ -65,7 +65,7 @@ class RedisReservations:
         return [reservations[n] for n in self._redis.run("extend", self._keys(*reservations), words)]
 
     def settle(self, settle: Settle) -> bool:
-        """Mark a reservation as dealt with; False when the record has another fence or holder."""
+        """Mark a reservation as settled; False when the record has another fence or holder."""
         return bool(self._redis.run("settle", self._keys(settle.reservation), settle_words(settle)))
 
     def release(self, settle: Settle) -> bool:
@@ -74,16 +74,16 @@ class RedisReservations:
         return bool(self._redis.run("release", self._keys(settle.reservation), words))
 
     def expire(self, reservations: Sequence[Reservation]) -> None:
-        """Delete the records of settled reservations that still have that very fence and were never lost."""
+        """Delete the records of settled reservations that have the same fence and were never lost."""
         if reservations:
             self._redis.run("expire", self._keys(*reservations), [*map(_fence, reservations)])
 
     def expire_before(self, now: datetime, *, limit: int) -> int:  # noqa: ARG002
-        """Do nothing: settled records end by themselves."""
+        """Do nothing: Redis deletes settled records itself."""
         return 0
 
     def joint(self, companion: str, *, run_id: str, database: int) -> Joint | None:
-        """Return what settles reservations along with a companion; None on another server than `run_id`'s."""
+        """Return a joint with a companion; None where the store is not on the server with this `run_id`."""
         return Joint(self._redis, companion, database) if self._redis.run_id() == run_id else None
 
     def _keys(self, *reservations: Reservation) -> list[bytes]:
@@ -91,10 +91,10 @@ class RedisReservations:
 
 
 class Joint:
-    """Settles reservations in one step with their messages, which a broker on the same server deletes.
+    """Settles a reservation and deletes its message in one step, where store and broker share a server.
 
-    The companion is the broker's Lua. It takes `keys` and `words`, writes first, and returns 1 when it has
-    deleted the message, and 0 when that was not there.
+    The companion is Lua code that deletes the message from the broker. It takes `keys` and `words`, writes
+    first, and returns 1 for a deleted message and 0 for one that was not there.
     """
 
     def __init__(self, redis: RedisNamespace, companion: str, database: int) -> None:
@@ -110,7 +110,7 @@ class Joint:
         return bool(done & 1), bool(done & 2)
 
     def works(self, keys: Sequence[bytes], words: Sequence[Word]) -> bool:
-        """Return whether the server lets the store do what the companion does, which it does here."""
+        """Run the companion alone; return whether the server allows that."""
         try:
             keys = (self._redis.key("schema"), *keys)
             return bool(self._run(keys, ("", "", "", *self._databases, *words)))
@@ -123,7 +123,7 @@ class Joint:
 
 
 def settle_words(settle: Settle) -> tuple[Word, ...]:
-    """Return the fence, the holder and the end of the record, as the scripts take them."""
+    """Return the fence, the holder and the record's end, as the scripts take them."""
     return _fence(settle.reservation), settle.holder or "", to_ms(settle.keep_until)
 
 

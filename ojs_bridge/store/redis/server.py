@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import resources
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import redis
@@ -24,10 +24,10 @@ Word: TypeAlias = str | bytes | int
 
 
 class Script:
-    """A Lua script.
+    """A Lua script, which must be safe to repeat.
 
-    Each one must be safe to repeat, and write first what a server without memory refuses: the server then
-    refuses all of it, and never half.
+    Its first write must be one that a server without memory refuses. Then the server refuses the script as a
+    whole, and never half of it.
     """
 
     def __init__(self, code: str) -> None:
@@ -36,16 +36,16 @@ class Script:
 
 
 class RedisServer:
-    """The connections of one process, each used by one caller at a time.
+    """The connections of one process. One caller at a time uses a connection.
 
-    redis-py connects, authenticates, packs and parses. Its client and its pool are left out: with them, a
-    question takes more than twice the CPU time, and each job asks two.
+    redis-py connects, authenticates, packs and parses. Its client and its pool are not used: they more than
+    double the CPU time of a question, and each job asks two questions.
     """
 
     def __init__(self, url: str, patience: float) -> None:
         self.shown = without_password(url)
         self._address = self._first_address = _address(url, patience)
-        self._free: list[_Connection] = []
+        self._free: list[Any] = []
         self._pid = os.getpid()
         try:
             self._connection()
@@ -58,7 +58,7 @@ class RedisServer:
         return int(self._address.get("db") or 0)
 
     def run(self, script: Script, keys: Sequence[bytes], words: Sequence[Word] = ()) -> Any:
-        """Return what a script answers, numbers and bytes; raises StoreError."""
+        """Return a script's answer, in numbers and bytes; raises StoreError."""
         given = (len(keys), *keys, *words)
         try:
             try:
@@ -76,7 +76,7 @@ class RedisServer:
             raise self._failed(error) from error
 
     def close(self) -> None:
-        """Close the connections of this process that nobody uses at the moment."""
+        """Close the connections of this process that are not in use."""
         self._forget_those_of_the_parent()
         with suppress(IndexError):
             while True:
@@ -100,16 +100,16 @@ class RedisServer:
         try:
             return self._exchange(used, words)
         except (redis.ConnectionError, redis.ReadOnlyError):
-            # It may have been closed while it was idle, and so may have been the others.
+            # The server may have closed this connection, and all the others, while they were idle.
             self.close()
             return self._exchange(self._connection(), words)
         except redis.TimeoutError:
-            # The others may be as dead, and each of them would be waited for.
+            # The other connections may be dead, too. The next caller must not wait for each of them.
             self.close()
             raise
 
     def _follow(self, moved: redis.ResponseError) -> None:
-        """Go where the keys are: those of a namespace live in one slot, so all of them have moved."""
+        """Connect to the server that has the keys now: all keys of a namespace are in one slot."""
         host, _, port = str(moved).rpartition(" ")[2].rpartition(":")
         self._address = {
             **self._address,
@@ -118,7 +118,7 @@ class RedisServer:
         }
         self.close()
 
-    def _exchange(self, connection: _Connection, words: Sequence[Word]) -> Any:
+    def _exchange(self, connection: Any, words: Sequence[Word]) -> Any:
         try:
             connection.send_command(*words, check_health=False)
             answer = connection.read_response()
@@ -129,16 +129,15 @@ class RedisServer:
                 self._free.append(connection)
             raise
         except BaseException:
-            # The answer to this may still come, and must not be taken for the next one's.
+            # The answer may still come. The next question must not take it for its own.
             connection.disconnect()
             raise
         self._free.append(connection)
         return answer
 
-    def _connection(self) -> _Connection:
+    def _connection(self) -> Any:
         options = dict(self._address)
-        made: _Connection = options.pop("connection_class", Connection)(**options)
-        return made
+        return options.pop("connection_class", Connection)(**options)
 
     def _forget_those_of_the_parent(self) -> None:
         if self._pid != os.getpid():
@@ -151,17 +150,9 @@ class RedisServer:
         return StoreError(f"the store {self.shown!r} failed: {' '.join(str(error).split())}")
 
 
-class _Connection(Protocol):
-    def send_command(self, *words: Word, check_health: bool) -> None: ...
-
-    def read_response(self) -> Any: ...
-
-    def disconnect(self) -> None: ...
-
-
 @cache
 def lua(name: str) -> str:
-    """Return the code of a `.lua` file, after that of the files which its header says it needs."""
+    """Return the code of a `.lua` file, after the code of the files that its header needs."""
     code = resources.files(__package__).joinpath("lua", f"{name}.lua").read_text("utf-8")
     needed = re.search("^-- NEEDS: (.*)$", code, re.MULTILINE)
     return "\n".join((*map(lua, needed[1].split(", ") if needed else ()), code))
@@ -171,7 +162,7 @@ def _address(url: str, patience: float) -> dict[str, Any]:
     scheme, _, rest = url.partition("://")
     known = f"{REDIS_SCHEMES[scheme]}://{rest}"
     try:
-        # What is no number here is a typing error, or the rest of a password that was not escaped.
+        # A database that is no number is a typing error, or the rest of a password that was not escaped.
         if scheme != "unix" and not re.fullmatch(r"/?[0-9]*", urlsplit(known).path):
             raise ValueError
         found: dict[str, Any] = parse_url(known)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The tallies of shadow mode in Redis: three hashes, which have the same fields."""
+"""The tallies of shadow mode in Redis: three hashes with the same fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..shadows import Tally
 from .namespace import RedisNamespace
 from .server import Word
 
-#: How long a write is known, so that what is repeated after a lost answer is not counted twice.
+#: How long Redis remembers a write, so that a repeated write, after a lost answer, is not counted twice.
 _KNOWN_MS = 60_000
 
 
@@ -35,7 +35,7 @@ class RedisShadows:
         return sorted(found, key=lambda tally: (tally.framework, tally.task, tally.kind))
 
     def clear_shadows(self) -> int:
-        """Forget all tallies; return how many there were."""
+        """Delete all tallies; return how many there were."""
         return int(self._redis.run("clear_shadows", self._shadow_keys))
 
 

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timezone
 from typing import Any
@@ -27,8 +27,23 @@ _POSTGRES_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 _SAY_VERSION = Upsert(versions)
 
 
+class _Lock:
+    """A lock of this process. No thread waits for it longer than `seconds`; then it raises StoreError."""
+
+    def __init__(self, lock: Any, seconds: float, shown: str) -> None:
+        self._lock, self._seconds, self._shown = lock, seconds, shown
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=self._seconds):
+            why = f"other threads of this process have kept it busy for {self._seconds:g} s"
+            raise StoreError(f"the store {self._shown!r} failed: {why}")
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 class Database:
-    """The connections of this process to a store, whose tables appear on first use and carry a version."""
+    """The connections of this process to a store. The first use creates the tables and says their version."""
 
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
         self._namespace = namespace
@@ -36,15 +51,18 @@ class Database:
         self._quick = _quick_engine(url, patience)
         self._durable = _durable_engine(self._quick, patience)
         self._is_postgres = self._durable.dialect.name == "postgresql"
+        self._busy_seconds = sqlite.busy_seconds(patience)
         self._bounds = {"seconds": f"{math.ceil(patience * 1000)}ms"}
-        self._in_use: AbstractContextManager[Any] = nullcontext() if self._is_postgres else sqlite.in_use
+        self._in_use: AbstractContextManager[None] = nullcontext()
+        if not self._is_postgres:
+            self._in_use = _Lock(sqlite.in_use, self._busy_seconds, self._shown)
         self._file = None if self._is_postgres else sqlite.File(self._durable)
         self._pid = os.getpid()
         self._prepared = False
-        self._preparing = threading.Lock()
+        self._preparing = _Lock(threading.Lock(), self._busy_seconds, self._shown)
 
     def prepare(self) -> None:
-        """Create the tables, or what an earlier version lacks; raises StoreError for a newer version."""
+        """Create the tables that are not there; raises StoreError for a store of a newer version."""
         self._be_ours()
         with self._preparing:
             if not self._prepared:
@@ -56,7 +74,7 @@ class Database:
                 self._prepared = True
 
     def clock(self) -> datetime:
-        """Return the server's time; SQLite has none but this machine's."""
+        """Return the server's time; for SQLite this machine's."""
         if not self._is_postgres:
             return datetime.now(timezone.utc)
         with self._statement() as connection:
@@ -69,7 +87,7 @@ class Database:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """Connect for statements that take effect together, and then outlast a loss of power."""
+        """Connect for statements that take effect together. Their effect outlasts a loss of power."""
         self._get_ready()
         with self._errors(), self._in_use:
             self._check_file()
@@ -81,9 +99,9 @@ class Database:
 
     @contextmanager
     def _statement(self) -> Iterator[Connection]:
-        """Connect for statements that take effect each on its own, in one round trip each.
+        """Connect for statements that take effect one by one, in one round trip each.
 
-        On SQLite a loss of power, which ends all its workers too, may take the last of them back.
+        On SQLite a loss of power may undo the last of them. It ends all workers of that file, too.
         """
         self._get_ready()
         with self._errors(), self._in_use:
@@ -91,13 +109,21 @@ class Database:
             with self._quick.begin() as connection:
                 yield connection
 
+    def _change(self, statement: sa.Update | sa.Delete, lots: Iterable[sa.ColumnElement[bool]]) -> int:
+        """Run a statement for each lot of rows; return how many rows it has changed."""
+        changed = 0
+        for lot in lots:
+            with self._statement() as connection:
+                changed += connection.execute(statement.where(lot)).rowcount
+        return changed
+
     def _get_ready(self) -> None:
         self._be_ours()
         if not self._prepared:
             self.prepare()
 
     def _check_file(self) -> None:
-        """Raise StoreError when SQLite's file was deleted or replaced; the next use opens what is there."""
+        """Raise StoreError when SQLite's file was deleted or replaced; the next use opens the new file."""
         if self._file is None or not self._file.is_another():
             return
         self._prepared = False
@@ -108,10 +134,10 @@ class Database:
 
     def _be_ours(self) -> None:
         if self._pid != os.getpid():
-            # A forked child must not talk over its parent's connections, nor close them.
+            # A forked child must neither use nor close its parent's connections.
             self._dispose(close=False)
             self._pid = os.getpid()
-            self._preparing = threading.Lock()
+            self._preparing = _Lock(threading.Lock(), self._busy_seconds, self._shown)
 
     def _dispose(self, *, close: bool) -> None:
         self._quick.dispose(close=close)
@@ -122,7 +148,7 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, UnicodeError, OverflowError) as error:
-            # Its tables may be gone.
+            # The tables may be gone.
             self._prepared = False
             why = " ".join(str(getattr(error, "orig", None) or error).split())
             raise StoreError(f"the store {self._shown!r} failed: {why}") from error
@@ -133,7 +159,7 @@ class Database:
             yield connection
 
     def _found_version(self) -> int | None:
-        """Return the version, None where there is none; a newer store is left as it is."""
+        """Return the version, or None where there is none; raises StoreError for a newer one."""
         with self._unprepared() as connection:
             if not sa.inspect(connection).has_table(versions.name):
                 return None
@@ -149,9 +175,11 @@ class Database:
             try:
                 with self._unprepared() as connection:
                     metadata.create_all(connection)
-                    _create_indexes(connection)
+                    # The tables of an earlier version may lack some.
+                    for index in (x for table in metadata.sorted_tables for x in table.indexes):
+                        index.create(connection, checkfirst=True)
             except StoreError:
-                # Another process may have created a table between the check and the creation.
+                # Another process may create a table between the check and the creation.
                 if not tries_left:
                     raise
             else:
@@ -163,17 +191,10 @@ class Database:
             connection.execute(sa.delete(versions).where(versions.c.version < SCHEMA_VERSION))
 
 
-def _create_indexes(connection: Connection) -> None:
-    """Create those that the tables of an earlier version lack."""
-    for table in metadata.sorted_tables:
-        for index in table.indexes:
-            index.create(connection, checkfirst=True)
-
-
 def _quick_engine(url: str, patience: float) -> sa.Engine:
-    """Make the engine of single statements, without the round trips of a transaction where they are any.
+    """Make the engine for single statements, which need no round trips for a transaction.
 
-    `patience` is how many seconds a question waits for its answer. Raises ConfigurationError.
+    A question waits for its answer for `patience` seconds. Raises ConfigurationError.
     """
     shown = without_password(url)
     try:
@@ -193,7 +214,7 @@ def _quick_engine(url: str, patience: float) -> sa.Engine:
 
 
 def _durable_engine(quick: sa.Engine, patience: float) -> sa.Engine:
-    """Make the engine of transactions, on the same connections except on SQLite."""
+    """Make the engine for transactions. Except on SQLite it has the same connections."""
     if quick.dialect.name == "postgresql":
         return quick.execution_options(isolation_level="READ COMMITTED")
     durable = sa.create_engine(quick.url, hide_parameters=True)

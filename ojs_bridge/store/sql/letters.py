@@ -1,4 +1,4 @@
-"""Dead letters in SQL, and the error entries that a message has no room for."""
+"""Dead letters in SQL, and the error entries for which a message has no room."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from ..records import from_ms, index_id, index_text, letter_from_json, letter_to
 from ..reservations import Settle
 from .database import Database
 from .reservations import mark_settled
-from .statements import Upsert, batches, equals, matching, read_cursor, updated, write_cursor
+from .statements import Upsert, batches, equals, matching, page, updated, write_cursor
 from .tables import errors, letters
 
 _BURY = Upsert(letters, "type", "queue", "error_type", "discarded_ms", "claimed_until", "record")
 _KEEP = Upsert(errors)
 
-#: A claim is the moment it ends, followed by bits that no other claim shares.
+#: A claim is the moment when it ends, and then random bits, so that no two claims are alike.
 _BITS = 20
+_LISTED = sa.select(letters.c.record, letters.c.discarded_ms, letters.c.id)
 
 
 class SQLLetters(Database):
     """The part of a store that holds dead letters."""
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
-        """Settle the job's reservation and write its letter, in place of an earlier one and kept entries."""
+        """Settle the job's reservation; write its letter in place of an earlier one and of kept entries."""
         row = {
             "namespace": self._namespace,
             "id": index_id(letter.id),
@@ -49,7 +50,7 @@ class SQLLetters(Database):
         return True
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
-        """Keep entries; one that is there already stays as it is."""
+        """Keep error entries; an entry that is there already stays as it is."""
         key = {"namespace": self._namespace, "job_id": index_id(job_id)}
         with self._transaction() as connection:
             for place, entry in entries:
@@ -63,27 +64,16 @@ class SQLLetters(Database):
 
     def forget_errors(self, job_id: str) -> None:
         """Delete the kept entries of a job."""
-        with self._statement() as connection:
-            connection.execute(sa.delete(errors).where(self._of(job_id)))
+        self._change(sa.delete(errors), [self._of(job_id)])
 
     def list(
         self, where: LetterFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
     ) -> Page:
         """Return a page, newest first; raises ValueError for a cursor that no page gave out."""
-        at, key = letters.c.discarded_ms, letters.c.id
-        query = sa.select(letters.c.record, at, key).where(*self._matching(where))
-        if cursor is not None:
-            last_at, last_key = read_cursor(cursor)
-            beyond = (at > last_at, key > last_key) if oldest_first else (at < last_at, key < last_key)
-            # The first of these is what an index is searched for.
-            query = query.where(at >= last_at if oldest_first else at <= last_at)
-            query = query.where(sa.or_(beyond[0], sa.and_(at == last_at, beyond[1])))
-        order = (at, key) if oldest_first else (at.desc(), key.desc())
-        query = query.order_by(*order).limit(limit + 1)
+        query = _LISTED.where(*self._matching(where))
         with self._statement() as connection:
-            rows = connection.execute(query).all()
-        more = write_cursor(rows[limit - 1].discarded_ms, rows[limit - 1].id) if len(rows) > limit else None
-        return Page(tuple(letter_from_json(row.record) for row in rows[:limit]), more)
+            rows, more = page(connection, query, limit, cursor, newest=not oldest_first)
+        return Page(tuple(letter_from_json(row.record) for row in rows), more)
 
     def cursor_after(self, letter: Letter) -> str:
         """Return the cursor that names a letter."""
@@ -96,26 +86,17 @@ class SQLLetters(Database):
             return int(connection.execute(query).scalar_one())
 
     def prune(self, letters_: Sequence[Letter], *, now: datetime) -> int:
-        """Delete letters that nobody replays and that have not died again."""
-        pruned = 0
-        for batch in batches(letters_):
-            pairs = [(index_id(letter.id), to_ms(letter.discarded_at)) for letter in batch]
-            same = sa.tuple_(letters.c.id, letters.c.discarded_ms).in_(pairs)
-            known = letters.c.id.in_([letter_id for letter_id, _ in pairs])
-            mine = letters.c.namespace == self._namespace
-            with self._statement() as connection:
-                gone = connection.execute(sa.delete(letters).where(mine, known, same, _free(now)))
-                pruned += gone.rowcount
-        return pruned
+        """Delete letters that nobody replays and whose jobs have not died again."""
+        return self._change(sa.delete(letters).where(_free(now)), map(self._same, batches(letters_)))
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
         with self._statement() as connection:
-            record = connection.execute(sa.select(letters.c.record).where(self._is(letter_id))).scalar()
+            record = connection.execute(sa.select(letters.c.record).where(self._are([letter_id]))).scalar()
         return None if record is None else letter_from_json(record)
 
     def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
-        """Reserve letters, each atomically."""
+        """Claim letters, each atomically."""
         claim = to_ms(now + timedelta(seconds=seconds)) << _BITS | secrets.randbits(_BITS)
         records: dict[str, str] = {}
         for batch in batches(letter_ids):
@@ -128,18 +109,12 @@ class SQLLetters(Database):
         return Claimed(claim, tuple(letter_from_json(record) for record in found if record is not None))
 
     def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
-        """Give back the claims that are still ours."""
-        for ours in self._claimed(letter_ids, claim):
-            with self._statement() as connection:
-                connection.execute(sa.update(letters).where(ours).values(claimed_until=0))
+        """End the claims that are still ours."""
+        self._change(sa.update(letters).values(claimed_until=0), self._claimed(letter_ids, claim))
 
     def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
-        """Delete the letters whose claim is still ours; burying one anew ends every claim."""
-        deleted = 0
-        for ours in self._claimed(letter_ids, claim):
-            with self._statement() as connection:
-                deleted += connection.execute(sa.delete(letters).where(ours)).rowcount
-        return deleted
+        """Delete the letters whose claim is still ours. A letter that is buried anew has no claim."""
+        return self._change(sa.delete(letters), self._claimed(letter_ids, claim))
 
     def stats(self) -> Stats:
         """Count the dead letters, in all and by queue, type and last error type."""
@@ -153,9 +128,6 @@ class SQLLetters(Database):
         oldest, newest = min(row[4] for row in rows), max(row[5] for row in rows)
         return replace(counted, oldest_at=from_ms(oldest), newest_at=from_ms(newest))
 
-    def _is(self, letter_id: str) -> sa.ColumnElement[bool]:
-        return sa.and_(letters.c.namespace == self._namespace, letters.c.id == index_id(letter_id))
-
     def _are(self, letter_ids: Sequence[str]) -> sa.ColumnElement[bool]:
         ids = letters.c.id.in_([*map(index_id, letter_ids)])
         return sa.and_(letters.c.namespace == self._namespace, ids)
@@ -163,6 +135,11 @@ class SQLLetters(Database):
     def _claimed(self, letter_ids: Sequence[str], claim: Claim) -> Iterator[sa.ColumnElement[bool]]:
         for batch in batches(letter_ids):
             yield sa.and_(self._are(batch), letters.c.claimed_until == claim)
+
+    def _same(self, batch: Sequence[Letter]) -> sa.ColumnElement[bool]:
+        pairs = [(index_id(letter.id), to_ms(letter.discarded_at)) for letter in batch]
+        same = sa.tuple_(letters.c.id, letters.c.discarded_ms).in_(pairs)
+        return sa.and_(self._are([letter.id for letter in batch]), same)
 
     def _of(self, job_id: str) -> sa.ColumnElement[bool]:
         return sa.and_(errors.c.namespace == self._namespace, errors.c.job_id == index_id(job_id))

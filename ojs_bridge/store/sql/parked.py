@@ -14,7 +14,7 @@ from ..records import index_id, index_text, parked_from_json, parked_to_json, to
 from ..reservations import Settle
 from .database import Database
 from .reservations import mark_settled
-from .statements import Upsert, batches, equals, matching, picked, read_cursor, updated, write_cursor
+from .statements import Upsert, batches, equals, matching, page, picked, updated
 from .tables import parked as table
 
 _c = table.c
@@ -52,14 +52,17 @@ class SQLParked(Database):
         return True
 
     def claim_due(self, framework: str, *, now: datetime, until: datetime, limit: int) -> Due:
-        """Claim a framework's due retries, the longest due first, atomically, without those being claimed."""
+        """Claim a framework's due retries, the longest due first, atomically.
+
+        A retry that another worker claims at this moment is left out.
+        """
         mine = _c.namespace == self._namespace
         due = sa.and_(mine, _c.framework == index_text(framework), _c.due_ms <= to_ms(now))
         claim = uuid4().hex
         return Due(claim, self._claim(claim, due, now=now, until=until, limit=limit))
 
     def claim_parked(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
-        """Claim the retries of these keys, atomically, without those being claimed."""
+        """Claim the retries of these keys, atomically; one that another worker is claiming is left out."""
         claim, mine = uuid4().hex, _c.namespace == self._namespace
         lots = (
             self._claim(claim, sa.and_(mine, _c.key.in_(lot)), now=now, until=until, limit=len(lot))
@@ -68,34 +71,22 @@ class SQLParked(Database):
         return Due(claim, tuple(retry for lot in lots for retry in lot))
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
-        """Delete retries that were published under a claim that is still theirs; return how many."""
-        deleted = 0
-        for claimed in self._claimed_by(retries, claim):
-            with self._statement() as connection:
-                deleted += connection.execute(sa.delete(table).where(claimed)).rowcount
-        return deleted
+        """Delete published retries that this claim still holds; return how many."""
+        return self._change(sa.delete(table), self._claimed_by(retries, claim))
 
     def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
-        """Give back retries that could not be published: due as before."""
-        for claimed in self._claimed_by(retries, claim):
-            with self._statement() as connection:
-                connection.execute(sa.update(table).where(claimed).values(_FREE))
+        """End the claim of retries that could not be published: they are due as before."""
+        self._change(sa.update(table).values(_FREE), self._claimed_by(retries, claim))
 
     def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:
         """Return a page, the next one due first; raises ValueError for a cursor that no page gave out."""
-        at, key = _c.due_ms, _c.key
         query = sa.select(*_SHOWN).where(*self._wanted(where))
-        if cursor is not None:
-            last_at, last_key = read_cursor(cursor)
-            # The first of these is what an index is searched for.
-            query = query.where(at >= last_at, sa.or_(at > last_at, sa.and_(at == last_at, key > last_key)))
         with self._statement() as connection:
-            rows = connection.execute(query.order_by(at, key).limit(limit + 1)).all()
-        more = write_cursor(rows[limit - 1].due_ms, rows[limit - 1].key) if len(rows) > limit else None
-        return ParkedPage(tuple(_parked(row) for row in rows[:limit]), more)
+            rows, more = page(connection, query, limit, cursor, newest=False)
+        return ParkedPage(tuple(map(_parked, rows)), more)
 
     def get_parked(self, job_id: str) -> Parked | None:
-        """Return a job's parked retry, or None; of several chains of one id, the next one due."""
+        """Return a job's parked retry, or None; of several chains of one id, the next retry due."""
         mine = sa.and_(_c.namespace == self._namespace, _c.job_id == index_id(job_id))
         with self._statement() as connection:
             row = connection.execute(sa.select(*_SHOWN).where(mine).order_by(_c.due_ms).limit(1)).first()
@@ -118,7 +109,7 @@ class SQLParked(Database):
     def _claim(
         self, claim: str, wanted: sa.ColumnElement[bool], *, now: datetime, until: datetime, limit: int
     ) -> tuple[Parked, ...]:
-        """Claim so many of the wanted retries that nobody has claimed, the longest due first."""
+        """Claim wanted retries that nobody has claimed, the longest due first, as many as `limit` at most."""
         free = sa.and_(wanted, _c.claimed_until_ms <= to_ms(now))
         query = sa.select(_c.key).where(free).order_by(_c.due_ms, _c.key).limit(limit)
         with self._statement() as connection:

@@ -1,4 +1,4 @@
-"""The needs of PostgreSQL alone: answers in time, although a network may lose packets in silence."""
+"""What PostgreSQL alone needs: an answer, or an error, in time, even on a network that loses packets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import InvalidatePoolError
 
 CONNECT_SECONDS = 5
-#: A connection that has rested for longer is asked whether it still stands before it is used.
+#: A connection that has rested for longer is tested before it is used.
 REST_SECONDS = 1.0
-#: These settings keep the server from holding locks for a client that it cannot reach any more, and from
-#: waiting for others that hold them; for one transaction, because a pool such as PgBouncer gives a session to
-#: many clients.
+#: With these settings the server holds no lock for a client that it cannot reach any more, and waits for no
+#: other client's lock for long. They are for one transaction, because a pool such as PgBouncer gives one
+#: session to many clients.
 BOUND = sa.text(
     "SELECT set_config('idle_in_transaction_session_timeout', :seconds, true),"
     " set_config('lock_timeout', :seconds, true)"
@@ -23,7 +23,7 @@ BOUND = sa.text(
 
 
 def options(url: sa.URL, patience: float) -> dict[str, Any]:
-    """Return an engine's options, for a worker that must not wait minutes for a host that is silent."""
+    """Return an engine's options, so that no worker waits for minutes for a silent host."""
     seconds = math.ceil(patience)
     waits = {
         "connect_timeout": CONNECT_SECONDS,
@@ -33,18 +33,18 @@ def options(url: sa.URL, patience: float) -> dict[str, Any]:
         "keepalives_count": 3,
     }
     given = {name: value for name, value in waits.items() if name not in url.query}
-    return {"connect_args": given, "isolation_level": "AUTOCOMMIT"}
+    return {"connect_args": given, "isolation_level": "AUTOCOMMIT", "pool_timeout": patience}
 
 
 def share(engine: sa.Engine, patience: float) -> None:
-    """Have an engine's connections be sound when they are used, and answer in time."""
-    _ask_the_rested(engine)
+    """Test an engine's connections before they are used, and bound the time of each answer."""
+    _test_rested(engine)
     if engine.dialect.driver == "psycopg":
         _answer_in_time(engine, patience)
 
 
-def _ask_the_rested(engine: sa.Engine) -> None:
-    """Replace connections that the server has closed meanwhile, at no cost to those in steady use."""
+def _test_rested(engine: sa.Engine) -> None:
+    """Replace connections that the server has closed; a connection in steady use is not tested."""
     dialect = engine.dialect
 
     def note(_connection: Any, record: Any) -> None:
@@ -63,7 +63,7 @@ def _ask_the_rested(engine: sa.Engine) -> None:
 
 
 def _answer_in_time(engine: sa.Engine, seconds: float) -> None:
-    """Have psycopg wait no longer than so many seconds; alone it waits as long as the connection stands."""
+    """Let psycopg wait for an answer for so many seconds at most; by itself it has no limit."""
     from psycopg import Connection, OperationalError
     from psycopg.pq import TransactionStatus
 
@@ -77,7 +77,7 @@ def _answer_in_time(engine: sa.Engine, seconds: float) -> None:
                 raise OperationalError(str(error)) from None
             except BaseException:
                 if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
-                    # The answer may still come, and must not be taken for the next one's.
+                    # The answer may still come. The next question must not take it for its own.
                     self.close()
                 raise
 
@@ -88,7 +88,7 @@ def _answer_in_time(engine: sa.Engine, seconds: float) -> None:
 
 
 def _answer(gen: Any, connection: int, seconds: float) -> Any:
-    """Drive psycopg's generator to its end: it yields what it waits for, and is sent what has come."""
+    """Run psycopg's generator to its end: it yields the events it waits for, and is sent those that came."""
     ends = time.monotonic() + seconds
     with DefaultSelector() as selector:
         try:

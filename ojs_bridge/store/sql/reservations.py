@@ -1,4 +1,4 @@
-"""Reservations in SQL: one row per key, with the holder of a run and the end of its time."""
+"""Reservations in SQL: one row per key, with the holder of a run and the end of the reservation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .database import Database
 from .statements import Upsert, batches, picked
 from .tables import reservations as table
 
-#: How long a reservation that nobody settles or extends is remembered after its time.
+#: How long the store remembers a reservation that nobody settles or extends, after it has expired.
 OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
 
 _c = table.c
@@ -29,7 +29,7 @@ _SETTLE = Upsert(
     *("settled", "keep_until_ms"),
     where=lambda new: sa.and_(_c.fence == new["fence"], _c.holder == new["holder"]),
 )
-# A holder that has settled its reservation itself was not dead.
+# A worker that has settled its reservation itself was not dead.
 _SETTLE_FOR_DEAD = Upsert(
     table,
     *("settled", "holder", "keep_until_ms"),
@@ -69,7 +69,7 @@ class SQLReservations(Database):
             "keep_until_ms": until_ms + OUTLIVE_MS,
         }
         with self._statement() as connection:
-            # Each further round means that another request has changed the record since the last.
+            # Another request has changed the record since the last round.
             while not _RESERVE(connection, row):
                 found = connection.execute(_LOOK, row).one_or_none()
                 grant = _judge(found, row, to_ms(now))
@@ -85,7 +85,7 @@ class SQLReservations(Database):
     def extend(
         self, reservations: Sequence[Reservation], *, holder: str, until: datetime
     ) -> Sequence[Reservation]:
-        """Extend the unsettled reservations of `holder`; return those that are not its own any more."""
+        """Extend the unsettled reservations of `holder`; return those that `holder` has lost."""
         until_ms = to_ms(until)
         times = {"until_ms": until_ms, "keep_until_ms": until_ms + OUTLIVE_MS}
         lost: list[Reservation] = []
@@ -98,7 +98,7 @@ class SQLReservations(Database):
         return lost
 
     def settle(self, settle: Settle) -> bool:
-        """Mark a reservation as dealt with; False when the record has another fence or holder."""
+        """Mark a reservation as settled; False when the record has another fence or holder."""
         with self._statement() as connection:
             return mark_settled(connection, self._namespace, settle)
 
@@ -117,14 +117,12 @@ class SQLReservations(Database):
             return connection.execute(statement.where(*where)).rowcount == 1
 
     def expire(self, reservations: Sequence[Reservation]) -> None:
-        """Delete the records of settled reservations that still have that very fence and were never lost."""
-        for batch in batches(reservations):
-            over = sa.and_(self._any_of(batch), _c.settled, sa.not_(_c.lost))
-            with self._statement() as connection:
-                connection.execute(sa.delete(table).where(over))
+        """Delete the records of settled reservations that have the same fence and were never lost."""
+        over = sa.delete(table).where(_c.settled, sa.not_(_c.lost))
+        self._change(over, map(self._any_of, batches(reservations)))
 
     def expire_before(self, now: datetime, *, limit: int) -> int:
-        """Delete settled records whose `keep_until` has passed, and those that were abandoned long ago."""
+        """Delete records whose `keep_until` has passed, settled ones and abandoned ones."""
         mine, over = _c.namespace == self._namespace, _c.keep_until_ms <= to_ms(now)
         query = sa.select(_c.key).where(mine, over).order_by(_c.keep_until_ms).limit(limit)
         with self._statement() as connection:
@@ -133,13 +131,13 @@ class SQLReservations(Database):
 
     def _any_of(self, reservations: Sequence[Reservation]) -> sa.ColumnElement[bool]:
         pairs = [(index_id(key), fence) for key, fence in reservations]
-        # The keys alone, too: that is what the databases look up in the index.
+        # The databases search their indexes for the keys alone.
         known = _c.key.in_([key for key, _fence in pairs])
         return sa.and_(_c.namespace == self._namespace, known, sa.tuple_(_c.key, _c.fence).in_(pairs))
 
 
 def mark_settled(connection: Connection, namespace: str, settle: Settle) -> bool:
-    """Settle a reservation; return whether it was this holder's, or settled for it before."""
+    """Settle a reservation; return whether that was for this holder to do."""
     write = _SETTLE_FOR_DEAD if settle.holder is None else _SETTLE
     row = {
         "namespace": namespace,
@@ -162,7 +160,7 @@ def _without(reservations: Sequence[Reservation], rows: Iterable[Any]) -> Iterat
 
 
 def _judge(found: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
-    """Return what a record means for a request; None when the run has become free."""
+    """Return the answer to a request that finds a record; None when the run has become free."""
     if found is None:
         return None
     if found.mark == asked["mark"]:

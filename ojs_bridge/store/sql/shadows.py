@@ -18,7 +18,7 @@ _c = table.c
 
 
 def _adding(statement: Any) -> sa.Insert:
-    """Return an insert that adds to the row that is there."""
+    """Return an insert that adds its counts to an earlier row."""
     new = statement.excluded
     more = new.shown >= _c.shown
     sums = {
@@ -41,7 +41,7 @@ class SQLShadows(Database):
 
     def record_shadows(self, tallies: Sequence[Tally]) -> None:
         """Add to the counts, in one transaction."""
-        # In one order everywhere, so that no two processes wait for each other's rows.
+        # All processes write in the same order, so that no two of them wait for each other's rows.
         rows = sorted((self._row(tally) for tally in tallies), key=lambda row: row["key"])
         with self._transaction() as connection:
             for batch in batches(rows):
@@ -54,9 +54,8 @@ class SQLShadows(Database):
         return sorted(map(_tally, rows), key=lambda tally: (tally.framework, tally.task, tally.kind))
 
     def clear_shadows(self) -> int:
-        """Forget all tallies; return how many there were."""
-        with self._statement() as connection:
-            return connection.execute(sa.delete(table).where(_c.namespace == self._namespace)).rowcount
+        """Delete all tallies; return how many there were."""
+        return self._change(sa.delete(table), [_c.namespace == self._namespace])
 
     def _row(self, tally: Tally) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""The needs of SQLite alone: a file to share, and no connection open across a fork."""
+"""What SQLite alone needs: processes share a file, and no connection stays open across a fork."""
 
 from __future__ import annotations
 
@@ -12,22 +12,21 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
-#: How long the file may be busy at least before that is an error, in seconds.
-BUSY_SECONDS = 5.0
+#: A thread waits for a busy file at least for so many seconds.
+_BUSY_SECONDS = 5.0
 
-#: Held while a connection is in use. A child that is forked meanwhile would inherit SQLite's note that the
-#: file is locked, and wait for ever for a thread that it does not have.
+#: A thread holds this lock while it uses a connection, so that no process forks meanwhile. A child would
+#: inherit SQLite's note that the file is locked, and wait for ever for a thread that it does not have.
 in_use = threading.RLock()
 _engines: WeakSet[sa.Engine] = WeakSet()
 
 
 def share(engine: sa.Engine, *, synchronous: Literal["FULL", "NORMAL"], patience: float) -> None:
-    """Have many processes read and write the engine's file, those it is forked into included.
+    """Let many processes read and write the engine's file, forked children too.
 
-    What is written with NORMAL waits for no disk: it outlasts every crash but one of the whole machine.
-    Others may write for twice the patience.
+    A write with NORMAL waits for no disk. It outlasts every crash, except one of the whole machine.
     """
-    busy = max(2 * patience, BUSY_SECONDS)
+    busy = busy_seconds(patience)
 
     def share_file(connection: Any, _record: object) -> None:
         connection.execute(f"PRAGMA busy_timeout={math.ceil(busy * 1000)}")
@@ -38,28 +37,33 @@ def share(engine: sa.Engine, *, synchronous: Literal["FULL", "NORMAL"], patience
     _engines.add(engine)
 
 
+def busy_seconds(patience: float) -> float:
+    """Return how long a thread waits for a file that others write to."""
+    return max(2 * patience, _BUSY_SECONDS)
+
+
 class File:
-    """The file of an engine, which may be deleted or replaced: connections to the old one still work."""
+    """The file of an engine. It may be deleted or replaced while connections to the old file still work."""
 
     def __init__(self, engine: sa.Engine) -> None:
-        # As the driver itself finds it, which knows the working directory of this moment.
+        # The driver finds the file in the working directory of this moment.
         path: str = engine.dialect.create_connect_args(engine.url)[0][0]
         self._path = None if path.startswith("file:") else path
         self._identity: tuple[int, int] | None = None
 
     def opened(self) -> None:
-        """Take note of the file that is there now."""
+        """Remember the file that is there now."""
         self._identity = self._found()
 
     def is_another(self) -> bool:
-        """Return whether the file is not there any more that was opened."""
+        """Return whether the opened file is gone, or another file has its place."""
         return self._identity is not None and self._found() != self._identity
 
     def _found(self) -> tuple[int, int] | None:
         if self._path is None:
             return None
         try:
-            # Every use of the store comes by here: a Path takes longer.
+            # Every use of the store calls this, and a Path takes longer.
             found = os.stat(self._path)  # noqa: PTH116
         except FileNotFoundError:
             return (0, 0)
@@ -67,7 +71,7 @@ class File:
 
 
 def _write_ahead(connection: Any, seconds: float) -> None:
-    """Switch to a write-ahead log; SQLite itself does not wait for another process that does so now."""
+    """Switch to a write-ahead log; SQLite itself does not wait for a process that does the same now."""
     give_up_at = time.monotonic() + seconds
     while True:
         try:

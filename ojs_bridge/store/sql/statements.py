@@ -1,4 +1,4 @@
-"""Statements and conditions that the parts of the SQL store share."""
+"""Statements and conditions that all parts of the SQL store share."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class New(Protocol):
 
 
 class Upsert:
-    """An insert that replaces columns of the row that has its primary key, on a condition, atomically.
+    """An insert that, on a condition, replaces columns of the row that has the same primary key.
 
-    Without columns to replace, the row that is there stays. Built once: that takes longer than a round trip.
+    It is atomic. Without columns to replace, the earlier row stays. A module builds it once, because building
+    it takes longer than a round trip.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class Upsert:
 
 
 def picked(connection: Connection, query: sa.Select[Any]) -> sa.FromClause:
-    """Return the rows of a limited query, picked once, without those that another process is changing.
+    """Return the rows of a limited query, without the rows that another process is changing.
 
-    On SQLite the statement around it is the only writer, or waits.
+    On SQLite there is only one writer at a time, so no row is left out.
     """
     if connection.dialect.name == "postgresql":
-        # A subquery might be run again for every row, and pick other ones.
+        # PostgreSQL might run a subquery again for every row, and pick other rows.
         return query.with_for_update(skip_locked=True).cte()
     return query.subquery()
 
@@ -80,22 +81,22 @@ def updated(
     columns: Sequence[sa.Column[Any]],
     ours: sa.ColumnElement[bool],
 ) -> Sequence[Any]:
-    """Carry out an update and return columns of the rows it changed, which `ours` finds afterwards."""
+    """Run an update and return columns of the changed rows. The condition `ours` finds these rows again."""
     if connection.dialect.name == "postgresql":
         return connection.execute(statement.returning(*columns)).all()
-    # The limit keeps the search from going on behind the last of them.
+    # The limit ends the search at the last changed row. SQLite before 3.35 has no RETURNING.
     count = connection.execute(statement).rowcount
     return connection.execute(sa.select(*columns).where(ours).limit(count)).all()
 
 
 def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield items in as many lots as one statement may name, so that none locks many rows for long."""
+    """Yield the items in lots that one statement may name, so that no statement locks many rows for long."""
     for start in range(0, len(items), BATCH):
         yield items[start : start + BATCH]
 
 
 def equals(column: sa.Column[str], wanted: str | None) -> Iterator[sa.ColumnElement[bool]]:
-    """Yield the condition that a column has a value, none for None."""
+    """Yield the condition that a column has a value; for None, yield nothing."""
     if wanted is not None:
         yield column == index_text(wanted)
 
@@ -103,7 +104,7 @@ def equals(column: sa.Column[str], wanted: str | None) -> Iterator[sa.ColumnElem
 def matching(
     column: sa.Column[str], pattern: str | None, *, on_postgres: bool
 ) -> Iterator[sa.ColumnElement[bool]]:
-    """Yield the condition that a column is of a pattern, none for None."""
+    """Yield the condition that a column matches a pattern; for None, yield nothing."""
     if pattern is None:
         return
     text = index_text(pattern)
@@ -117,13 +118,34 @@ def matching(
         yield column.op("GLOB")(to_glob(text))
 
 
+def page(
+    connection: Connection, query: sa.Select[Any], limit: int, cursor: str | None, *, newest: bool
+) -> tuple[Sequence[Any], str | None]:
+    """Return the rows of a page, and the cursor of the next page if there is one.
+
+    The query selects a record, its time and its key, in this order. A cursor names a row, so that new rows do
+    not shift the next page. Raises ValueError for a cursor that no page gave out.
+    """
+    _record, at, key = query.selected_columns
+    if cursor is not None:
+        last_at, last_key = _read_cursor(cursor)
+        # The database searches its index for the first of the two conditions.
+        if newest:
+            query = query.where(at <= last_at, sa.or_(at < last_at, key < last_key))
+        else:
+            query = query.where(at >= last_at, sa.or_(at > last_at, key > last_key))
+    order = (at.desc(), key.desc()) if newest else (at, key)
+    rows = connection.execute(query.order_by(*order).limit(limit + 1)).all()
+    more = write_cursor(*rows[limit - 1][1:]) if len(rows) > limit else None
+    return rows[:limit], more
+
+
 def write_cursor(ms: int, key: str) -> str:
-    """Return the cursor after a row, which names it: what comes and goes does not shift the next page."""
+    """Return the cursor that names a row."""
     return f"{ms}:{key}"
 
 
-def read_cursor(cursor: str) -> tuple[int, str]:
-    """Return what a cursor names; raises ValueError for one that no page gave out."""
+def _read_cursor(cursor: str) -> tuple[int, str]:
     at, separator, last_key = cursor.partition(":")
     if not (separator and at.isascii() and at.isdecimal() and len(at) <= len(str(LARGEST_INTEGER)) - 1):
         raise ValueError(f"cursor: {cursor!r} was not given out by this store")

@@ -15,7 +15,7 @@ metadata = sa.MetaData()
 
 
 def _by_prefix(name: str, column: str) -> sa.Index:
-    """Return an index that finds prefixes, whatever order the database has for text."""
+    """Return an index that finds prefixes in a database of any collation."""
     ops = {column: "text_pattern_ops"}
     return sa.Index(name, "namespace", column, "discarded_ms", postgresql_ops=ops)
 
@@ -31,7 +31,7 @@ letters = sa.Table(
     sa.Column("queue", sa.String(MAX_TEXT), nullable=False),
     sa.Column("error_type", sa.String(MAX_TEXT), nullable=False),
     sa.Column("discarded_ms", sa.BigInteger, nullable=False),
-    #: Zero while nobody has claimed it; its name in the first version, which had no bits beside the moment.
+    #: Zero without a claim. The column has its name from the first version, when a claim was only a time.
     sa.Column("claimed_until_ms", sa.BigInteger, key="claimed_until", nullable=False, default=0),
     sa.Column("record", sa.Text, nullable=False),
     sa.Index("ojs_dead_letters_newest", "namespace", "discarded_ms", "id"),
@@ -50,7 +50,8 @@ errors = sa.Table(
     sa.Column("record", sa.Text, nullable=False),
 )
 
-# What names few rows leads the indexes of these: a planner without statistics takes a namespace for such.
+# The column with the most values comes first in these indexes: a planner without statistics takes the
+# namespace for selective.
 parked = sa.Table(
     "ojs_parked",
     metadata,
@@ -63,7 +64,7 @@ parked = sa.Table(
     sa.Column("queue", sa.String(MAX_TEXT), nullable=False),
     sa.Column("due_ms", sa.BigInteger, nullable=False),
     sa.Column("parked_ms", sa.BigInteger, nullable=False),
-    #: Empty while nobody has claimed it.
+    #: Empty without a claim.
     sa.Column("claim", sa.String(32), nullable=False),
     sa.Column("claimed_until_ms", sa.BigInteger, nullable=False),
     sa.Column("record", sa.Text, nullable=False),
@@ -79,11 +80,11 @@ reservations = sa.Table(
     sa.Column("namespace", sa.String(64), primary_key=True),
     sa.Column("fence", sa.BigInteger, nullable=False),
     sa.Column("settled", sa.Boolean, nullable=False),
-    #: Empty where it is not known.
+    #: Empty where the publication is not known.
     sa.Column("publication", ID, nullable=False),
-    #: Empty once it has been settled for a dead holder.
+    #: Empty when the reservation was settled for a dead holder.
     sa.Column("holder", ID, nullable=False),
-    #: The request that made it, empty once it has been settled; and whether the answer was a lost attempt.
+    #: The request that wrote the record, and whether it was answered with a lost attempt.
     sa.Column("mark", ID, nullable=False),
     sa.Column("lost", sa.Boolean, nullable=False),
     sa.Column("until_ms", sa.BigInteger, nullable=False),
@@ -94,7 +95,7 @@ reservations = sa.Table(
 shadows = sa.Table(
     "ojs_shadows",
     metadata,
-    #: Framework, task and kind, as far as an index can hold them.
+    #: Framework, task and kind in one text.
     sa.Column("key", ID, primary_key=True),
     sa.Column("namespace", sa.String(64), primary_key=True),
     sa.Column("framework", sa.String(MAX_TEXT), nullable=False),
@@ -104,6 +105,6 @@ shadows = sa.Table(
     sa.Column("last_ms", sa.BigInteger, nullable=False),
     sa.Column("explanation", sa.Text, nullable=False),
     sa.Column("examples", sa.Text, nullable=False),
-    #: How many examples there are.
+    #: The number of examples.
     sa.Column("shown", sa.Integer, nullable=False),
 )

@@ -1,4 +1,4 @@
-"""The plan of a Celery app: each task under Celery alone, the policy nearest to that, and the hazards."""
+"""The plan of a Celery app: each task under Celery alone, the policy nearest to it, and its hazards."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .native import (
 from .reading import Fleet
 
 _ON_REDIS = ("redis", "sentinel", "valkey")
-#: Seconds for which RabbitMQ waits for an acknowledgement, unless it is told otherwise.
+#: RabbitMQ's default wait for an acknowledgement, in seconds.
 _CONSUMER_TIMEOUT = 1800.0
 
 
 def of_celery(app: Celery, names: Collection[str] = ()) -> list[Planned]:
-    """Return the plan of an app's tasks, by name: of all but Celery's own, or of those that `names` matches.
+    """Return the plans of an app's tasks, sorted by name, without Celery's own tasks.
 
-    `names` are patterns such as `billing.*`. Options and source are read; nothing is run or sent, and no
-    broker is asked. Raises ConfigurationError for a name that matches none.
+    With `names`, patterns such as `billing.*`, only of the tasks that match one. Options and source are read.
+    Nothing is run or sent, and no broker is asked. Raises ConfigurationError for a name that matches no task.
     """
     fleet = Fleet(app)
     known = (name for name in app.tasks if not name.startswith("celery."))
@@ -56,14 +56,14 @@ def _plan(app: Celery, fleet: Fleet, task: Task) -> Planned:
 
 
 def _resolved(app: Celery, task: Task) -> RetryPolicy:
-    """Return an `@ojs_task`'s policy; asking the app itself would give it a bridge that it may not want."""
+    """Return the policy of an `@ojs_task`, without giving the app a bridge."""
     if POLICIES in vars(app):
         return task_policy(app, task).policy
     return RetryPolicy.merge(task.ojs_retry)
 
 
 def _hazards(app: Celery, reading: Reading) -> Iterator[Hazard]:
-    """Yield what to look at: in the options, whatever the code does, and in the retries that are known."""
+    """Yield the hazards of a task's options, and those of its retries where they are known."""
     task = reading.task
     if is_bridged(task):
         yield moved_already(task_policy(app, task).policy, "Celery")
@@ -81,12 +81,12 @@ def _of_limits(reading: Reading) -> Iterator[Hazard]:
     if getattr(task, "autoretry_for", ()) and not autoretries(task):
         yield Hazard(
             "unused-autoretry",
-            "autoretry_for was set after the task was registered: Celery does not read it, nothing retries",
+            "autoretry_for was set after the task was registered: Celery does not read it: nothing retries",
         )
     if reading.wait and runs != 1:
         yield counting(runs)
     elif not reading.wait and explicit(task, "max_retries"):
-        text = f"max_retries={task.max_retries} is never read: nothing retries, it runs once"
+        text = f"max_retries={task.max_retries} is never read: nothing retries the task, it runs once"
         yield Hazard("unused-max-retries", text)
 
 
@@ -108,13 +108,13 @@ def _of_long_waits(app: Celery, reading: Reading) -> Iterator[Hazard]:
 
 
 def _transport(app: Celery) -> str:
-    """Return the scheme of the app's broker; its package need not be there."""
+    """Return the scheme of the app's broker, whose package may be missing."""
     urls = app.conf.broker_read_url or "amqp://"
     return str(urls if isinstance(urls, str) else urls[0]).split(":")[0]
 
 
 def _longest(reading: Reading) -> float:
-    """Return the longest wait: of those that are listed, and of the last one."""
+    """Return the longest of the listed waits and of the last wait."""
     waits, runs = [*reading.native.waits], reading.native.runs
     if reading.wait and isinstance(runs, int) and runs > 1:
         waits.append(reading.wait(runs - 1))
@@ -127,14 +127,14 @@ def _of_time(app: Celery, reading: Reading) -> Iterator[Hazard]:
     if limit and reading.wait:
         yield Hazard(
             "time-limit",
-            f"time_limit={limit} ends a job at once, whatever is retried; under the bridge it uses an "
-            "attempt, of the error type timeout",
+            f"time_limit={limit} ends a job at once, without a retry; under the bridge it uses an attempt, "
+            "of the error type timeout",
         )
     if isinstance(expires, (int, float)) and isinstance(span, Wait) and span.most > expires:
         yield Hazard(
             "expires",
             f"expires={expires} counts from the first sending, and the retries take up to "
-            f"{spoken(span.most)}: one that is due later is revoked without a word; the bridge ends such a "
+            f"{spoken(span.most)}: Celery silently revokes a retry that is due later; the bridge ends such a "
             "job as on_exhaustion says",
         )
 
@@ -147,8 +147,8 @@ def _of_lost_workers(task: Task) -> Iterator[Hazard]:
     elif task.acks_late and task.reject_on_worker_lost:
         yield Hazard(
             "poison-job",
-            "reject_on_worker_lost=True requeues a job that kills its worker, without counting and without "
-            f"end; {uses}",
+            "reject_on_worker_lost=True requeues a job that kills its worker, uncounted and without end; "
+            f"{uses}",
         )
     elif task.acks_late:
         yield Hazard(

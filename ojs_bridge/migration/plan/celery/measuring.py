@@ -1,4 +1,4 @@
-"""Celery's tasks run eagerly, with a failure in place of their bodies: natively, then under the policies."""
+"""Runs Celery's tasks eagerly, with failures in place of their bodies: natively, then under the policies."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .native import autoretries
 
 
 def measured(app: Celery, found: Sequence[Planned]) -> list[Planned]:
-    """Return a plan with what each task did that can be measured; raises ConfigurationError.
+    """Return a plan after measuring the tasks that can be measured; raises ConfigurationError.
 
-    Bodies are not run. Hooks such as `on_failure` and receivers of signals are. The app is under a bridge of
-    its own afterwards, with a store that is gone.
+    Bodies are not run, but hooks such as `on_failure` and receivers of signals are. Afterwards the app is
+    under a bridge whose store is gone.
     """
     if POLICIES in vars(app):
         raise ConfigurationError("verify: the app is under the bridge already: name the app as it was before")
@@ -63,7 +63,7 @@ def _moved(app: Celery, url: str, entries: Mapping[str, EntryFields]) -> Iterato
 
 
 def _applied(task: Task, body: str) -> Measured:
-    """Run a task with a failure in the place of its body, which is one of its attributes."""
+    """Run a task with a failure in place of the attribute that is its body."""
     runs = 0
     error = raised_for(task.autoretry_for if autoretries(task) else ())
 

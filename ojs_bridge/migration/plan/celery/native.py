@@ -1,4 +1,4 @@
-"""A Celery task under Celery alone, in numbers and in words; and the retry policy nearest to it."""
+"""A Celery task under Celery alone, in numbers and words, and the retry policy nearest to it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Reading:
 
     task: Task
     native: Native
-    #: The wait before retry n; None where nothing retries, or that is not known.
+    #: The wait before retry n; None where nothing retries, or where the waits are not known.
     wait: Callable[[int], Wait] | None = None
-    #: What leaves something open.
+    #: The lines that leave the retries open.
     open: tuple[Open, ...] = ()
 
 
-#: `autoretry_for`, or a plain call of `self.retry`: how often a task runs by it, and its waits.
+#: The runs and the waits by `autoretry_for`, or by a plain call of `self.retry`.
 _Way: TypeAlias = tuple[Runs, Callable[[int], Wait]]
 
 
 def read(fleet: Fleet, task: Task) -> Reading:
-    """Read a task's options and its code, neither of which is run."""
+    """Read a task's options and its code; nothing is run."""
     code = read_code(fleet, task)
     ways = [*_ways(task, code.asks)]
     natives = {_native(task, code.asks, *way) for way in ways or [(1, _constant(0))]}
@@ -44,7 +44,7 @@ def read(fleet: Fleet, task: Task) -> Reading:
             Open(task.name, "retry_kwargs has an eta: the wait depends on when a retry is asked for")
         )
     if len(natives) > 1:
-        opened.append(Open(code.asks[-1].where, "its limit or wait is not that of the task's other retries"))
+        opened.append(Open(code.asks[-1].where, "its limit or its wait is not that of other retries"))
     if opened:
         return Reading(task, Native.unknown(), open=tuple(dict.fromkeys(opened)))
     return Reading(task, natives.pop(), ways[0][1] if ways else None)
@@ -56,7 +56,7 @@ def autoretries(task: Task) -> bool:
 
 
 def retry_kwargs(task: Task) -> dict[str, Any]:
-    """Return what `autoretry_for` gives to `retry`."""
+    """Return the arguments that `autoretry_for` gives to `retry`."""
     return dict(automatic(task, "retry_kwargs", default=None) or {})
 
 
@@ -70,7 +70,7 @@ def _ways(task: Task, asks: Iterable[Ask]) -> Iterator[_Way]:
 
 
 def _runs(task: Task, limit: float | None) -> Runs:
-    """Return how often a job runs; Celery compares, so that a limit below 0 is 0 and 2.5 is 2."""
+    """Return the number of runs. Celery compares numbers, so that a limit below 0 is 0, and 2.5 is 2."""
     limit = task.max_retries if limit is None else limit
     return ENDLESS if limit is None or limit == math.inf else max(math.floor(limit), 0) + 1
 
@@ -111,7 +111,7 @@ def _retried(task: Task, asks: Iterable[Ask]) -> Iterator[str]:
         but = f", but not {excluded} (dont_autoretry_for)" if excluded else ""
         yield f"{_names(task.autoretry_for)} (autoretry_for){but}"
     if places := [ask.where for ask in asks]:
-        yield f"what its code calls self.retry for, in {', '.join(places)}"
+        yield f"the errors for which its code calls self.retry, in {', '.join(places)}"
 
 
 def _final(task: Task) -> str:
@@ -144,9 +144,9 @@ def _names(classes: Iterable[type]) -> str:
 
 
 def policy_of(reading: Reading) -> dict[str, Any] | None:
-    """Return the partial policy that comes nearest to Celery's retries; None where they are not known.
+    """Return the partial policy nearest to Celery's retries; None where they are not known.
 
-    Without `max_attempts` it is endless, as the task's own options are.
+    A policy without `max_attempts` is endless, as the task's own options are.
     """
     task, runs = reading.task, reading.native.runs
     if reading.open:
@@ -158,20 +158,20 @@ def policy_of(reading: Reading) -> dict[str, Any] | None:
     limit = {} if runs == ENDLESS else {"max_attempts": runs}
     default, given = RetryPolicy().to_ojs(), partial_to_ojs(beneath)
     fields = partial_to_ojs({**{k: x for k, x in backoff.items() if k != "max_attempts"}, **limit})
-    # The others are those of the spec's default, and `install` reads them off the task.
+    # A field with the spec's default is left out: `install` reads it from the task.
     return {k: x for k, x in fields.items() if k in limit or not x == default[k] == given.get(k, x)}
 
 
 def differences_of(reading: Reading, policy: Mapping[str, Any]) -> Iterator[str]:
-    """Yield how the bridge, under a policy, differs from Celery; nothing, if it does not."""
+    """Yield the differences between the bridge under a policy and Celery."""
     today = reading.native.waits
     then = RetryPolicy.merge(native_partial(reading.task), policy)
     found = [*differing(today, [policy_wait(then, n) for n in range(1, len(today) + 1)])]  # type: ignore[arg-type]
     yield from found
     if found and then.jitter:
         yield (
-            "OJS's jitter is a factor from 0.5 to 1.5, Celery's draws from none to all of the delay: "
-            "initial_interval is half of Celery's, for the same mean"
+            "OJS's jitter multiplies the delay by 0.5 to 1.5, Celery's by 0 to 1: initial_interval is half "
+            "of Celery's, for the same mean"
         )
     given = retry_kwargs(reading.task) if autoretries(reading.task) else {}
     for name in (name for name in given if name not in ("max_retries", "countdown")):

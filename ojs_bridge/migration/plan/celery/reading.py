@@ -1,4 +1,4 @@
-"""The code of Celery tasks: plain calls of `self.retry`, and the lines that leave retries open."""
+"""Reads the code of Celery tasks: plain calls of `self.retry`, and lines that leave retries open."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ SETTINGS = frozenset(
         *("retry_backoff", "retry_backoff_max", "retry_jitter", "override_max_retries"),
     )
 )
-#: The methods of a task that a worker calls beside a run.
+#: The methods of a task that a worker calls before or after a run.
 _BESIDE = frozenset(("before_start", "on_success", "on_failure", "on_retry", "after_return"))
-#: Code in the place of Celery's own, at each run or retry, or in the place of an option.
+#: Methods in place of Celery's own at a run or retry, or in place of an option.
 _INSTEAD = SETTINGS | frozenset(
     (
         *("__call__", "retry", "signature_from_request", "subtask_from_request", "apply_async"),
         *("__getattribute__", "__getattr__"),
     )
 )
-#: The ways to reach an attribute by a text: to set it, or only to read it.
+#: Functions that set, or only read, an attribute by its name.
 _SETTING = frozenset(("setattr", "delattr", "vars", "__dict__"))
 _REFLECTION = _SETTING | frozenset(("getattr", "methodcaller", "attrgetter"))
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One `self.retry(...)` that stands in a plain place and has plain arguments."""
+    """One `self.retry(...)` in a plain place, with plain arguments."""
 
     line: int
-    #: In seconds; None where it gives none.
+    #: In seconds; None where the call gives none.
     countdown: float | None
-    #: None where it gives none.
+    #: None where the call gives none.
     max_retries: int | None
-    #: Whether it gives the error to end with.
+    #: Whether the call gives an error, with which the job ends.
     has_exc: bool
     #: The line, as `path:line`.
     where: str = ""
@@ -66,17 +66,17 @@ class Ask:
 
 @dataclass(slots=True)
 class Code:
-    """A task's plain calls of `self.retry`, and the lines that leave something open."""
+    """A task's plain calls of `self.retry`, and the lines that leave retries open."""
 
     asks: list[Ask] = field(default_factory=list)
-    #: They leave it open whether the task is retried.
+    #: Lines that may ask for a retry.
     open: list[Open] = field(default_factory=list)
-    #: They leave it open how often, or when, a task is retried that is retried at all.
+    #: Lines that may change the number or the waits of retries.
     of_retries: list[Open] = field(default_factory=list)
 
 
 class Fleet:
-    """The modules around an app's tasks: the functions that ask for retries, or set how often."""
+    """The modules around an app's tasks, and their functions that ask for retries or set their options."""
 
     def __init__(self, app: Celery) -> None:
         tasks = [*app.tasks.values()]
@@ -95,7 +95,7 @@ def read_code(fleet: Fleet, task: Task) -> Code:
     found = Code(open=[*fleet.signals], of_retries=[*fleet.setters])
     run, *inner = wrapped(_run(task)) or (None,)
     if run is None:
-        found.open.append(Open(task.name, "what it runs is no function of the project's, and is not read"))
+        found.open.append(Open(task.name, "what it runs is no function of the project, and is not read"))
     else:
         _read_run(fleet, task, run, found, is_plain=not inner)
     for function in inner:
@@ -103,7 +103,7 @@ def read_code(fleet: Fleet, task: Task) -> Code:
     for name, function in _hooks(task):
         found.open += fleet.askers.signs(function)
         if name in _INSTEAD:
-            found.of_retries.append(Open(place(function), f"its own {name} is code, which may say otherwise"))
+            found.of_retries.append(Open(place(function), f"its own {name} may change its retries"))
     request = task.Request if isinstance(task.Request, str) else task.Request.__module__
     if request.split(".")[0] not in ("celery", "ojs_bridge"):
         found.open.append(Open(task.name, f"its own Request, of {request}, is not read"))
@@ -122,7 +122,7 @@ def _read_run(fleet: Fleet, task: Task, run: FunctionType, found: Code, *, is_pl
         if node is None:
             found.open.append(Open(place(run), "its source cannot be read"))
         else:
-            found.open += [Open(place(run, line), f"{holder} is handed on") for line in _loose(node, holder)]
+            found.open += [Open(place(run, n), f"{holder} is passed on") for n in _loose(node, holder)]
             found.asks = [*_asks_in(run, node, holder)] if is_plain else []
     lines = [ask.line for ask in found.asks]
     for x in [*words]:
@@ -138,7 +138,7 @@ def _read_words(fleet: Fleet, function: FunctionType, words: list[Mention], foun
 
 
 def _loose(function: FunctionNode, holder: str) -> Iterator[int]:
-    """Yield the lines in which the task itself is given to other code, or its name to another object."""
+    """Yield the lines that pass the task itself to other code, or give its name to another object."""
     plain = {x.value for x in ast.walk(function) if isinstance(x, ast.Attribute)}
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and node.id == holder and node not in plain:
@@ -156,9 +156,9 @@ def _asks_in(run: FunctionType, function: FunctionNode, holder: str) -> Iterator
 
 
 def _statements(block: Sequence[ast.stmt], *, in_handler: bool) -> Iterator[tuple[ast.Call, bool]]:
-    """Yield the calls that nothing in the function keeps from leaving it, and whether they handle an error.
+    """Yield the calls whose exception leaves the function, and whether they are in an `except` block.
 
-    They are statements of their own, raised or returned.
+    Such a call is a statement of its own, raised or returned.
     """
     for statement in block:
         match statement:
@@ -183,7 +183,7 @@ def _may_swallow(statement: ast.stmt) -> bool:
 
 
 def _ask(line: int, given: dict[str | None, ast.expr], where: str) -> Iterator[Ask]:
-    """Yield what a call asks for; nothing where that is computed when the task runs."""
+    """Yield the retry of a call; nothing where an argument is computed."""
     numbers = {name: _number(node) for name, node in given.items() if name != "exc"}
     known = {*numbers} <= {"countdown", "max_retries"} and None not in numbers.values()
     if known and isinstance(numbers.get("max_retries", 0), int):
@@ -191,7 +191,7 @@ def _ask(line: int, given: dict[str | None, ast.expr], where: str) -> Iterator[A
 
 
 def _number(node: ast.expr) -> Any:
-    """Return a literal number, or a product of some such as `60 * 5`; else None."""
+    """Return a literal number, or a product of numbers such as `60 * 5`; else None."""
     match node:
         case ast.Constant(value=int() | float() as number):
             return number
@@ -207,16 +207,16 @@ def _asks(function: FunctionType, words: list[Mention]) -> Open | None:
     known = (exceptions.Retry, exceptions.Reject, exceptions)
     for x in words:
         if x.word == "retry" and (x.kind == "attribute" or (x.kind == "text" and reflects)):
-            return Open(place(function, x.line), f"{x.of or 'something'}.retry is reached in no plain way")
+            return Open(place(function, x.line), f"{x.of or 'something'}.retry is used in no plain way")
         if x.word in ("Retry", "Reject") and x.kind in ("name", "attribute"):
             name = x.word if x.kind == "name" else "exceptions"
             if may_be(function, words, name, "celery", known):
-                return Open(place(function, x.line), f"{x.word} is raised by hand there")
+                return Open(place(function, x.line), f"{x.word} is raised by hand")
     return None
 
 
 def _guards(function: FunctionType, words: list[Mention]) -> Open | None:
-    """Return the first line of a function that looks at how often a job was retried."""
+    """Return the first line of a function that reads a job's number of retries."""
     for x in words:
         if x.word == "retries" and x.kind in ("attribute", "sets"):
             return Open(place(function, x.line), "what it does depends on request.retries")
@@ -224,23 +224,23 @@ def _guards(function: FunctionType, words: list[Mention]) -> Open | None:
 
 
 def _sets(function: FunctionType, *, own: bool) -> Iterator[Open]:
-    """Yield where a function sets an option of retries: of its own task, or else of any other one."""
+    """Yield the lines that set an option of retries, of the function's own task or of any other task."""
     words = [*mentions(function.__code__)]
     reflects = any(x.word in _SETTING for x in words)
     first = function.__code__.co_varnames[:1]
     for x in words:
         named = x.kind == "sets" or (x.kind == "text" and reflects)
         if named and x.word in SETTINGS and (x.of in first) is own:
-            yield Open(place(function, x.line), f"{x.word} is set there")
+            yield Open(place(function, x.line), f"{x.word} is set")
 
 
 def _hooks(task: Task) -> Iterator[tuple[str, FunctionType]]:
-    """Yield the methods of the user's classes that count for a task's retries."""
+    """Yield the methods of the user's classes that can change a task's retries."""
     for cls in type(task).__mro__:
         yield from methods(cls, _BESIDE | _INSTEAD)
 
 
 def _receivers(signal: Any) -> Iterator[FunctionType]:
-    """Yield the user's functions that hear a signal of Celery's, which keeps them weakly."""
+    """Yield the user's receivers of a signal; Celery keeps weak references to them."""
     for _, kept in signal.receivers or ():
         yield from wrapped(kept() if isinstance(kept, ReferenceType) else kept)

@@ -1,4 +1,4 @@
-"""The plan of a broker: each actor under Dramatiq alone, the policy nearest to that, and the hazards."""
+"""The plan of a broker: each actor under Dramatiq alone, the policy nearest to it, and its hazards."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from ..code import Askers
 from ..waits import Wait, differing, policy_wait
 from .reading import Settings, askers_of, open_lines, place_of, task_policy
 
-#: From here on a wait outlives what a worker's memory should hold.
+#: Longer waits should not be in a worker's memory.
 _LONG = PATIENCE.total_seconds()
 _ONCE = {"max_attempts": 1, "on_exhaustion": "discard"}
 
 
 def of_dramatiq(broker: Broker, names: Collection[str] = ()) -> list[Planned]:
-    """Return the plan of a broker's actors, by name: of all, or of those that `names` matches.
+    """Return the plans of a broker's actors, sorted by name.
 
-    `names` are patterns such as `billing.*`. Options and code are read; no actor is called, nothing is sent,
-    and no broker is asked. Raises ConfigurationError for a name that matches none.
+    With `names`, patterns such as `billing.*`, only of the actors that match one. Options and code are read.
+    No actor is called, nothing is sent, and no broker is asked. Raises ConfigurationError for a name that
+    matches no actor.
     """
     actors, askers = broker.actors, askers_of(broker)
     return planned(actors, names, "actor", lambda name: _plan(askers, broker, actors[name]))
@@ -56,7 +57,7 @@ def _plan(askers: Askers, broker: Broker, actor: Actor[..., Any]) -> Planned:
     settings = Settings.of(actor, broker)
     if (option := settings.broken) is not None:
         value = f"{option}={getattr(settings, option)!r}"
-        why = f"{value}: Dramatiq itself raises an error over it, and a job that fails is lost"
+        why = f"{value}: Dramatiq itself raises an error for it, and a job that fails is lost"
         if option == "throws":
             why += "; the bridge refuses an actor with it"
         return Planned(actor.actor_name, unreadable=why)
@@ -96,7 +97,7 @@ def _name(cls: type[BaseException]) -> str:
 
 
 def _grave(actor: Actor[..., Any], broker: Broker) -> str:
-    """Say where a broker puts a failed message, and for how long, where it is one of Dramatiq's own."""
+    """Return the place of a broker's failed messages, and how long it keeps them, in words."""
     queue = f"it goes to the dead queue {xq_name(actor.queue_name)}"
     if is_redis(broker):
         return f"{queue}, which keeps it for {spoken(broker.dead_message_ttl / 1000)}"  # type: ignore[attr-defined]
@@ -130,7 +131,7 @@ def _differences(native: Native, found: dict[str, Any]) -> Iterator[str]:
 
 
 def _hazards(settings: Settings, native: Native, broker: Broker) -> Iterator[Hazard]:
-    """Yield what to look at before an actor of a broker is moved."""
+    """Yield the hazards of an actor."""
     moved = task_policy(broker, settings.actor)
     if moved is not None:
         yield moved_already(moved.policy, "Dramatiq")
@@ -152,13 +153,13 @@ def _of_retries(settings: Settings, native: Native) -> Iterator[Hazard]:
         yield counting(native.runs)
     if settings.retry_when is not None:
         asked = (
-            "the bridge goes on asking it: say a max_attempts for what it never ends"
+            "the bridge goes on asking it: set max_attempts for jobs that it never ends"
             if settings.is_asked
             else "it is set on the broker's Retries: a policy that says max_attempts takes its place"
         )
         yield Hazard(
             "retry-when",
-            f"retry_when takes the place of max_retries, and what it will say cannot be read; {asked}",
+            f"retry_when takes the place of max_retries, and its answers cannot be read; {asked}",
         )
     if names := ", ".join(cls.__name__ for cls in settings.thrown):
         yield Hazard(
@@ -194,6 +195,6 @@ def _of_waits(settings: Settings, native: Native, broker: Broker) -> Iterator[Ha
 
 
 def _over(broker: Broker, settings: Settings, cls: type[Middleware], option: str) -> Any:
-    """Return an actor's option over that of its broker's middleware; None where neither says anything."""
+    """Return an actor's option, else that of its broker's middleware; None where neither has one."""
     of_middleware = next((getattr(m, option) for m in broker.middleware if isinstance(m, cls)), None)
     return settings.actor.options.get(option, of_middleware)

@@ -1,4 +1,4 @@
-"""Dramatiq's actors on a broker in memory, with a failure in place of their bodies: natively, then moved."""
+"""Runs Dramatiq's actors in memory, with failures in place of their bodies: natively, then moved."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OPTIONS = ("max_retries", "min_backoff", "max_backoff", "retry_when", "throws")
 
 
 class _Delays(Middleware):
-    """Hears how long each message is to wait."""
+    """Records the wait of each message."""
 
     def __init__(self) -> None:
         self.heard: list[float] = []
@@ -36,7 +36,7 @@ class _Delays(Middleware):
 
 
 class _Ahead(Bridge):
-    """A bridge whose clock runs ahead, so that nobody waits for its retries."""
+    """A bridge whose clock runs ahead, so that its retries are due at once."""
 
     ahead = timedelta(0)
 
@@ -45,9 +45,10 @@ class _Ahead(Bridge):
 
 
 def measured(broker: Broker, found: Sequence[Planned]) -> list[Planned]:
-    """Return a plan with what each actor did that can be measured; raises ConfigurationError.
+    """Return a plan after measuring the actors that can be measured; raises ConfigurationError.
 
-    Bodies are not run. On a broker of its own, which has the broker's `Retries` and no other middleware.
+    Bodies are not run. The actors run on a broker in memory, with the broker's `Retries` and no other
+    middleware.
     """
     if any(task_policy(broker, actor) for actor in broker.actors.values()):
         raise ConfigurationError("verify: the broker is under the bridge already: name it as it was before")
@@ -85,7 +86,7 @@ def _alike(own: Retries | None, actors: Sequence[Actor[..., Any]]) -> StubBroker
 
 
 def _measured(broker: StubBroker, name: str, bridge: _Ahead | None = None) -> Measured:
-    """Fail a message as a worker would, and each retry of it, without waiting."""
+    """Fail a message and each of its retries, as a worker would, without waiting."""
     waits = next(m.heard for m in broker.middleware if isinstance(m, _Delays))
     waits.clear()
     broker.actors[name].send()
@@ -102,7 +103,7 @@ def _measured(broker: StubBroker, name: str, bridge: _Ahead | None = None) -> Me
 
 
 def _taken(broker: StubBroker) -> MessageProxy | None:
-    """Return the only message that there may be, and take it out of its queue."""
+    """Take the only message out of its queue, and return it."""
     for queue in broker.queues.values():
         if not queue.empty():
             return MessageProxy(Message.decode(queue.get_nowait()))

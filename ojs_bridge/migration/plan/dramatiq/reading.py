@@ -1,4 +1,4 @@
-"""The retries of an actor: its options over those of its broker, and the lines that leave them open."""
+"""Reads the retries of an actor: its options, its broker's options, and the lines that leave them open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .. import ENDLESS, NOT_KNOWN, Open, Runs
 from ..code import Askers, Mention, functions_around, may_be, mentions, methods, place, wrapped
 from ..waits import Wait, dramatiq_wait
 
-#: The options of a message by which it is retried, and the ways to change a message's options.
+#: The options of a message's retries, and the methods that change a message's options.
 _OPTIONS = frozenset(
     ("max_retries", "min_backoff", "max_backoff", "retry_when", "throws", "retries", "on_retry_exhausted")
 )
@@ -32,10 +32,10 @@ _OF_A_PROCESS = ("process_boot", "worker_boot", "worker_shutdown", "declare", "p
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """An actor's options over those of its broker's middleware, in milliseconds."""
+    """An actor's options, laid over those of its broker's middleware; times are in milliseconds."""
 
     actor: Actor[..., Any]
-    #: The middleware that retries; without one nothing does.
+    #: The middleware that retries; without it nothing is retried.
     retries: Retries | None
     max_retries: Any
     min_backoff: Any
@@ -53,7 +53,7 @@ class Settings:
 
     @property
     def broken(self) -> str | None:
-        """The first option over which Dramatiq itself raises when a job fails, so that the job is lost."""
+        """The first option for which Dramatiq itself raises an error when a job fails, and loses the job."""
         if not names_exceptions(self.throws):
             return "throws"
         if self.max_retries is not None and not _is_number(self.max_retries):
@@ -66,7 +66,7 @@ class Settings:
 
     @property
     def runs(self) -> Runs:
-        """How often a job runs at most; `retry_when` leaves it open."""
+        """The largest number of a job's runs; `retry_when` leaves it open."""
         if self.retries is None:
             return 1
         if self.retry_when is not None:
@@ -77,7 +77,7 @@ class Settings:
 
     @property
     def is_asked(self) -> bool:
-        """Whether the bridge asks the `retry_when` there is: it does an actor's, not its middleware's."""
+        """Whether the bridge asks `retry_when`: it asks that of an actor, not that of the middleware."""
         return "retry_when" in self.actor.options
 
     def wait(self, n: int) -> Wait:
@@ -96,39 +96,39 @@ def _is_number(value: Any) -> bool:
 
 
 def retries_of(broker: Broker) -> Retries | None:
-    """Return the middleware that retries: the stock one, else the bridge's, which has taken its settings."""
+    """Return the middleware that retries: the stock one, else the bridge's, which has its settings."""
     found = [m for m in broker.middleware if isinstance(m, Retries)]
     return next((m for m in found if not isinstance(m, OJSRetries)), next(iter(found), None))
 
 
 def task_policy(broker: Broker, actor: Actor[..., Any]) -> TaskPolicy | None:
-    """Return the policy of an actor that is under the bridge already."""
+    """Return the policy of an actor under the bridge, else None."""
     own = next((m for m in broker.middleware if isinstance(m, OJSRetries)), None)
     return own._actors.tasks.get(actor.actor_name) if own else None
 
 
 def askers_of(broker: Broker) -> Askers:
-    """Return the functions around a broker's actors that raise `Retry`, or look at a message's options."""
+    """Return the functions around a broker's actors that raise `Retry`, or read a message's options."""
     actors = [*broker.actors.values()]
     runs = [x for actor in actors for x in wrapped(actor.fn)]
     return Askers(functions_around("dramatiq", runs, [broker, *actors]), _asks)
 
 
 def open_lines(askers: Askers, broker: Broker, settings: Settings) -> Iterator[Open]:
-    """Yield the lines and options that leave it open how often an actor is retried, or when."""
+    """Yield the lines and options that leave the number or the waits of an actor's retries open."""
     for middleware in broker.middleware:
         if not isinstance(middleware, Retries):
             yield from _in_middleware(middleware)
         elif type(middleware) not in (Retries, OJSRetries):
             name = f"{type(middleware).__module__}.{type(middleware).__qualname__}"
-            yield Open(name, "it is a Retries of its own, which no worker starts together with the bridge")
+            yield Open(name, "it is another Retries: no worker starts with both it and the bridge")
     if settings.retry_when is not None and not settings.is_asked:
-        why = "the broker's retry_when says whether there is a retry, and the bridge asks an actor's only"
+        why = "the broker's retry_when decides about retries, and the bridge asks only that of an actor"
         yield Open(place_of(settings.retry_when), why)
     run = settings.actor.fn
     functions = wrapped(run) or [x for cls in type(run).__mro__ for _, x in methods(cls)]
     if not functions:
-        why = "what it runs is no function of the project's, and is not read"
+        why = "what it runs is no function of the project, and is not read"
         yield Open(settings.actor.actor_name, why)
     for function in functions:
         yield from askers.signs(function)
@@ -140,19 +140,19 @@ def place_of(function: Any) -> str:
 
 
 def _asks(function: FunctionType, words: list[Mention]) -> Open | None:
-    """Return the first line by which a function may say itself whether, or when, a message is retried."""
+    """Return the first line of a function that may itself decide about a message's retry."""
     for x in words:
         if x.kind == "text":
             continue
         if x.word == "Retry" and may_be(function, words, x.word, "dramatiq", (errors.Retry,)):
-            return Open(place(function, x.line), "it raises Retry, which says its own delay")
+            return Open(place(function, x.line), "it raises Retry, which has a delay of its own")
         if x.word == "CurrentMessage" and any(y.word == "options" for y in words):
-            return Open(place(function, x.line), "it looks at the options of its own message")
+            return Open(place(function, x.line), "it reads the options of its own message")
     return None
 
 
 def _in_middleware(middleware: Middleware) -> Iterator[Open]:
-    """Yield where a middleware of the user's may change, fail or send messages."""
+    """Yield the lines by which the user's middleware may change, fail or send messages."""
     for cls in type(middleware).__mro__:
         for name, function in methods(cls):
             is_hook = name.startswith(("before_", "after_")) and not name.endswith(_OF_A_PROCESS)

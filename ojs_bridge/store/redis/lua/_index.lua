@@ -1,6 +1,6 @@
--- Functions for what is listed: in the order of time, all of it and of each kind, as sorted sets without scores.
--- A place is the moment, a colon and the id. An entry is the kind's texts, then the place, between NULs.
--- by_time holds places, by_kind holds entries, kinds holds the kinds that have any entries.
+-- Functions for listings in the order of time, of all records and of each kind: sorted sets without scores.
+-- A place is the time, a colon and the id. An entry is the kind's texts and the place, with NULs between them.
+-- by_time holds places, by_kind holds entries, kinds holds the kinds that have entries.
 
 local function split(entry)
   local at = string.match(entry, '.*%z()')

@@ -1,7 +1,7 @@
--- Functions for parked retries, whose scripts all have the same KEYS.
--- A state is packed: fence, the moment of parking, index entry, job, framework. `ready` holds the places of
--- retries without a claim, after their frameworks; `claims` the ends of claims by key; `tokens` the token of
--- the last claim of each key. A retry that is written anew has no claim.
+-- Functions for parked retries. All their scripts have the same KEYS.
+-- A state is packed: fence, the time of parking, index entry, job, framework. `ready` holds the framework and
+-- the place of each retry without a claim, `claims` the end of each claim by key, `tokens` the token of the
+-- last claim of each key. A retry that is written anew has no claim.
 
 local function state_of(key)
   local state = redis.call('HGET', KEYS[5], key)
@@ -43,7 +43,7 @@ local function erase(key, entry, job, framework)
   unclaimed(key)
 end
 
--- A worker that was too slow for its claim may still publish: a retry that was ever claimed is not the same.
+-- A worker that was too slow for its claim may still publish: a retry that was once claimed is not the same.
 local function is_same(key, fence, parked_at, its_fence, its_parked_at)
   local same = its_fence == tonumber(fence) and its_parked_at == parked_at
   return same and redis.call('HEXISTS', KEYS[9], key) == 0

@@ -1,13 +1,13 @@
--- The function that settles a reservation; it returns 0 when that was not the holder's to settle.
+-- A function that settles a reservation; it returns 0 when the holder may not settle it.
 -- A record is packed: fence, until (-1 when settled), holder, publication, the mark of the request that wrote
--- it, and what that was answered: -1 taken, -2 lost. A -2 stays. Settling again writes the same again.
+-- it, and the answer to that request: -1 taken, -2 lost. A -2 stays. Repeated, it writes the same again.
 
 local function settle(key, fence, holder, keep_until)
   local known, publication, told = redis.call('GET', key), '', 0
   if known then
     local its_fence, its_until, its_holder, its_publication, _, its_told = cmsgpack.unpack(known)
     if its_fence ~= tonumber(fence) then return 0 end
-    -- A holder that has settled its reservation itself was not dead.
+    -- A worker that has settled its reservation itself was not dead.
     if its_holder ~= holder and (holder ~= '' or its_until < 0) then return 0 end
     publication = its_publication
     if its_told == -2 then told = -2 end

@@ -1,8 +1,8 @@
--- Writes a dead letter, and settles its reservation if there is one; 0, and nothing, when that fails.
+-- Writes a dead letter, and settles its reservation, if any; returns 0, and writes nothing, when that fails.
 -- NEEDS: _index, _settle
--- KEYS: records, by_time, by_kind, kinds, entries, claims, kept errors, reservation (none settles nothing)
+-- KEYS: records, by_time, by_kind, kinds, entries, claims, kept errors, reservation (if any)
 -- ARGV: id, record, entry, fence, holder or '', keep_until
--- Burying again writes the same again; a claim of the moment between would end, as it must.
+-- Repeated, it writes the same again, and ends a claim that was made in between, as it must.
 if KEYS[8] and settle(KEYS[8], ARGV[4], ARGV[5], ARGV[6]) == 0 then return 0 end
 local id, earlier = ARGV[1], redis.call('HGET', KEYS[5], ARGV[1])
 redis.call('HSET', KEYS[1], id, ARGV[2])

@@ -1,8 +1,8 @@
--- Claims a framework's due retries; returns their places and records, by turns.
+-- Claims a framework's due retries; returns a place and a record for each.
 -- NEEDS: _index, _parked
 -- KEYS: records, by_time, by_kind, kinds, states, ready, jobs, claims, tokens
 -- ARGV: now, until, token, limit, framework, the end of the places that are due
--- Repeated, it claims others; the first ones, whose names were lost with the connection, are due at `until`.
+-- Repeated, it claims other retries. The first ones, which no caller knows, are due again at `until`.
 for _, key in ipairs(redis.call('ZRANGEBYSCORE', KEYS[8], '-inf', ARGV[1], 'LIMIT', 0, 1000)) do
   local _, _, entry, _, framework = state_of(key)
   redis.call('ZADD', KEYS[6], 0, ready_of(entry, framework))

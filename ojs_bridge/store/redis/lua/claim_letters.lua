@@ -1,4 +1,4 @@
--- Claims the dead letters that have no other claim, and returns their records.
+-- Claims the dead letters that have no other claim; returns their records.
 -- KEYS: records, claims
 -- ARGV: now, until, token, ids...
 -- Repeated, it finds its own token.

@@ -1,4 +1,4 @@
--- Claims the retries of some keys that have no other claim; returns their places and records, by turns.
+-- Claims the retries of some keys that have no other claim; returns a place and a record for each.
 -- NEEDS: _index, _parked
 -- KEYS: records, by_time, by_kind, kinds, states, ready, jobs, claims, tokens
 -- ARGV: now, until, token, keys of retries...

@@ -1,7 +1,7 @@
--- Extends reservations; returns the places, from 0, of those that are not the holder's.
+-- Extends reservations; returns the positions, from 0, of those that the holder has lost.
 -- KEYS: reservations...
 -- ARGV: holder, until, the records' end, fences...
--- Extending again writes the same again.
+-- Repeated, it writes the same again.
 local lost = {}
 for n, key in ipairs(KEYS) do
   local known = redis.call('GET', key)

@@ -1,4 +1,4 @@
--- Returns the place and the record of a job's retry; of several, of any.
+-- Returns the place and the record of a job's retry; of any retry where a job has several.
 -- NEEDS: _index, _parked
 -- KEYS: records, by_time, by_kind, kinds, states, ready, jobs, claims, tokens
 -- ARGV: job

@@ -1,7 +1,7 @@
--- Returns a page: places and their records, by turns.
+-- Returns a page: a place and a record for each.
 -- KEYS: records, by_time, by_kind
--- ARGV: size, order (newest or oldest), the place to go on after or '', kinds... (none is all)
--- Strings are compared byte by byte, because Lua's own order is that of the server's locale.
+-- ARGV: size, order (newest or oldest), the last place of the page before or '', kinds... (none is all)
+-- It compares strings byte by byte, because Lua's own order depends on the server's locale.
 local size, newest, cursor = tonumber(ARGV[1]), ARGV[2] == 'newest', ARGV[3]
 
 local function places(key, prefix, after, count)

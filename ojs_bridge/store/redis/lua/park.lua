@@ -1,8 +1,8 @@
--- Writes a parked retry, and settles its reservation if there is one; 0, and nothing, when that fails.
+-- Writes a parked retry, and settles its reservation, if any; returns 0, and writes nothing, when that fails.
 -- NEEDS: _index, _parked, _settle
--- KEYS: records, by_time, by_kind, kinds, states, ready, jobs, claims, tokens, reservation (none settles nothing)
+-- KEYS: records, by_time, by_kind, kinds, states, ready, jobs, claims, tokens, reservation (if any)
 -- ARGV: key, record, fence, parked_at, entry, job, framework, fence to settle, holder or '', keep_until
--- Parking again writes the same again, and ends a claim of the moment between: the fence stops a second run.
+-- Repeated, it writes the same again, and ends a claim that was made in between: the fence stops a second run.
 if KEYS[10] and settle(KEYS[10], ARGV[8], ARGV[9], ARGV[10]) == 0 then return 0 end
 local key = ARGV[1]
 local fence, _, entry, job, framework = state_of(key)

@@ -1,8 +1,8 @@
--- Deletes the dead letters that have no claim and are as their entries say; returns how many.
+-- Deletes the dead letters that have no claim and still have these entries; returns how many.
 -- NEEDS: _index
 -- KEYS: records, by_time, by_kind, kinds, entries, claims
--- ARGV: now, ids and entries by turns...
--- Repeated, it finds them gone, and counts fewer.
+-- ARGV: now, an id and an entry for each...
+-- Repeated, it finds the letters gone, and returns less.
 local pruned = 0
 for n = 2, #ARGV, 2 do
   local id, entry = ARGV[n], ARGV[n + 1]

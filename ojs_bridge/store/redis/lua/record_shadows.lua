@@ -1,7 +1,7 @@
 -- Adds to the tallies of shadow mode.
--- KEYS: counts, told, examples, the mark of this very write
--- ARGV: how long the mark lives in ms, then of each tally field, count, told, how many examples, examples...
--- A repeat, whose first answer was lost with the connection, finds the mark and adds nothing.
+-- KEYS: counts, told, examples, the mark of this write
+-- ARGV: the mark's life in ms, and for each tally its field, count, told, number of examples, examples...
+-- Repeated, after a lost answer, it finds the mark and adds nothing.
 if redis.call('EXISTS', KEYS[4]) == 1 then return 0 end
 redis.call('SET', KEYS[4], '1', 'PX', ARGV[1])
 for n = 2, #ARGV, 5 do

@@ -1,4 +1,4 @@
--- Releases a reservation unused; returns 0 when that was not the holder's to release.
+-- Releases a reservation unused; returns 0 when the holder may not release it.
 -- KEYS: reservation
 -- ARGV: fence, holder or '', keep_until, mark or ''
 -- Repeated, it has no effect.

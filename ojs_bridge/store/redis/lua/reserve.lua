@@ -1,8 +1,8 @@
--- Reserves a run. Returns -1 taken, -2 lost, -3 settled, -4 resent; {until, holder, mark} for a run that is
--- held, and the same with a fourth word for a lost one.
+-- Reserves a run. Returns -1 taken, -2 lost, -3 settled, -4 resent, or {until, holder, mark} of the worker that
+-- holds the run; with a fourth word that worker has lost it.
 -- KEYS: reservation
 -- ARGV: fence, publication, holder, now, until, the record's end, mark
--- A repeat, whose first answer was lost with the connection, finds its own mark and gets the same answer.
+-- Repeated, after a lost answer, it finds its own mark and returns the same answer.
 local fence, publication, told, lost = tonumber(ARGV[1]), ARGV[2], -1, nil
 local known = redis.call('GET', KEYS[1])
 if known then

@@ -1,4 +1,4 @@
--- Settles a reservation; returns 0 when that was not the holder's to settle.
+-- Settles a reservation; returns 0 when the holder may not settle it.
 -- NEEDS: _settle
 -- KEYS: reservation
 -- ARGV: fence, holder or '', keep_until

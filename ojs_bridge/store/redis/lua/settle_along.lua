@@ -1,5 +1,5 @@
--- Settles a reservation in one step with its message, which `companion`, the broker's own Lua, deletes.
--- Returns 1 for a settled reservation plus 2 for a deleted message. With no fence the companion is only tried.
+-- Settles a reservation and deletes its message in one step, by `companion`, which is the broker's own Lua.
+-- Returns 1 for a settled reservation plus 2 for a deleted message. Without a fence only the companion runs.
 -- NEEDS: _settle
 -- KEYS: reservation, the companion's keys...
 -- ARGV: fence or '', holder or '', keep_until, the broker's database, the store's database, the companion's words...

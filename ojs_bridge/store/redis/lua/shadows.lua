@@ -1,4 +1,4 @@
--- Returns the tallies of shadow mode: field, count, told and examples of each.
+-- Returns the tallies of shadow mode: field, count, told and examples for each.
 -- KEYS: counts, told, examples
 -- ARGV: none
 local answer = {}

@@ -1,4 +1,4 @@
--- Returns the oldest place, the newest place, and then the kinds and how many records each has, by turns.
+-- Returns the oldest place, the newest place, and for each kind its texts and its number of records.
 -- KEYS: by_time, by_kind, kinds
 -- ARGV: none
 local answer = {redis.call('ZRANGE', KEYS[1], 0, 0), redis.call('ZRANGE', KEYS[1], -1, -1)}
