@@ -147,7 +147,7 @@ task_from_fun = vital("_task_from_fun", _APP, "adopt the tasks that are defined 
 warn_duplicate_task_name = minor(
     "_warn_duplicate_task_name", _APP, "name the user's line in Celery's warning of a taken name", since="5.7"
 )
-get_current_object = minor("_get_current_object", "celery.local:Proxy", "know the app that ends")
+get_current_object = vital("_get_current_object", "celery.local:Proxy", "handle the jobs outside the canary")
 connect_on_app_finalize = minor(
     "connect_on_app_finalize", "celery._state", "add a shared `@ojs_task` to the apps that come later"
 )

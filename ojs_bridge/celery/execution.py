@@ -147,14 +147,6 @@ class TaskRun:
         except Exception as worse:  # noqa: BLE001 - the delivery itself is the last place for the job
             return conclusion.leave(worse)
 
-    def await_time(self) -> None:
-        """Send a job on that came before its time; raises what tells Celery of it."""
-        with undisturbed():
-            job = self._delivery.job(self._delivery.bare_job())
-            early = self.engine.early(job) if isinstance(job, Job) else None
-            if early is not None:
-                raise self.postpone(early)
-
     def send_on(self) -> Exception:
         """Have a job that waits delivered anew, and return the exception that tells Celery of it."""
         job, at = self._delivery.job(self._delivery.bare_job()), self.engine.now() + SOON

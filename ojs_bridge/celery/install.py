@@ -13,9 +13,9 @@ from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
 from . import compat
 from .attach import AFRESH, POLICIES, attach, is_bridged, policies_for, sent_on_commit
-from .canary import CANARY, autoretry_outside, partial_canary
+from .canary import CANARY, outside_of
 from .native_options import AUTORETRYING, native_of
-from .task import Bridged, ReplacedMethods
+from .task import Bridged, ReplacedMethods, autoretrying_outside
 
 
 def install(
@@ -83,11 +83,11 @@ def _adopt(task: Task, app: Celery) -> None:
         "__module__": native.__module__,
         "__doc__": native.__doc__,
         "ojs_native": property(native_of),
-        "ojs_canary": partial_canary(app, task),
+        "ojs_outside": outside_of(task),
     }
     if compat.orig_run.is_own(task):
         setattr(task, AUTORETRYING, task.run)
         # autoretry_for becomes a rule on which errors are final; the policy does the retrying.
-        task.run = autoretry_outside(task) if attributes["ojs_canary"] else compat.orig_run(task)
+        task.run = autoretrying_outside(task) if attributes["ojs_outside"] else compat.orig_run(task)
     bases = (*sent_on_commit(native), Bridged, native, ReplacedMethods)
     task.__class__ = type(native.__name__, bases, attributes)

@@ -17,11 +17,10 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from ..engine.runs import Drop, Postpone, Refuse, Run
-from ..spec.job import Job, count_of, decoded, key_of
+from ..spec.job import key_of
 from ..store import Reservation
 from . import compat
 from .attach import attach
-from .canary import handled_natively, is_outside
 from .execution import TaskRun
 from .holding import Held, hold
 from .results import count_in_chord
@@ -38,10 +37,6 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
-        state = self.request_dict.get(HEADER)
-        self._ojs_outside = is_outside(self.task, self.id, state)
-        if self._ojs_outside and state is None:
-            return
         parts = carried(message, self.body, options.get("headers"), self.app)
         self.request_dict["properties"] = {**self.request_dict["properties"], KEY: parts}
 
@@ -55,7 +50,7 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def _ojs_forget(self) -> None:
         headers, engine = self.request_dict, attach(self.app).engine
-        if engine.store is None or not self.acknowledged or self._ojs_outside:
+        if engine.store is None or not self.acknowledged:
             return
         if not headers.get("retries") and HEADER not in headers:
             engine.acknowledged(Reservation(key_of(str(self.id), chain_of(headers)), 0))
@@ -65,23 +60,16 @@ class OJSRequest(Request):  # type: ignore[misc]
         raised = _raised(exc_info)
         if isinstance(raised, Held) and self._ojs_hold(raised):
             return None
-        if self._ojs_is_native():
-            with handled_natively():
-                return super().on_failure(exc_info, send_failed_event, return_ok)
         crash = None if return_ok or _is_over(self) else _crash(raised)
-        pending = crash is not None and not self._ojs_settled and not self._ojs_succeeded(crash)
-        if crash is not None and pending:
-            if isinstance(crash, WorkerLostError) and self.task.acks_late and _is_cold_shutdown():
-                return self._ojs_give_back()
-            natively = partial(super().on_failure, exc_info, send_failed_event, return_ok)
-            return self._ojs_end(crash, exc_info, self.worker_pid, natively)
-        return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        if crash is None or self._ojs_settled or self._ojs_succeeded(crash):
+            return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        if isinstance(crash, WorkerLostError) and self.task.acks_late and _is_cold_shutdown():
+            return self._ojs_give_back()
+        natively = partial(super().on_failure, exc_info, send_failed_event, return_ok)
+        return self._ojs_end(crash, exc_info, self.worker_pid, natively)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
         """Handle a time limit; the hard one is judged here, once."""
-        if self._ojs_is_native():
-            with handled_natively():
-                return super().on_timeout(soft, timeout)
         if soft:
             return super().on_timeout(soft, timeout)
         if self._ojs_settled:
@@ -114,15 +102,6 @@ class OJSRequest(Request):  # type: ignore[misc]
     def _ojs_execution(self) -> TaskRun:
         # An execution takes the message out of its context, and another execution may follow.
         return TaskRun(self.task, copy(compat.context(self)))
-
-    def _ojs_is_native(self) -> bool:
-        """Return whether Celery itself runs the job, rather than the bridge sends it on until its time."""
-        if not self._ojs_outside:
-            return False
-        headers = self.request_dict
-        bare = Job(str(self.id), self.task.name, "", 1 + (count_of(headers.get("retries")) or 0))
-        job = decoded(headers.get(HEADER), bare)
-        return not (isinstance(job, Job) and attach(self.app).engine.early(job))
 
     def _ojs_succeeded(self, crash: Exception) -> bool:
         """Return whether the task had succeeded before its process died (Celery 5.7 and newer look)."""

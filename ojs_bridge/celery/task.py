@@ -12,21 +12,21 @@ from celery import Celery, Task
 from celery.app.task import Context
 from celery.canvas import Signature
 from celery.exceptions import Retry, TaskPredicate
+from celery.local import Proxy
 
-from ..engine.canary import Canary
 from ..engine.retry_on import RetryOnLike
 from ..engine.runs import Native
 from ..spec.failures import Mapped
 from ..spec.policy import PartialPolicy
 from . import compat
 from .attach import RETRY_OPTION, check_signatures, header_for, prepare
-from .canary import UnderTheBridge, begin_natively, is_outside, runs_natively
+from .canary import Outside
 from .execution import TaskRun
 from .holding import Held
 from .native_options import refuse_native
 from .receiving import Handler, keeping
 from .request_class import RequestClass, keep
-from .wire import EAGER_RETRIES, HEADER
+from .wire import EAGER_RETRIES, HEADER, KEY
 from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
@@ -43,14 +43,14 @@ class Bridged:
     """The behaviour of a task under the bridge, whatever its other base classes are."""
 
     Request = RequestClass()
-    reject_on_worker_lost = UnderTheBridge(value=False)
-    retry_on_worker_lost = UnderTheBridge(value=False)
-    acks_on_failure_or_timeout = UnderTheBridge(value=True)
-    acks_on_failure = UnderTheBridge(value=True)
-    acks_on_timeout = UnderTheBridge(value=True)
+    reject_on_worker_lost = False
+    retry_on_worker_lost = False
+    acks_on_failure_or_timeout = True
+    acks_on_failure = True
+    acks_on_timeout = True
     ojs_bridged = True
     # No annotations: typing.get_type_hints(task) would take them for those of the task's own function.
-    ojs_canary = cast("Canary | None", None)
+    ojs_outside = cast("Outside | None", None)
     ojs_native = cast("Native | None", None)
     ojs_retry = cast("PartialPolicy | None", None)
     ojs_retry_on = cast("RetryOnLike | None", None)
@@ -63,7 +63,7 @@ class Bridged:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under the bridge when a worker or `apply` does it, plainly when it is just called."""
         request = self.request
-        if request.called_directly or _is_running(request) or runs_natively(request):
+        if request.called_directly or run_of(request) or runs_natively(request):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         try:
             body, execution = _body(self), _execution_of(self, request)
@@ -84,6 +84,10 @@ class Bridged:
     def start_strategy(self: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
         """Return what the worker calls with each message of this task."""
         handler: Handler = compat.start_strategy(super())(app, consumer, **options)
+        if self.ojs_outside is not None:
+            start = compat.start_strategy(super(Bridged, type(self)))
+            natively = start(NativeTask(lambda: self), app, consumer, **options)
+            handler = self.ojs_outside.apart(handler, natively)
         return keeping(self, app, consumer, handler)
 
     def apply(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
@@ -109,6 +113,15 @@ class Bridged:
             refuse_native(str(cls.name), own_options(cls))
 
 
+class NativeTask(Proxy):  # type: ignore[misc]
+    """A task without the bridge's attributes, by which Celery's own requests handle the jobs outside."""
+
+    def __getattr__(self, name: str) -> Any:
+        task = compat.get_current_object(self)()
+        own = vars(task)
+        return own[name] if name in own else getattr(super(Bridged, task), name)
+
+
 class ReplacedMethods(Task):  # type: ignore[misc]
     """Methods in place of Celery's own, which a user's class may override as those, and call by `super()`."""
 
@@ -131,8 +144,8 @@ class ReplacedMethods(Task):  # type: ignore[misc]
         `max_retries`; where no owner has said any, both are as under Celery alone. When no retry is allowed,
         `exc` is raised, or MaxRetriesExceededError.
         """
-        execution = vars(self.request).get(_RUNNING)
-        if not isinstance(execution, TaskRun):
+        execution = run_of(self.request)
+        if execution is None:
             native: Callable[..., Retry] = super().retry
             return native(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         wish = Wish(self, execution.given, exc, args, kwargs, eta, countdown, options, max_retries)
@@ -179,30 +192,53 @@ def own_options(cls: type[Task]) -> dict[str, Any]:
     return options
 
 
-def _is_running(request: Any) -> bool:
-    """Return whether a request is within its run already; a message may have a header of that name."""
-    return isinstance(vars(request).get(_RUNNING), TaskRun)
+def run_of(request: Any) -> TaskRun | None:
+    """Return the run under the bridge that a request is within; a message may have a header of that name."""
+    found = vars(request).get(_RUNNING)
+    return found if isinstance(found, TaskRun) else None
+
+
+def runs_natively(request: Any) -> bool:
+    """Return whether Celery itself runs a request's job, which is outside the canary."""
+    return isinstance(vars(request).get(_RUNNING), Outside)
 
 
 def _execution_of(task: Any, request: Any) -> TaskRun | None:
-    """Return a request's run under the bridge; None when Celery itself is to run its job now."""
-    if not is_outside(task, request.id, (request.headers or {}).get(HEADER)):
-        execution = TaskRun(task, request)
-        setattr(request, _RUNNING, execution)
-        _hide_state(request)
-        return execution
-    # Without a header its time has always come.
-    if request.headers and HEADER in request.headers and not request.is_eager:
-        TaskRun(task, request).await_time()
-    begin_natively(request)
-    return None
+    """Return a request's run under the bridge; None where Celery itself runs its job."""
+    if _is_outside(task.ojs_outside, request):
+        setattr(request, _RUNNING, task.ojs_outside)
+        return None
+    execution = TaskRun(task, request)
+    setattr(request, _RUNNING, execution)
+    _hide_state(request)
+    return execution
+
+
+def _is_outside(outside: Outside | None, request: Any) -> bool:
+    """Return whether a request's job is outside the canary; the request of a job inside carries its message."""
+    if outside is None:
+        return False
+    if request.is_eager:
+        return outside.has({**(request.headers or {}), "id": request.id})
+    return KEY not in (request.properties or {})
+
+
+def autoretrying_outside(task: Task) -> Callable[..., Any]:
+    """Return a task's `run`, whose `autoretry_for` works unless the bridge runs the job."""
+    plain, autoretrying = compat.orig_run(task), task.run
+
+    @functools.wraps(plain)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (plain if run_of(task.request) else autoretrying)(*args, **kwargs)
+
+    return run
 
 
 def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
     """Keep a job that could not be begun; return what tells Celery of it."""
     try:
-        begun = vars(request).pop(_RUNNING, None)
-        execution = begun if isinstance(begun, TaskRun) else TaskRun(task, request)
+        execution = run_of(request) or TaskRun(task, request)
+        vars(request).pop(_RUNNING, None)
         return execution.unbegun(error)
     except Exception:
         logger.critical("job %s waits in its worker as it came", request.id, exc_info=error)

@@ -207,12 +207,16 @@ def chain_of(headers: Mapping[str, Any]) -> str:
 
 
 def expiry(app: Celery, headers: Mapping[str, Any]) -> datetime | None:
-    """Return when a message expires, or None; a time without a zone is in the app's."""
-    expires = headers.get("expires")
-    if not isinstance(expires, str):
+    """Return when a message expires, or None."""
+    return time_in(app, headers.get("expires"))
+
+
+def time_in(app: Celery, text: object) -> datetime | None:
+    """Return the time that a header says, or None; a time without a zone is in the app's."""
+    if not isinstance(text, str):
         return None
     try:
-        at = datetime.fromisoformat(expires.replace("Z", "+00:00"))
+        at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         return None
     aware: datetime = maybe_make_aware(at, app.timezone)

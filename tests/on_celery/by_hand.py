@@ -22,6 +22,7 @@ from kombu.utils.imports import symbol_by_name
 
 from ojs_bridge import Bridge, Retry, Snooze
 from ojs_bridge.celery import install
+from ojs_bridge.celery.task import NativeTask
 
 #: The tasks, with Celery's own options, none of which has a job wait.
 TASKS: dict[str, dict[str, Any]] = {
@@ -117,6 +118,9 @@ class ByHand:
         eta = headers.get("eta") and datetime.fromisoformat(headers["eta"]) - self._began
         self.notes.append(("delivered", headers["id"], eta and eta.total_seconds()))
         task = self.app.tasks[headers["task"]]
+        outside = getattr(task, "ojs_outside", None)
+        if outside and outside.has(headers):
+            task = NativeTask(lambda task=task: task)
         trace = functools.partial(trace_task_ret, app=self.app)
         kind = create_request_cls(symbol_by_name(task.Request), task, self.pool, "here", None, trace=trace)
         end = functools.partial(self._end, message)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, chain
+from celery.signals import task_failure
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import install, ojs_task
@@ -68,6 +69,31 @@ def test_a_task_that_calls_itself_sees_no_header_of_the_bridge(unique: str, cana
     hand.send("plain", "self(\"'nested'\")")
     hand.deliver_all()
     assert [note[3] for note in hand.notes if note[0] == "run"] == [{}, {}]
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_a_worker_gives_each_message_to_its_side(unique: str, protocol: int) -> None:
+    """The first version of Celery's protocol has a job's id in the body."""
+    hand = by_hand(lambda app: install(app, Bridge(), canary=40), unique)
+    hand.app.conf.task_protocol = protocol
+    side = hand.app.tasks["plain"].ojs_outside.apart(lambda *_: "inside", lambda *_: "outside")
+    sent = [hand.send("plain", "1", task_id=f"{unique}-{number}") for number in range(20)]
+    found = [side(hand.take(), None) for _ in sent]
+    assert found == ["inside" if Canary(40).covers("plain", job) else "outside" for job in sent]
+    assert len({*found}) == 2
+
+
+def test_outside_the_canary_a_tasks_own_receivers_hear_of_a_dead_child(unique: str) -> None:
+    """The main process sends the signal, and the receivers are connected to the registered task."""
+    hand, heard = by_hand(outside, unique), []
+
+    def hear(task_id: str, **_: Any) -> None:
+        heard.append(task_id)
+
+    task_failure.connect(hear, sender=hand.app.tasks["plain"])
+    jobs = [hand.send(name, "'ok'", headers={"dies": "killed"}) for name in ("plain", "auto")]
+    hand.deliver_all()
+    assert heard == jobs[:1]
 
 
 @pytest.mark.parametrize("dies", [None, "killed", "time limit"])

@@ -4,10 +4,9 @@
 OWN = [
     "engine.events:started",
     "engine.events:Dispatcher.emit",
-    "celery.request:is_outside",
     "celery.request:carried",
     "celery.receiving:_check",
-    "celery.task:is_outside",
+    "celery.task:_is_outside",
     "celery.task:_body",
     "celery.task:_execution_of",
     "celery.task:_hide_state",

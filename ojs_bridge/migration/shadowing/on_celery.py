@@ -16,8 +16,8 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from ...bridge import Bridge
 from ...celery.attach import FRAMEWORK, is_bridged, resolved
-from ...celery.canary import runs_natively
 from ...celery.native_options import native_of
+from ...celery.task import runs_natively
 from ...celery.wire import expiry
 from ...config.policy_files import PoliciesOrFile
 from ...config.settings import the_policies
