@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+#: The header or option of a message that carries its job's retry state.
+HEADER = "ojs"
+#: The option of a sender that carries a job's own partial policy.
+RETRY_OPTION = "ojs_retry"
 #: The headers and options of a message that belong to the bridge or to a framework.
 OWN_META = frozenset(
     {
         "argsrepr", "compression", "errbacks", "eta", "expires", "id", "ignore_result", "kwargsrepr", "lang",
-        "ojs", "ojs_retry", "origin", "parent_id", "redis_message_id", "replaced_task_nesting",
+        HEADER, RETRY_OPTION, "origin", "parent_id", "redis_message_id", "replaced_task_nesting",
         "requeue_timestamp", "retries", "root_id", "shadow", "stamped_headers", "stamps", "task", "timelimit",
         "traceback",
     }

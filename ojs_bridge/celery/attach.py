@@ -22,22 +22,21 @@ from ..engine.engine import Engine
 from ..engine.retry_on import RetryOn
 from ..engine.runs import NOTHING, Native, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
+from ..messages import HEADER, RETRY_OPTION
 from ..spec.failures import WORKER_DEATH, Mapped
 from ..spec.job import Job
 from ..spec.policy import AnyPartial
-from . import compat, dead_queues, wire
+from . import compat, dead_queues
 from .publishing import CeleryPublisher
 
 logger = logging.getLogger("ojs_bridge")
 
 FRAMEWORK = dead_queues.FRAMEWORK
-#: The option of `apply_async`, `set` and `send_task` that carries a job's partial policy.
-RETRY_OPTION = "ojs_retry"
 #: The options with the signatures of jobs that are sent after this job.
 _LATER = ("chain", "link", "link_error", "chord")
 
-#: Error types that the spec reserves for what the runtime itself did.
-RESERVED: dict[type[BaseException], Mapped] = {
+#: The errors of the worker itself, and the types that the spec reserves for them.
+WORKER_ERRORS: dict[type[BaseException], Mapped] = {
     SoftTimeLimitExceeded: "timeout",
     TimeLimitExceeded: "timeout",
     WorkerLostError: WORKER_DEATH,
@@ -136,7 +135,7 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
     It is resolved once, and again when a native option that Celery reads at each retry has another value.
     """
     if task is None or not is_bridged(task):
-        return attach(app).engine.task(reserved=RESERVED)
+        return attach(app).engine.task(reserved=WORKER_ERRORS)
     options = task.max_retries, task.default_retry_delay
     found: tuple[Any, TaskPolicy] | None = vars(task).get(_TASK_POLICY)
     if found is None or found[0] != options:
@@ -154,7 +153,7 @@ def resolved(engine: Engine, task: Any, policies: Policies, native: Native | Non
             *(policies.of(task.name) or ()),
             getattr(task, "ojs_retry", None),
             errors=getattr(task, "ojs_errors", None),
-            reserved=RESERVED,
+            reserved=WORKER_ERRORS,
             native=native or NOTHING,
             retry_on=own or policies.retry_on(task.name),
             afresh=getattr(task.app, AFRESH, False),
@@ -175,7 +174,7 @@ def _read_retry_option(app: Celery) -> None:
                 check_signatures(app, options[later])
         if partial is not None:
             headers = options.get("headers") or {}
-            options["headers"] = {**headers, wire.HEADER: _checked(app, name, partial, headers)}
+            options["headers"] = {**headers, HEADER: _checked(app, name, partial, headers)}
         # The method of the class is looked up each time: tests put another method in its place.
         send_task = own or _bound(type(app).send_task, app)
         return send_task(name, *args, **options)
@@ -206,7 +205,7 @@ def _checked(app: Celery, name: str, partial: AnyPartial, headers: Mapping[str, 
 
     A worker that sends the next job of a chain or a link may know its task as a native task, and refuse it.
     """
-    made = headers.get(wire.HEADER)
+    made = headers.get(HEADER)
     with suppress(TypeError, ValueError, AttributeError):
         if json.loads(made).get("retry") == partial:  # type: ignore[arg-type]
             return str(made)
@@ -232,10 +231,10 @@ def check_signatures(app: Celery, signatures: Any) -> None:
 def _write_policy(app: Celery, name: str, options: dict[str, Any]) -> None:
     """Write a policy as any serializer can carry it, and as a worker without the bridge sends it too."""
     given = options.get("headers") or {}
-    headers = {key: value for key, value in given.items() if key != wire.HEADER}
+    headers = {key: value for key, value in given.items() if key != HEADER}
     if options[RETRY_OPTION] is not None:
-        headers[wire.HEADER] = _checked(app, name, options[RETRY_OPTION], given)
-        options[RETRY_OPTION] = json.loads(headers[wire.HEADER]).get("retry", {})
+        headers[HEADER] = _checked(app, name, options[RETRY_OPTION], given)
+        options[RETRY_OPTION] = json.loads(headers[HEADER]).get("retry", {})
     if headers != given:
         options["headers"] = headers
 

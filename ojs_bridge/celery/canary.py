@@ -10,9 +10,10 @@ from typing import Any
 from celery import Celery, Task
 
 from ..engine.canary import Canary
+from ..messages import HEADER
 from ..spec.job import Job, count_of, decoded
 from .attach import attach
-from .wire import HEADER, time_in
+from .wire import time_in
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -16,16 +16,16 @@ from ..engine.ports import Ended, Onward
 from ..engine.reservations import TakenOver
 from ..engine.runs import Postpone, Refuse, Run
 from ..errors import StoreError
-from ..messages import parameters_of
+from ..messages import HEADER, parameters_of
 from ..spec.decision import Decision, GiveBack, RetryAt, Snooze
 from ..spec.job import Job
 from . import sending
 from . import wire as wires
 from .attach import FRAMEWORK
 from .delivery import Delivery
-from .holding import Held, Unsettled, portable
+from .holding import Hold, Unsettled, portable
 from .results import store_retry
-from .wire import EAGER_RETRIES, HEADER, Wire
+from .wire import EAGER_RETRIES, Wire
 from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
@@ -94,12 +94,12 @@ class Conclusion:
 
     def wait(self, error: BaseException) -> Exception:
         """Have the worker hold the delivery, and hand it to its pool again when the job may begin."""
-        return Held(repr(error), needs_store=isinstance(error, StoreError))
+        return Hold(repr(error), needs_store=isinstance(error, StoreError))
 
     def leave(self, error: Exception, outcome: Unsettled | None = None) -> Exception:
         """Have the worker hold a delivery that has no other place, if the broker still has it."""
         if self.can_wait:
-            return Held(repr(error), outcome=outcome)
+            return Hold(repr(error), outcome=outcome)
         logger.critical("job %s is lost, being acknowledged before it ran: %r", self._request.id, error)
         return error
 

@@ -13,13 +13,13 @@ from celery import Celery
 from ..engine.engine import Engine
 from ..engine.runs import TaskPolicy
 from ..errors import Unreachable
-from ..messages import parameters_of
+from ..messages import HEADER, parameters_of
 from ..operations.broker_letters import found_letter
 from ..spec.job import Job, count_of, decoded
 from ..store import Letter
 from . import compat, sending
 from .dead_places import DeadPlaces, dead_places_of
-from .wire import HEADER, Wire, carried, chain_of, delivered, expiry, to_json
+from .wire import Wire, carried, chain_of, delivered, expiry, to_json
 
 logger = logging.getLogger("ojs_bridge")
 

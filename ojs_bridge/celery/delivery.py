@@ -9,10 +9,11 @@ from typing import Any
 from celery import Task
 
 from ..errors import InvalidState
+from ..messages import HEADER
 from ..spec.job import Job, count_of, decoded
 from . import wire as wires
 from .holding import Unsettled
-from .wire import HEADER, KEY, OUTCOME, Carried, Wire
+from .wire import KEY, OUTCOME, Carried, Wire
 
 
 class Delivery:

@@ -23,7 +23,7 @@ from ..spec.policy import RetryPolicy
 from .attach import attach, task_policy
 from .carrying import Conclusion, dropped
 from .delivery import Delivery
-from .holding import Held, Unsettled
+from .holding import Hold, Unsettled
 from .outcomes import is_the_tasks_own, shown_exception, task_outcome, undisturbed
 from .results import carried_on, reopen_chord
 from .wish import Arguments, Wish
@@ -41,7 +41,7 @@ class LostAttempt(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class Succeeded:
     """A run that succeeded, whose reservation is settled when Celery has carried its success on."""
 
     engine: Engine
@@ -151,7 +151,7 @@ class TaskRun:
         """Have a job that waits delivered anew, and return the exception that tells Celery of it."""
         job, at = self._delivery.job(self._delivery.bare_job()), self.engine.now() + SOON
         if not isinstance(job, Job):
-            return Held("its message cannot be read")
+            return Hold("its message cannot be read")
         return self.postpone(Postpone(job.waiting(at), at))
 
     def _end(self, unsettled: Unsettled) -> Exception:
@@ -162,7 +162,7 @@ class TaskRun:
                 return self._conclusion(unsettled).conclude(begun, unsettled.decision, unsettled.shown)
             case Postpone():
                 # Until its reservation has run out, in case that somebody else has it.
-                return Held(f"attempt {begun.job.attempt} is reserved", outcome=unsettled)
+                return Hold(f"attempt {begun.job.attempt} is reserved", outcome=unsettled)
             case Refuse():
                 return self._conclusion().refuse(begun)
             case Drop():
@@ -176,7 +176,7 @@ class TaskRun:
         """End the run; one that is reserved when Celery has stored its result and sent what follows it."""
         if self._begun is None:
             return
-        end, job = Ended(self.engine, self._begun), self._begun.job
+        end, job = Succeeded(self.engine, self._begun), self._begun.job
         if job.replay_count:
             reopen_chord(self._task, self._request)
         if self._begun.reservation is None:

@@ -48,7 +48,7 @@ class Unsettled(NamedTuple):
     options: Mapping[str, Any] = {}
 
 
-class Held(Reject):  # type: ignore[misc]
+class Hold(Reject):  # type: ignore[misc]
     """Raised where a task runs: the worker is to hold the delivery, and to hand it to its pool again.
 
     For a request of another class than the bridge's, and for a worker that stops, it is a Reject like any
@@ -75,7 +75,7 @@ class _Unsaid(logging.Filter):
     """Leaves out Celery's warning of each job that is rejected: what waits is said once for all."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], Held))
+        return not (record.exc_info and isinstance(record.exc_info[1], Hold))
 
 
 logging.getLogger("celery.app.trace").addFilter(_Unsaid())
@@ -131,7 +131,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             self._channel = None
             self._waiting.clear()
 
-    def hold(self, request: Any, why: Held, again: Callable[[], object] | None = None) -> bool:
+    def hold(self, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
         """Keep a request, to call `again` or hand it to the pool later; False where it cannot be kept."""
         with self._lock:
             if not self._has(request):
@@ -158,7 +158,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         if kept:
             compat.on_task_request(self._consumer)(request)
 
-    def _run(self, why: Held) -> None:
+    def _run(self, why: Hold) -> None:
         while not self._is_over():
             self._outage.wait(why, lambda: False)
             try:
@@ -205,7 +205,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
                     self._waiting[held.request] = held
 
 
-def hold(app: Celery, request: Any, why: Held, again: Callable[[], object] | None = None) -> bool:
+def hold(app: Celery, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
     """Have an app's worker keep a request; False when it stops, or the broker has the message back."""
     holding: RequestHolding | None = vars(app).get(_HOLDING)
     return holding is not None and holding.hold(request, why, again)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -15,14 +14,13 @@ from ..engine.retry_on import UNSAID, RetryOn
 from ..engine.runs import Native
 from ..errors import ConfigurationError
 from ..spec.duration import format_duration
+from ..spec.policy import LARGEST
 from . import compat
 
 #: The module of Celery's own task classes.
 NATIVE = "celery.app.task"
 #: Where a task keeps its `run` with Celery's automatic retries around it, when it runs without them.
 AUTORETRYING = "_ojs_autoretrying"
-#: `max_retries=None` means retries without end.
-UNBOUNDED = sys.maxsize
 #: Seconds in place of none at all, which is no interval, and of more than a calendar has: a century.
 _SHORTEST = 0.001
 _LONGEST = 100 * 365 * 86_400
@@ -89,7 +87,7 @@ def native_of(task: Task) -> Native:
     """Return what Celery alone does with a task that fails: what its options say, or else its defaults."""
     delay = task.default_retry_delay or 0
     beneath = {"max_attempts": attempts(task.max_retries), **_schedule("none", delay, delay, jitter=False)}
-    return Native(native_partial(task), beneath, _native_rule(task))
+    return Native(options_as_policy(task), beneath, _native_rule(task))
 
 
 def _native_rule(task: Task) -> RetryOn:
@@ -106,7 +104,7 @@ def _autoretry_for(task: Task) -> tuple[type[BaseException], ...]:
     return tuple(automatic(task, "autoretry_for", default=())) if compat.orig_run.is_own(task) else ()
 
 
-def native_partial(task: Task) -> dict[str, Any]:
+def options_as_policy(task: Task) -> dict[str, Any]:
     """Return the partial policy that a task's native options amount to; no options, no fields."""
     named = bool(_autoretry_for(task))
     given = dict(automatic(task, "retry_kwargs", default=None) or {}) if named else {}
@@ -134,8 +132,8 @@ def _attempts(task: Task, asked: float | None) -> dict[str, Any]:
 
 def attempts(max_retries: float | None) -> int:
     """Return the runs that so many retries make; to Celery None is no limit, -1 are none, and 2.5 are 2."""
-    if max_retries is None or max_retries >= UNBOUNDED:
-        return UNBOUNDED
+    if max_retries is None or max_retries >= LARGEST:
+        return LARGEST
     return max(math.floor(max_retries), 0) + 1
 
 

@@ -15,6 +15,7 @@ from kombu.exceptions import SerializationError
 
 from ..engine.ports import Override
 from ..errors import Unpublishable, Unreachable
+from ..messages import HEADER
 from ..spec.job import Header
 from ..store import Letter, Parked
 from . import sending, wire
@@ -41,7 +42,7 @@ class CeleryPublisher:
             **(override.meta or {}),
             "retries": 0,
             "eta": None,
-            wire.HEADER: header.text,
+            HEADER: header.text,
         }
         expires = wire.expiry(self._app, kept.headers)
         if expires and expires <= self._now():
@@ -50,7 +51,7 @@ class CeleryPublisher:
 
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
         """Publish a parked retry's message, due now or with the whole `eta`, which no worker has to renew."""
-        changes = {"eta": due.isoformat() if due else None, wire.HEADER: json.dumps(state)}
+        changes = {"eta": due.isoformat() if due else None, HEADER: json.dumps(state)}
         kept = _kept(parked.message)
         self._publish(kept, changes, parked.message.get("route"), due)
 

@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from celery import Celery, Task
+from celery import Task
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..engine.events import Harmless
-from ..messages import parameters_of
+from ..engine.ports import Ended, Onward, Outlet
+from ..messages import HEADER, parameters_of
 from ..spec.depth import nests_deeper
 from ..spec.failures import MAX_MESSAGE, cut, safe_repr
 from ..spec.job import MAX_DEPTH, Job, count_of, decoded
 from . import compat, sending
 from . import wire as wires
 from .attach import FRAMEWORK, attach
-from .wire import HEADER
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -49,7 +49,7 @@ _NOT_EMBEDDED = frozenset(
 )
 
 
-def keeping(task: Task, app: Celery, consumer: Any, handler: Handler) -> Handler:
+def keeping(task: Task, consumer: Any, handler: Handler) -> Handler:
     """Return a task's message handler that keeps what it cannot handle."""
     errors = (*consumer.connection_errors, *consumer.channel_errors, MemoryError)
     # Kombu's Redis counts KeyError among them, which a message without an id raises.
@@ -66,7 +66,7 @@ def keeping(task: Task, app: Celery, consumer: Any, handler: Handler) -> Handler
             if message.acknowledged:
                 raise
             _free_place(consumer.controller, error)
-            if not _kept(app, task, message, error):
+            if not _is_kept(task, message, error):
                 return None
             if isinstance(error, _DROPPED):
                 raise
@@ -115,51 +115,66 @@ def _check_stamps(names: Any, stamps: Any) -> None:
         raise InvalidTaskError(f"stamps: {stamps!r} must be an object")
 
 
-def _kept(app: Celery, task: Task, message: Any, error: Exception) -> bool:
+class _AsItCame(Outlet):
+    """The outlet of a message that no worker can handle: the message is kept as it came."""
+
+    framework = FRAMEWORK
+    #: Celery's main process has the message until it finds a place, whatever stands in the way.
+    can_wait = True
+    unreachable = (Exception,)
+
+    def __init__(self, task: Task, message: Any) -> None:
+        app = task.app
+        parts = wires.carried(message, message.body, None, app)
+        wire = wires.delivered(app, parts, message.properties or {}, message.delivery_info or {})
+        self._task = task
+        self._wire = replace(wire, headers={name: _flat(value) for name, value in wire.headers.items()})
+        self.job = self._read()
+
+    def _read(self) -> Job:
+        """Return as much of the job as can be read; without an id it has none."""
+        headers = self._wire.headers
+        said, retries = headers.get("id"), count_of(headers.get("retries")) or 0
+        job_id = "" if said is None else str(said)
+        bare = Job(job_id, self._task.name, self._wire.queue, 1 + retries, fence=retries)
+        job = decoded(headers.get(HEADER), bare, headers.get("retries"))
+        return job if isinstance(job, Job) else bare
+
+    def prepare(self, onward: Onward) -> bool:  # noqa: ARG002 - as the engine calls it
+        """Send nothing on: the job has ended."""
+        return False
+
+    def kept(self, onward: Onward | None) -> dict[str, Any]:  # noqa: ARG002 - as the engine calls it
+        """Return the message as the store keeps it; raises LookupError for one without an id."""
+        if not self.job.id:
+            raise LookupError("the message has no id, by which a dead letter is found")
+        return {**wires.to_json(self._wire), "parameters": [*parameters_of(self._task.run)]}
+
+    def dead_letter(self, ended: Ended, *, in_store: bool) -> None:  # noqa: ARG002 - as the engine calls it
+        """Put a message that the store does not have into its queue's own dead queue."""
+        if not in_store:
+            sending.bury(self._task.app, self._wire, {})
+
+
+def _is_kept(task: Task, message: Any, error: Exception) -> bool:
     """Keep a message as a dead letter, or as it is in its queue's dead queue; False when it stays here.
 
     Celery's main process then has it, unacknowledged: to give it back would bring it here again at once.
     """
+    engine = attach(task.app).engine
     try:
-        _keep(app, task, message, error)
+        outlet = _AsItCame(task, message)
+        refused = engine.unbegun(outlet.job, error)
+        with engine.at_once():
+            engine.carry(refused, refused.decision, outlet)
+        with Harmless(outlet.job):
+            task.backend.mark_as_failure(outlet.job.id, error)
     except Exception:
         logger.critical("a message of %s stays unacknowledged: it cannot be kept", task.name, exc_info=True)
         return False
     return True
 
 
-def _keep(app: Celery, task: Task, message: Any, error: Exception) -> None:
-    parts = wires.carried(message, message.body, None, app)
-    wire = wires.delivered(app, parts, message.properties or {}, message.delivery_info or {})
-    wire = replace(wire, headers={name: _flat(value) for name, value in wire.headers.items()})
-    job = _job(task.name, wire)
-    engine = attach(app).engine
-    refused = engine.unbegun(job, error)
-    with engine.at_once():
-        try:
-            # A dead letter is found, and sent again, by its id.
-            kept = {**wires.to_json(wire), "parameters": [*parameters_of(task.run)]} if job.id else None
-            if engine.store is None or kept is None:
-                raise LookupError("there is no store, or the message has no id")
-            ended = engine.after(job, refused.decision)
-            engine.bury(refused, ended, refused.decision, FRAMEWORK, kept)
-        except Exception:  # noqa: BLE001 - whatever it is, the broker is the next place
-            sending.bury(app, wire, {})
-            logger.error("job %s: kept in the broker's dead queue as it came: %r", job.id, error)
-    engine.settle(refused, refused.decision)
-    with Harmless(job):
-        task.backend.mark_as_failure(job.id, error)
-
-
 def _flat(value: Any) -> Any:
     """Return a header's value that can be written again: its repr where it is nested too deep."""
     return cut(safe_repr(value), MAX_MESSAGE) if nests_deeper(value, MAX_DEPTH) else value
-
-
-def _job(name: str, wire: wires.Wire) -> Job:
-    """Return as much of the job as can be read; without an id it has none."""
-    headers = wire.headers
-    said, retries = headers.get("id"), count_of(headers.get("retries")) or 0
-    bare = Job("" if said is None else str(said), name, wire.queue, 1 + retries, fence=retries)
-    job = decoded(headers.get(HEADER), bare, headers.get("retries"))
-    return job if isinstance(job, Job) else bare

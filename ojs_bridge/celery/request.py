@@ -17,14 +17,15 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from ..engine.runs import Drop, Postpone, Refuse, Run
+from ..messages import HEADER
 from ..spec.job import key_of
 from ..store import Reservation
 from . import compat
 from .attach import attach
 from .execution import TaskRun
-from .holding import Held, hold
+from .holding import Hold, hold
 from .results import count_in_chord
-from .wire import HEADER, KEY, OUTCOME, carried, chain_of
+from .wire import KEY, OUTCOME, carried, chain_of
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -58,7 +59,7 @@ class OJSRequest(Request):  # type: ignore[misc]
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; what the child could not report, because it died, is judged here."""
         raised = _raised(exc_info)
-        if isinstance(raised, Held) and self._ojs_hold(raised):
+        if isinstance(raised, Hold) and self._ojs_hold(raised):
             return None
         crash = None if return_ok or _is_over(self) else _crash(raised)
         if crash is None or self._ojs_settled or self._ojs_succeeded(crash):
@@ -92,7 +93,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             self.acknowledge()
         return sent
 
-    def _ojs_hold(self, why: Held, again: Callable[[], object] | None = None) -> bool:
+    def _ojs_hold(self, why: Hold, again: Callable[[], object] | None = None) -> bool:
         """Have the worker keep the message; False when it cannot, so that it goes back to its queue."""
         self._ojs_held_at = self._ojs_held_at or time.monotonic()
         if why.outcome is not None:
@@ -134,15 +135,15 @@ class OJSRequest(Request):  # type: ignore[misc]
                 signal = self._ojs_judged(execution, exc, process)
         except Exception as error:
             logger.exception("job %s: its crash cannot be judged", self.id)
-            signal = Held(repr(error))
-        if isinstance(signal, Held):
+            signal = Hold(repr(error))
+        if isinstance(signal, Hold):
             again = partial(self._ojs_end, exc, exc_info, process, natively)
-            if self._ojs_hold(Held(signal.reason), again):
+            if self._ojs_hold(Hold(signal.reason), again):
                 return
         compat.task_ready(state)(self)
         if isinstance(signal, Ignore):
             self.acknowledge()
-        elif isinstance(signal, Held):
+        elif isinstance(signal, Hold):
             self.reject(requeue=True)
         elif isinstance(signal, Retry):
             self._ojs_report_retry(signal, exc, exc_info)

@@ -16,17 +16,18 @@ from celery.local import Proxy
 
 from ..engine.retry_on import RetryOnLike
 from ..engine.runs import Native
+from ..messages import HEADER, RETRY_OPTION
 from ..spec.failures import Mapped
 from ..spec.policy import PartialPolicy
 from . import compat
-from .attach import RETRY_OPTION, check_signatures, header_for, prepare
+from .attach import check_signatures, header_for, prepare
 from .canary import Outside
 from .execution import TaskRun
-from .holding import Held
+from .holding import Hold
 from .native_options import refuse_native
 from .receiving import Handler, keeping
 from .request_class import RequestClass, keep
-from .wire import EAGER_RETRIES, HEADER, KEY
+from .wire import EAGER_RETRIES, KEY
 from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
@@ -88,7 +89,7 @@ class Bridged:
             start = compat.start_strategy(super(Bridged, type(self)))
             natively = start(NativeTask(lambda: self), app, consumer, **options)
             handler = self.ojs_outside.apart(handler, natively)
-        return keeping(self, app, consumer, handler)
+        return keeping(self, consumer, handler)
 
     def apply(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """Run the task here and now, retries included; their delays are not waited for.
@@ -215,7 +216,7 @@ def _execution_of(task: Any, request: Any) -> TaskRun | None:
 
 
 def _is_outside(outside: Outside | None, request: Any) -> bool:
-    """Return whether a request's job is outside the canary; the request of a job inside carries its message."""
+    """Return whether a request's job is outside the canary; the request of another job has its message."""
     if outside is None:
         return False
     if request.is_eager:
@@ -242,7 +243,7 @@ def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
         return execution.unbegun(error)
     except Exception:
         logger.critical("job %s waits in its worker as it came", request.id, exc_info=error)
-        return Held(repr(error))
+        return Hold(repr(error))
 
 
 def _hide_state(request: Any) -> None:

@@ -21,8 +21,6 @@ from kombu.utils import json as kombu_json
 
 from . import compat
 
-#: The message header that carries a job's retry state.
-HEADER = "ojs"
 #: The key among a request's properties under which its message travels to the process that runs the task.
 KEY = "ojs_wire"
 #: The key under which what was decided of its run travels along, until it can be carried out.

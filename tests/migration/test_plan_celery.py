@@ -12,11 +12,12 @@ from celery.utils.time import get_exponential_backoff_interval
 from ojs_bridge import Bridge, Event, RetryPolicy
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.attach import task_policy
-from ojs_bridge.celery.native_options import UNBOUNDED, native_partial
+from ojs_bridge.celery.native_options import options_as_policy
 from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, Native, Runs
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.waits import Wait, alike, policy_wait
 from ojs_bridge.spec.backoff import Intervals
+from ojs_bridge.spec.policy import LARGEST
 from tests.migration.planning import app_with, native, only
 
 AUTO: dict[str, Any] = {"autoretry_for": (OSError,)}
@@ -124,10 +125,10 @@ def test_the_policy(options: dict[str, Any], policy: dict[str, Any], exact: bool
     found = only(app_of(**options))
     assert found.policy == policy
     assert found.differences == () if exact else found.differences
-    merged = RetryPolicy.merge(native_partial(app_of(**options).tasks["job"]), policy)
+    merged = RetryPolicy.merge(options_as_policy(app_of(**options).tasks["job"]), policy)
     assert found.native is not None and found.native.waits != NOT_KNOWN
     theirs = [policy_wait(merged, n) for n in range(1, len(found.native.waits) + 1)]
-    runs = ENDLESS if merged.runs == UNBOUNDED else merged.runs
+    runs = ENDLESS if merged.runs == LARGEST else merged.runs
     assert (runs == found.native.runs and all(map(alike, found.native.waits, theirs))) is exact
 
 
@@ -161,8 +162,8 @@ def test_install_makes_of_the_policy_what_was_planned(body: Any, options: dict[s
     install(app, Bridge(), policies={"job": found.entry})
     policy, expected = task_policy(app, app.tasks["job"]).policy, RetryPolicy.merge(found.policy)
     if found.native and found.native.runs == ENDLESS:
-        assert policy.runs == UNBOUNDED
-        expected = RetryPolicy.merge(expected, {"max_attempts": UNBOUNDED})
+        assert policy.runs == LARGEST
+        expected = RetryPolicy.merge(expected, {"max_attempts": LARGEST})
     assert policy.runs == expected.runs
     if policy.runs > 1:
         assert policy == expected

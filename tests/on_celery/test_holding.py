@@ -8,7 +8,7 @@ from pathlib import Path
 import celery
 import pytest
 
-from ojs_bridge.celery.holding import Held, Unsettled, portable
+from ojs_bridge.celery.holding import Hold, Unsettled, portable
 from ojs_bridge.spec.decision import DeadLetter
 from ojs_bridge.spec.failures import Failure
 from tests.on_celery.fleet import Fleet, Worker
@@ -136,4 +136,4 @@ def test_an_outcome_that_no_process_can_be_sent_is_told_in_words() -> None:
 
 
 def test_a_request_of_another_class_gives_what_is_to_be_held_back() -> None:
-    assert Held("why").requeue
+    assert Hold("why").requeue

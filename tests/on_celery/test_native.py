@@ -12,7 +12,8 @@ from celery import Celery, Task
 from celery.utils.time import get_exponential_backoff_interval
 
 from ojs_bridge import RetryPolicy
-from ojs_bridge.celery.native_options import UNBOUNDED, native_partial
+from ojs_bridge.celery.native_options import options_as_policy
+from ojs_bridge.spec.policy import LARGEST
 from tests.on_celery.fleet import LATE, Fleet
 from tests.servers import eventually
 
@@ -49,8 +50,8 @@ PARTIALS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_retries": 0}, {"max_attempts": 1}),
     ({"max_retries": -3}, {"max_attempts": 1}),
     ({"max_retries": 2.5}, {"max_attempts": 3}),
-    ({"max_retries": None}, {"max_attempts": UNBOUNDED}),
-    ({"max_retries": float("inf")}, {"max_attempts": UNBOUNDED}),
+    ({"max_retries": None}, {"max_attempts": LARGEST}),
+    ({"max_retries": float("inf")}, {"max_attempts": LARGEST}),
     ({"retry_kwargs": {"max_retries": 7, "countdown": 5}}, {}),
     ({"default_retry_delay": 0.4}, steady("PT0.4S")),
     ({"default_retry_delay": 0}, steady("PT0.001S")),
@@ -87,15 +88,15 @@ def body() -> None:
 def test_native_options_in_the_words_of_a_policy(options: dict[str, Any], partial: dict[str, Any]) -> None:
     """What is not said stays the app's or the spec's to say; every partial policy is valid."""
     task = native_task(**options)
-    assert native_partial(task) == partial
-    assert RetryPolicy.merge(native_partial(task))
+    assert options_as_policy(task) == partial
+    assert RetryPolicy.merge(options_as_policy(task))
 
 
 @pytest.mark.parametrize(("factor", "longest"), [(1, 600), (7, 10_000), (60, 10**6)])
 def test_native_backoff_is_as_long_on_average(factor: int, longest: int) -> None:
     """Celery's own draws and the policy's, retry by retry until the cap is near."""
     task = native_task(**AUTO, retry_backoff=factor, retry_backoff_max=longest)
-    policy = RetryPolicy.merge(native_partial(task))
+    policy = RetryPolicy.merge(options_as_policy(task))
     rng = random.Random(7)
     for n in range(1, 7):
         native = [get_exponential_backoff_interval(factor, n - 1, longest, True) for _ in range(4000)]

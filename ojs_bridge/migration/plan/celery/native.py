@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from celery import Task
 
 from ....celery import compat
-from ....celery.native_options import automatic, native_partial
+from ....celery.native_options import automatic, options_as_policy
 from ....spec.policy import RetryPolicy, partial_to_ojs
 from .. import ENDLESS, Native, Open, Runs
 from ..waits import Wait, celery_wait, differing, policy_wait, steady
@@ -153,7 +153,7 @@ def policy_of(reading: Reading) -> dict[str, Any] | None:
         return None
     if runs == 1:
         return {"max_attempts": 1}
-    beneath = native_partial(task)
+    beneath = options_as_policy(task)
     backoff = beneath if autoretries(task) else steady(reading.native.waits[0].most)  # type: ignore[union-attr]
     limit = {} if runs == ENDLESS else {"max_attempts": runs}
     default, given = RetryPolicy().to_ojs(), partial_to_ojs(beneath)
@@ -165,7 +165,7 @@ def policy_of(reading: Reading) -> dict[str, Any] | None:
 def differences_of(reading: Reading, policy: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences between the bridge under a policy and Celery."""
     today = reading.native.waits
-    then = RetryPolicy.merge(native_partial(reading.task), policy)
+    then = RetryPolicy.merge(options_as_policy(reading.task), policy)
     found = [*differing(today, [policy_wait(then, n) for n in range(1, len(today) + 1)])]  # type: ignore[arg-type]
     yield from found
     if found and then.jitter:
