@@ -140,10 +140,6 @@ class _AsItCame(Outlet):
         job = decoded(headers.get(HEADER), bare, headers.get("retries"))
         return job if isinstance(job, Job) else bare
 
-    def prepare(self, onward: Onward) -> bool:  # noqa: ARG002 - as the engine calls it
-        """Send nothing on: the job has ended."""
-        return False
-
     def kept(self, onward: Onward | None) -> dict[str, Any]:  # noqa: ARG002 - as the engine calls it
         """Return the message as the store keeps it; raises LookupError for one without an id."""
         if not self.job.id:
@@ -154,6 +150,15 @@ class _AsItCame(Outlet):
         """Put a message that the store does not have into its queue's own dead queue."""
         if not in_store:
             sending.bury(self._task.app, self._wire, {})
+
+    def prepare(self, onward: Onward) -> bool:  # noqa: ARG002 - as the engine calls it
+        """Send nothing on: the job has ended."""
+        return False
+
+    def _never(self, *_: Any, **__: Any) -> None:
+        """Do nothing: a job that cannot be handled has no other end."""
+
+    publish = sent = complete = release = discard = _never
 
 
 def _is_kept(task: Task, message: Any, error: Exception) -> bool:
