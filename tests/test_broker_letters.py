@@ -93,7 +93,7 @@ def test_pages_do_not_shift(stub: StubBroker, unique: str) -> None:
     ("asked", "told"),
     [
         ({"limit": 0}, "limit: 0 must be between 1 and 1000"),
-        ({"cursor": "x"}, "cursor: 'x' was given out by no page"),
+        ({"cursor": "x"}, "cursor: 'x' was returned by no page"),
         ({"since": datetime(2026, 1, 1)}, "since: .* must be a time with a zone"),
     ],
 )

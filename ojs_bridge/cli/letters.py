@@ -34,25 +34,15 @@ class Filter:
 
     queue: Annotated[str | None, Option(help="Only of this queue.")] = None
     type: Annotated[str | None, Option(help="Only of this job type, such as billing.*")] = None
-    error_type: Annotated[str | None, Option(help="Only with a last error of this type, such as a.*")] = None
-    since: Annotated[str | None, Option(help=f"Only those that died at this time or later. {_WHEN}.")] = None
-    until: Annotated[
-        str | None, Option(help="Only those that died before this time, written as for --since.")
-    ] = None
-    text: Annotated[str | None, Option(help="Only with this text in their arguments or error messages.")] = (
-        None
-    )
+    error_type: Annotated[str | None, Option(help="With a last error of this type, such as a.*")] = None
+    since: Annotated[str | None, Option(help=f"That died at this time or later. {_WHEN}.")] = None
+    until: Annotated[str | None, Option(help="That died before this time, written as for --since.")] = None
+    text: Annotated[str | None, Option(help="With this text in the arguments or error messages.")] = None
 
     def kind(self, now: datetime) -> Kind:
         """Return the filter as the library takes it; raises ValueError for a time that cannot be read."""
-        return Kind(
-            queue=self.queue,
-            type=self.type,
-            error_type=self.error_type,
-            since=None if self.since is None else _time("since", self.since, now),
-            until=None if self.until is None else _time("until", self.until, now),
-            text=self.text,
-        )
+        since, until = _time("since", self.since, now), _time("until", self.until, now)
+        return Kind(**{**asdict(self), "since": since, "until": until})  # type: ignore[typeddict-item]
 
     def kind_until(self, now: datetime) -> Kind:
         """Return the filter without letters that die from now on, which the operator has not seen."""
@@ -61,7 +51,9 @@ class Filter:
         return Kind(**{**kind, "until": end if until is None else min(until, end)})
 
 
-def _time(name: str, text: str, now: datetime) -> datetime:
+def _time(name: str, text: str | None, now: datetime) -> datetime | None:
+    if text is None:
+        return None
     try:
         if ago := _AGO.fullmatch(text):
             return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
@@ -101,11 +93,8 @@ def letters_table(letters: Iterable[Letter]) -> Rows:
 
 
 def _row(letter: Letter) -> tuple[object, ...]:
-    attempts = attempts_told(letter.attempt, letter.max_attempts, "/")
-    return (
-        *(letter.id, letter.type, letter.queue, letter.error_type),
-        *(attempts, time_of(letter.discarded_at)),
-    )
+    attempts, died = attempts_told(letter.attempt, letter.max_attempts, "/"), time_of(letter.discarded_at)
+    return (letter.id, letter.type, letter.queue, letter.error_type, attempts, died)
 
 
 def show_letters(letters: Iterable[Letter], where: str = "", *, as_json: bool) -> None:

@@ -54,9 +54,7 @@ def replay(
     changes: Changes,
     ids: Annotated[list[str] | None, Argument(metavar="[ID...]", help="Job ids.")] = None,
     everything: Annotated[bool, Option("--all", help="Replay all that the filters choose; asks.")] = False,
-    rate: Annotated[
-        float | None, Option(metavar="N", help="With --all: the most replays in a second.")
-    ] = None,
+    rate: Annotated[float | None, Option(metavar="N", help="With --all: so many a second, at most.")] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""The tasks or actors of a fleet that are moved, and the partial policy of each."""
+"""The `policies` of an install: the tasks or actors under the bridge, and their partial policies."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ _RETRY_ON = "retry_on"
 
 
 class EntryFields(PolicyFields, total=False):
-    """The fields of an entry of `policies`, as a type checker knows them."""
+    """The fields of an entry of `policies`, for a type checker."""
 
     retry_on: RetryOnLike | None
 
 
-#: What may stand in `policies`: a partial policy, and beside its fields a `retry_on`.
+#: An entry of `policies`: a partial policy, which may have a `retry_on` among its fields.
 PolicyEntry: TypeAlias = "EntryFields | RetryPolicy"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One of the `policies`: a partial policy, and which failures are retried, if it says so."""
+    """An entry of `policies`: a partial policy, and its `retry_on`, if there is one."""
 
     policy: AnyPartial
     retry_on: RetryOn | None = None
 
 
 def read_entry(entry: AnyPartial, place: str) -> Entry:
-    """Return what an entry says; raises ConfigurationError for a `retry_on` that says nothing.
+    """Read an entry; raises ConfigurationError for an invalid `retry_on`, after its `place`.
 
-    Its partial policy is not checked. `place` stands before what is wrong.
+    The partial policy is not checked.
     """
     if not isinstance(entry, Mapping):
         return Entry(entry)
@@ -57,10 +57,9 @@ def _checked(entry: AnyPartial, place: str) -> Entry:
 class Policies:
     """The `policies` of an `install`: name patterns, such as `billing.*`, and partial policies.
 
-    An entry may also say `retry_on`. Where several patterns match a name, all of them count, later ones
-    winning, over a `default`. Without `policies` every name is moved. `place` stands before what is said of
-    them. Raises InvalidRetryPolicy for a partial policy that is invalid, and ConfigurationError for a
-    `retry_on` that is none.
+    An entry may also have a `retry_on`. If several patterns match a name, their policies are merged in order
+    over the `default`. Without `policies` every name is taken over. Errors begin with the `place`. Raises
+    InvalidRetryPolicy for an invalid partial policy, and ConfigurationError for an invalid `retry_on`.
     """
 
     def __init__(
@@ -75,12 +74,12 @@ class Policies:
         self._policies = None if policies is None else dict(self._entries_of(policies))
 
     def of(self, name: str) -> list[AnyPartial] | None:
-        """Return the partial policies for a name; None for one that stays with its framework."""
+        """Return the partial policies for a name; None if the name stays with its framework."""
         entries = self._entries(name)
         return None if entries is None else [entry.policy for entry in entries]
 
     def retry_on(self, name: str) -> RetryOn | None:
-        """Return which failures are retried of a name; None where no policy says so."""
+        """Return the `retry_on` for a name; None if no policy has one."""
         said = [entry.retry_on for entry in self._entries(name) or () if entry.retry_on]
         return said[-1] if said else None
 
@@ -99,7 +98,7 @@ class Policies:
         return [*self._default, *named] if named else None
 
     def check(self, names: Iterable[str], what: str) -> None:
-        """Raise ConfigurationError for a pattern that matches none of the names, which are of `what`.
+        """Raise ConfigurationError for a pattern that matches no name; `what` is a task or an actor.
 
         And for an exception class of `retry_on` that cannot be imported.
         """

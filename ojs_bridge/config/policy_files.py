@@ -1,4 +1,4 @@
-"""Policies in files: one, or a table of named partial ones with a default, in TOML or JSON."""
+"""Policies in TOML or JSON files: one policy, or partial policies by name pattern with a default."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TABLES = {"default", "policies"}
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A policy of a file, as its jobs get it; None, with the problems, when it is invalid."""
+    """A policy of a file, merged with the defaults; None, with the problems, if it is invalid."""
 
     name: str
     policy: RetryPolicy | None
@@ -38,7 +38,7 @@ class Named:
 def read_file(file: str) -> list[Named]:
     """Return the policies of a file, each over the file's default; raises OSError.
 
-    A file that is neither TOML nor JSON, or holds no policies, is one invalid policy.
+    A file that cannot be read as TOML or JSON policies gives one invalid policy.
     """
     try:
         return _each(_parse(file))
@@ -47,10 +47,10 @@ def read_file(file: str) -> list[Named]:
 
 
 def load(file: str | os.PathLike[str], place: str = "policies") -> Policies:
-    """Return the policies of a file, for an `install`; `place` is where the file was named.
+    """Return the policies of a file, for an `install`; `place` is the setting that named the file.
 
-    Each stands over the file's `default`; without a table `policies` that is for every name.
-    Raises InvalidRetryPolicy, with one line for each problem that `ojs-bridge policy check` finds, and
+    Each is merged over the file's `default`. Without a table `policies` the default is for every name. Raises
+    InvalidRetryPolicy, with one line for each problem that `ojs-bridge policy check` finds, and
     ConfigurationError for a file that cannot be read.
     """
     path = os.fspath(file)
@@ -83,7 +83,7 @@ def _parse(file: str) -> Mapping[str, Any]:
 
 
 def read_toml(text: str) -> Mapping[str, Any]:
-    """Return what a text in TOML holds; raises ValueError."""
+    """Parse a text in TOML; raises ValueError."""
     return tomllib.loads(text)
 
 

@@ -1,4 +1,4 @@
-"""The settings of a bridge and of an `install`, found and checked."""
+"""The settings of a bridge and of an `install`, as found in their sources, and checked."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from .policies import Policies
 from .policy_files import PoliciesOrFile, load
 from .sources import Found, layered
 
-#: What the native retries of a job count that was on its way when the bridge came: attempts, or nothing where
-#: they are more than its policy allows.
+#: The native retries of a job from before the bridge count as attempts; or not, if they exceed its policy.
 InFlight: TypeAlias = Literal["counted", "afresh"]
 
 _LIMITS = tuple(field.name for field in fields(Retention))
@@ -45,7 +44,7 @@ class Settings:
 
 
 def settings_of(**given: Any) -> Settings:
-    """Return a bridge's settings: those given, where they are not None, and those found elsewhere.
+    """Return a bridge's settings: those given that are not None, and the others from their sources.
 
     Raises ConfigurationError and InvalidRetryPolicy.
     """
@@ -65,7 +64,7 @@ def settings_of(**given: Any) -> Settings:
 
 
 def the_retry() -> AnyPartial | None:
-    """Return the app's default policy as it is found where no code gives one."""
+    """Return the default policy from the sources outside of code."""
     return _retry(layered()["retry"])
 
 
@@ -83,19 +82,19 @@ def the_policies(policies: PoliciesOrFile | None) -> Policies:
 
 
 def fetches_reliably() -> bool:
-    """Return whether a Celery worker takes messages from Redis in the bridge's way."""
+    """Return whether a Celery worker uses the bridge's reliable way to take messages from Redis."""
     return _either(layered()["reliable_fetch"])
 
 
 def begins_afresh(in_flight: InFlight) -> bool:
-    """Return whether jobs in flight begin afresh that are beyond their limit; raises ConfigurationError."""
+    """Return whether jobs in flight beyond their limit begin afresh; raises ConfigurationError."""
     if in_flight not in get_args(InFlight):
         raise ConfigurationError(f"in_flight: {in_flight!r} must be 'counted' or 'afresh'")
     return in_flight == "afresh"
 
 
 def _is_store(value: object) -> TypeGuard[Store]:
-    # A store may hand on what it is asked, as no isinstance of Python 3.12 sees.
+    # A store may delegate with __getattr__, which isinstance does not see on Python 3.12.
     return all(hasattr(value, name) for name in ("bury", "park", "reserve"))
 
 
@@ -110,7 +109,7 @@ def _store(found: Found, namespace: str, reservation: timedelta) -> Store | None
 
 
 def _patience(reservation: timedelta) -> float:
-    """Return for how many seconds a store is waited for: a reservation outlasts a silent connection."""
+    """Return the seconds to wait for a store: less than a reservation lasts."""
     return min(max(reservation.total_seconds() / 3, 2.0), PATIENCE_SECONDS)
 
 

@@ -1,4 +1,4 @@
-"""The sources of settings: code, then Django's settings, OJS_BRIDGE_* variables, a TOML table."""
+"""The sources of settings, in order: code, Django's settings, OJS_BRIDGE_* variables, a TOML table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OTHERS = {"APP", "CANARY", "CONFIG", "OPERATOR_TOKEN", "READER_TOKEN", "SHADOW"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A setting's value, and where it was said: under its own name in code."""
+    """A setting as it was found; the `place` of a setting in code is its own name."""
 
     place: str
     said: Any
@@ -39,25 +39,25 @@ class Found:
 
     @property
     def in_code(self) -> bool:
-        """Whether it was given in code, or is the default."""
+        """Whether the setting was given in code, or is the default."""
         return self.place in SETTINGS
 
     @property
     def value(self) -> Any:
-        """What was said, as code would say it; raises ConfigurationError for a text that cannot be read."""
+        """The value; raises ConfigurationError for a text that cannot be read."""
         return self.read(self.place, self.said)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a setting is read from a variable's text, and its default."""
+    """The reader of a setting from a variable's text, and its default."""
 
     read: Callable[[str, str], Any]
     default: Any = None
 
 
 def layered(**given: Any) -> dict[str, Found]:
-    """Return every setting: as given in code, where that is not None, as it was found, or its default.
+    """Return every setting: as given in code, if that is not None; or as found; or its default.
 
     Raises ConfigurationError for an unknown key in Django's settings or in the TOML table.
     """
@@ -67,7 +67,7 @@ def layered(**given: Any) -> dict[str, Found]:
 
 
 def _in_django() -> Mapping[str, Found]:
-    """Return `OJS_BRIDGE` of Django's settings; where Django is not in use it is not imported either."""
+    """Return `OJS_BRIDGE` of Django's settings; Django is not imported if nothing has imported it."""
     conf: Any = sys.modules.get("django.conf")
     if conf is None or not (conf.settings.configured or os.environ.get("DJANGO_SETTINGS_MODULE")):
         return {}
@@ -90,7 +90,7 @@ def _in_environment() -> Mapping[str, Found]:
 
 @functools.cache
 def _warn_of(variable: str) -> None:
-    """Say once that a variable is misspelt, or that it is for a newer release."""
+    """Warn once of a variable that is misspelt, or meant for a newer release."""
     logger.warning("%s is not a variable that ojs-bridge knows: it has no effect", variable)
 
 
@@ -105,7 +105,7 @@ def _in_toml() -> Mapping[str, Found]:
 
 
 def _own_table(path: Path, *, needed: bool) -> Any:
-    """Return `[tool.ojs-bridge]` of a pyproject.toml, or None; one without it may be as it likes."""
+    """Return `[tool.ojs-bridge]` of a pyproject.toml, or None; a file without that table may be damaged."""
     try:
         told = _read(path)
     except ConfigurationError:
@@ -135,7 +135,7 @@ def _mentions_us(path: Path) -> bool:
 
 
 def _table(told: object, place: str) -> dict[str, Found]:
-    """Return the settings of a table; raises ConfigurationError for a key that is none."""
+    """Return the settings of a table; raises ConfigurationError for an unknown key."""
     if not isinstance(told, Mapping):
         shown = without_password(repr(told))
         raise ConfigurationError(f"{place}: {shown} must be a table of settings")
@@ -170,7 +170,7 @@ def _json(place: str, text: str) -> Any:
         raise ConfigurationError(f"{place}: {text!r} is not JSON: {error}") from None
 
 
-#: Each has the name of its argument in code, and of its key in a table; its variable is that in capitals.
+#: The settings by name: as an argument in code, as a key in a table, and in capitals as a variable.
 SETTINGS = {
     "store": Setting(_text),
     "namespace": Setting(_text, "ojs"),

@@ -9,7 +9,7 @@ import re
 import time
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -105,7 +105,7 @@ class Access:
 
     def _check_host(self, headers: Headers) -> None:
         """Refuse another host name that leads to this address (DNS rebinding)."""
-        if self.hosts is not None and _host(f"//{headers.get('host', '')}") not in self.hosts:
+        if self.hosts is not None and _parts(f"//{headers.get('host', '')}").hostname not in self.hosts:
             raise forbidden(f"the Host header must name {' or '.join(sorted(self.hosts))}")
 
 
@@ -152,7 +152,7 @@ def _check_origin(headers: Headers) -> None:
     never does.
     """
     origin = headers.get("origin")
-    if origin is not None and _netloc(origin) != headers.get("host", "").lower():
+    if origin is not None and _parts(origin).netloc.lower() != headers.get("host", "").lower():
         raise forbidden("the Origin header names another server")
     if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         raise forbidden("the request comes from another server's page")
@@ -166,15 +166,9 @@ def _check_version(headers: Headers) -> None:
         raise Refusal(422, "unsupported", f"OJS-Version: {wanted!r} is not served here, but {VERSION} is")
 
 
-def _host(url: str) -> str | None:
+def _parts(url: str) -> SplitResult:
+    """Return the parts of a URL; those of an invalid URL are empty, and so are no server's."""
     try:
-        return urlsplit(url).hostname
+        return urlsplit(url)
     except ValueError:
-        return None
-
-
-def _netloc(url: str) -> str | None:
-    try:
-        return urlsplit(url).netloc.lower()
-    except ValueError:
-        return None
+        return urlsplit("")

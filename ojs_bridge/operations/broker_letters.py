@@ -22,9 +22,9 @@ from ..store import Letter, LetterFilter, Page, index_text, matches, to_ms
 from .letters import Kind, page_size, says, shown, wanted
 from .replaying import Changes, Sender, job_of, override_of
 
-#: How many letters of each framework are looked at.
+#: The most letters of each framework that are read.
 MOST = 10_000
-#: Error types that say by themselves why their job ended.
+#: The cause of a job's end, where its error type alone tells the cause.
 _CAUSES: dict[str, Cause] = {
     EXPIRED: "expired",
     InvalidState.type: "invalid",
@@ -35,10 +35,10 @@ _CAUSES: dict[str, Cause] = {
 class BrokerLetters:
     """Dead letters in the brokers' own dead queues: Dramatiq's `.XQ`, and `<queue>.dead` on Celery.
 
-    There they lie without a store, while the store could not be reached, and, on Dramatiq, from before the
-    bridge. Every method reads the queues anew, 10,000 letters of each framework at most. All raise
-    Unreachable, and ConfigurationError when this process has given the bridge to no app or broker. What is
-    returned has gone through the bridge's redaction.
+    Dead letters go there without a store, or when the store cannot be reached. On Dramatiq those from before
+    the bridge lie there, too. Every method reads the queues anew, at most 10,000 letters of each framework.
+    All raise Unreachable, and ConfigurationError when this process has given the bridge to no app or broker.
+    The letters that are returned are redacted.
     """
 
     def __init__(self, context: Context) -> None:
@@ -47,10 +47,10 @@ class BrokerLetters:
         self._sender = Sender(context)
 
     def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
-        """Return a page of the dead letters of a Kind, newest first, each with the errors its message has.
+        """Return a page of the dead letters of a Kind, newest first, each with the errors in its message.
 
-        Raises ValueError for a limit outside 1 to 1000, for a cursor that no page gave out and for a time
-        without a zone.
+        Raises ValueError for a limit outside 1 to 1000, for a cursor that no page has returned, and for a
+        time without a zone.
         """
         (where, text), size = wanted(kind), page_size(limit)
         last = None if cursor is None else _read_cursor(cursor)
@@ -65,16 +65,16 @@ class BrokerLetters:
         return Page(tuple(shown(letter, self._context.redactor) for letter in found[:size]), more)
 
     def get(self, letter_id: str) -> Letter:
-        """Return one dead letter, with what the store keeps of its history; raises LetterNotFound."""
+        """Return a dead letter, with the errors that the store has kept; raises LetterNotFound."""
         return shown(self._whole(self._get(letter_id)), self._context.redactor)
 
     def retry(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
-        With the Changes given. The letter leaves its dead queue only after its message was published. Raises
-        LetterNotFound, also for one that another process replays; ConfigurationError when this process does
-        not know its type; ValueError and InvalidRetryPolicy; and whatever publishing raises: the letter then
-        stays.
+        `changes` are Changes. The letter leaves its dead queue only after its message was published. Raises
+        LetterNotFound, also while another process replays the letter; ConfigurationError when this process
+        does not know its type; ValueError and InvalidRetryPolicy for the changes; and every error of
+        publishing. After an error the letter stays.
         """
         override = override_of(changes)
         letter = self._get(letter_id)
@@ -86,7 +86,7 @@ class BrokerLetters:
         return job
 
     def delete(self, letter_id: str) -> None:
-        """Delete a dead letter; raises LetterNotFound, also for one that is being replayed."""
+        """Delete a dead letter; raises LetterNotFound, also while a process replays the letter."""
         letter = self._get(letter_id)
         self._take(letter, self._forget)
         self._context.emit(dead_letter("deleted", job_of(letter), self._context.clock()))
@@ -108,14 +108,14 @@ class BrokerLetters:
     def _read(self) -> Sequence[Letter]:
         if not self._context.dead_queues:
             raise ConfigurationError(
-                "dead queues are read through their app or broker, and this process has given the bridge to "
+                "a dead queue is read through its app or broker, and this process has given the bridge to "
                 "none: import the module that does"
             )
         found = [letter for queues in self._context.dead_queues.values() for letter in queues.read(MOST)]
         return sorted(found, key=_place, reverse=True)
 
     def _whole(self, letter: Letter) -> Letter:
-        """Return a letter with the errors that its message had no room for, as far as a store keeps them."""
+        """Return a letter with the errors that its message had no room for, if a store has kept them."""
         kept = [] if self._store is None else [entry for _, entry in self._store.kept_errors(letter.id)]
         whole = {_which(entry): entry for entry in (*letter.errors, *kept)}
         in_time = sorted(whole.values(), key=lambda entry: str(entry.get("timestamp")))
@@ -127,7 +127,7 @@ def found_letter(
 ) -> Letter:
     """Return the letter of a job that was found in a dead queue, where it has been since `at`, if known.
 
-    `begun` is what the bridge would say of the job, as its message says that it ended.
+    `begun` is the run that the bridge would begin for the message, or its refusal.
     """
     job = begun.job
     decision, policy = (
@@ -138,7 +138,7 @@ def found_letter(
 
 
 def _decision_of(job: Job) -> DeadLetter:
-    """Return the decision as far as a dead queue's message tells it."""
+    """Return the decision that ended a job, as far as its message tells."""
     last = job.errors[-1] if job.errors else {}
     failure = Failure(str(last.get("type") or "Unknown"), str(last.get("message") or ""))
     reason = f"attempt {job.attempt} was its last, and it was found in the broker's dead queue"
@@ -154,7 +154,7 @@ def _last_failure(job: Job) -> datetime | None:
 
 
 def _which(entry: ErrorEntry) -> tuple[Any, ...]:
-    """Return what tells an error entry from a job's others, also where it was cut."""
+    """Return the key of an error entry among those of its job: a shortened entry keeps it."""
     return entry.get("replay", 0), entry.get("attempt"), entry.get("timestamp")
 
 
@@ -182,5 +182,5 @@ def _write_cursor(letter: Letter) -> str:
 def _read_cursor(cursor: str) -> tuple[int, str]:
     at, separator, letter_id = cursor.partition(":")
     if not (separator and at.isascii() and at.isdecimal()):
-        raise ValueError(f"cursor: {cursor!r} was given out by no page")
+        raise ValueError(f"cursor: {cursor!r} was returned by no page")
     return int(at), letter_id

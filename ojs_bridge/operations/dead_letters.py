@@ -22,7 +22,7 @@ from .retention import PERIOD, Pruner, Retention
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How many letters one page looks through for a text.
+#: The most letters that one page searches for a text.
 LOOK_THROUGH = 2000
 
 
@@ -38,35 +38,35 @@ class Timeline:
 class DeadLetters:
     """Dead letters of one bridge. Every method raises ConfigurationError when the bridge has no store.
 
-    What it returns has gone through the bridge's redaction; `text` is looked for in what that leaves.
+    The letters that are returned are redacted, and a `text` is searched in the redacted letters.
     """
 
     def __init__(self, context: Context, retention: Retention) -> None:
         self._context = context
         self._clock = context.clock
-        #: How long letters are kept, and how many.
+        #: The limits of the age and the number of letters.
         self.retention = retention
 
     def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
         """Return a page of the dead letters of a Kind, newest first (DLQ-006, DLQ-R005).
 
-        A text is looked for in 2,000 letters a page: one with few letters, or none, may have a cursor to go
-        on with. Raises ValueError for a limit outside 1 to 1000, for a cursor that no page gave out and for a
+        For a text, a page searches 2,000 letters: it may have few letters, or none, and still a cursor.
+        Raises ValueError for a limit outside 1 to 1000, for a cursor that no page has returned, and for a
         time without a zone.
         """
         return self._page(*wanted(kind), page_size(limit), cursor)
 
     def get(self, letter_id: str) -> Letter:
-        """Return one dead letter with its whole history (DLQ-002); raises LetterNotFound."""
+        """Return a dead letter with its whole history (DLQ-002); raises LetterNotFound."""
         return self._shown(self._get(letter_id))
 
     def retry(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
-        With the Changes given. The letter leaves the store only after its message was published.
-        Raises LetterNotFound; ConfigurationError when this process has no publisher for the letter's
-        framework or does not know its type; ValueError and InvalidRetryPolicy; and whatever publishing
-        raises: the letter then stays.
+        `changes` are Changes. The letter leaves the store only after its message was published. Raises
+        LetterNotFound; ConfigurationError when this process has no publisher for the letter's framework or
+        does not know its type; ValueError and InvalidRetryPolicy for the changes; and every error of
+        publishing. After an error the letter stays.
         """
         override = override_of(changes)
         return self._replayer().one(self._get(letter_id), override)
@@ -82,10 +82,10 @@ class DeadLetters:
     ) -> Bulk:
         """Replay all dead letters of a Kind, the oldest first (DLQ-R001); count them without `confirm`.
 
-        `override` holds Changes for all of them. At most `rate` a second;
-        `progress` is called with how many have been dealt with so far. What dies meanwhile is left alone.
-        Letters that cannot be replayed stay and are told. Raises ValueError and InvalidRetryPolicy, and
-        Unreachable and StoreError, when what was not replayed yet stays.
+        `override` holds Changes for all letters. `rate` is the most replays in a second. `progress` is called
+        with the number of letters done so far. Letters of jobs that die meanwhile are left alone. Letters
+        that cannot be replayed stay, and the Bulk tells why. Raises ValueError and InvalidRetryPolicy; and
+        Unreachable and StoreError: the letters that are not replayed yet stay.
         """
         (where, text), changes = self._until_now(kind), override_of(override or {})
         if not confirm:
@@ -93,11 +93,11 @@ class DeadLetters:
         return self._replayer().many(self._pages(where, text), changes, rate=rate, progress=progress)
 
     def why_not(self, letter: Letter) -> str | None:
-        """Return why this process cannot replay a letter, as far as it knows; None where it can."""
+        """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
         return self._replayer().why_not(letter)
 
     def delete(self, letter_id: str) -> None:
-        """Delete a dead letter; raises LetterNotFound, also for one that is being replayed."""
+        """Delete a dead letter; raises LetterNotFound, also while a process replays the letter."""
         letter = self._get(letter_id)
         claimed = self._store.claim([letter_id], now=self._clock(), seconds=CLAIM_SECONDS)
         if not claimed.letters:
@@ -116,7 +116,7 @@ class DeadLetters:
     ) -> Bulk:
         """Delete all dead letters of a Kind; without `confirm` only count them.
 
-        One that is being replayed stays, and is told. `progress` as with `retry_all`.
+        A letter that is being replayed stays, and counts as failed. `progress` is as for `retry_all`.
         """
         where, text = self._until_now(kind)
         if not confirm:
@@ -146,7 +146,7 @@ class DeadLetters:
     def timeline(self, *, steps: int = 48, **kind: Unpack[Kind]) -> Timeline:
         """Count the deaths of a Kind in so many steps of time, from `since`, or the oldest one, until now.
 
-        A text is not looked for. Raises ValueError for steps outside 1 to 1000.
+        A text is ignored. Raises ValueError for steps outside 1 to 1000.
         """
         if not (isinstance(steps, int) and 1 <= steps <= MAX_PAGE):
             raise ValueError(f"steps: {steps!r} must be between 1 and {MAX_PAGE}")
@@ -162,7 +162,7 @@ class DeadLetters:
     def export(self, **kind: Unpack[Kind]) -> Iterator[str]:
         """Yield the dead letters of a Kind, the oldest first, each as a line of JSON that `load` reads.
 
-        Under a redaction the lines lack what is hidden, and cannot be loaded.
+        Redacted lines cannot be loaded.
         """
         where, text = self._until_now(kind)
         for page in self._pages(where, text):
@@ -170,9 +170,9 @@ class DeadLetters:
                 yield letter_to_json(self._shown(letter))
 
     def load(self, lines: Iterable[str]) -> int:
-        """Take back what `export` has written, and return how many; one that is there is replaced.
+        """Load lines of `export`, and return their number; a letter of the same id is replaced.
 
-        Raises ValueError that names the line for a damaged one; nothing is taken then.
+        Raises ValueError that names a damaged line: then no letter is loaded.
         """
         letters = [loaded(n, line) for n, line in enumerate(lines, 1) if line.strip()]
         for letter in letters:
@@ -180,14 +180,14 @@ class DeadLetters:
         return len(letters)
 
     def prune(self) -> int:
-        """Delete the letters that exceed the retention, now, and return how many (DLQ-004).
+        """Delete the letters that exceed the retention now, and return their number (DLQ-004).
 
         Workers do so every five minutes. Raises OSError when the archive cannot be written.
         """
         return self._pruned(self._pruner().prune())
 
     def prune_once_a_period(self) -> None:
-        """Do so unless another worker of the fleet has, or is at it (DLQ-005)."""
+        """Prune, unless another worker of the fleet has pruned in this period, or does now (DLQ-005)."""
         self._pruned(self._pruner().prune_once_a_period() or 0)
 
     def _pruner(self) -> Pruner:
@@ -216,7 +216,7 @@ class DeadLetters:
         return letter
 
     def _until_now(self, kind: Kind) -> tuple[LetterFilter, str | None]:
-        """Return what is asked for, without what dies from now on."""
+        """Return the filter and the text of a Kind, without letters that die from now on."""
         where, text = wanted(kind)
         now = self._clock() + timedelta(milliseconds=1)
         return replace(where, until=now if where.until is None else min(where.until, now)), text
@@ -227,7 +227,7 @@ class DeadLetters:
         return sum(len(page) for page in self._pages(where, text))
 
     def _pages(self, where: LetterFilter, text: str | None) -> Iterator[Sequence[Letter]]:
-        """Yield the letters of some kind as they are stored, the oldest first."""
+        """Yield pages of letters as they are stored, the oldest first."""
         for page in pages_of(self._store, where):
             yield [letter for letter in page if self._has(letter, text)]
 

@@ -18,10 +18,11 @@ from .letters import MAX_PAGE, every_page
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The outcome of a drain: how many retries it published, and which stay.
+    """The outcome of a drain: the number of retries that were published, and the retries that stay.
 
-    `failed` says why, by job id; `held` are being published by another process, or were parked again by
-    workers that still run; `others` are of frameworks that this process has no app of.
+    `failed` has the errors by job id. `held` counts retries that another process is publishing, or that
+    workers have parked again. `others` counts retries by framework, where this process has no app of the
+    framework.
     """
 
     published: int
@@ -31,7 +32,7 @@ class Drained:
 
 
 class Draining:
-    """One drain of a store: of the job types that match one of `tasks`, which are patterns, or of all."""
+    """A drain of the retries whose job types match one of the patterns `tasks`, or of all retries."""
 
     def __init__(
         self, context: Context, store: Store, tasks: Sequence[str], progress: Callable[[int], object]
@@ -46,20 +47,20 @@ class Draining:
         self._published = 0
 
     def retries(self) -> Iterator[Parked]:
-        """Yield what would be published, the next one due first; raises StoreError."""
+        """Return the retries that would be published, the next one due first; raises StoreError."""
         return (parked for page in self._pages() for parked in page if parked.framework in self._publishers)
 
     def run(self) -> Drained:
-        """Publish pass after pass, until one finds nothing that it can claim; raises StoreError, Unreachable.
+        """Publish in passes, until a pass can claim no retry; raises StoreError, Unreachable.
 
-        Each retry is tried once, so that workers which park it again do not keep the drain alive.
+        Each retry is tried once: workers that park it again must not keep the drain running.
         """
         while sum(map(self._publish, self._pages())):
             pass
         return self._drained()
 
     def _pages(self) -> Iterator[list[Parked]]:
-        """Yield page after page what is wanted, of every framework."""
+        """Yield pages of the retries that match, of every framework."""
         read = partial(self._store.list_parked, ParkedFilter(), limit=MAX_PAGE)
         for page in every_page(lambda cursor: read(cursor=cursor)):
             yield [parked for parked in page.retries if self._wants(parked.type)]
@@ -68,7 +69,7 @@ class Draining:
         return not self._tasks or any(matches(type_, pattern) for pattern in self._tasks)
 
     def _publish(self, page: Sequence[Parked]) -> int:
-        """Publish what can be claimed of a page; return how many that were."""
+        """Publish the retries of a page that can be claimed; return their number."""
         keys = [p.key for p in page if p.framework in self._publishers and self._is_new(p)]
         lots = (keys[start : start + UNPARK] for start in range(0, len(keys), UNPARK))
         return sum(map(self._publish_lot, lots))
@@ -79,7 +80,7 @@ class Draining:
         published: list[Parked] = []
         try:
             for parked in due.retries:
-                # Who goes on after its claim ended publishes what others publish too.
+                # After the end of the claim another process may publish the same retries.
                 if time.monotonic() < ends and self._is_new(parked) and self._publish_one(parked):
                     published.append(parked)
         finally:
@@ -93,7 +94,7 @@ class Draining:
             self._publishers[parked.framework].publish(parked, state, due=at)
         except Unreachable:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the matter with this one is, the others go on
+        except Exception as error:  # noqa: BLE001 - one bad retry must not stop the others
             self._failed[parked.id] = str(error) or repr(error)
             return False
         finally:

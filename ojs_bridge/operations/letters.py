@@ -1,4 +1,4 @@
-"""Dead letters as the operations read them: the filter, what the redaction leaves, one line of an export."""
+"""Dead letters as the operations read them: filters, pages, redaction, and the lines of an export."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from ..store import Letter, LetterFilter, Page, ParkedPage, Store, letter_from_j
 AnyPage = TypeVar("AnyPage", Page, ParkedPage)
 
 MAX_PAGE = 1000
-#: The seconds for which a replay, or the archive, may hold letters before another may claim them.
+#: The seconds of a claim on letters, after which another process may claim them.
 CLAIM_SECONDS = 60.0
-#: Checks what an imported letter holds: a dataclass itself takes anything.
+#: Checks the fields of an imported letter: a dataclass takes any value.
 _FIELDS = TypeAdapter(TypedDict("LetterFields", get_type_hints(Letter)))  # type: ignore[operator]
 
 
 class Kind(TypedDict, total=False):
-    """A choice of dead letters by queue, and by job type and last error type, which are patterns.
+    """A choice of dead letters.
 
-    By the time of their death: `since` a time, and `until` one, which is not included. By a `text` in their
-    arguments or error messages, in any case. A pattern is a whole type, or has `*` for any characters.
+    By queue; by job type and by last error type, which are patterns: `*` stands for any characters. By the
+    time of death: `since` is included, `until` is not. By a `text` in the arguments or error messages, in
+    lower or upper case.
     """
 
     queue: str | None
@@ -41,7 +42,7 @@ class Kind(TypedDict, total=False):
 
 
 def wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
-    """Return the filter that a store knows, and the text to look for; raises ValueError."""
+    """Return the filter for the store, and the text to search for; raises ValueError."""
     for name in ("since", "until"):
         at = kind.get(name)
         if at is not None and not (isinstance(at, datetime) and at.tzinfo):
@@ -53,7 +54,7 @@ def wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
 
 
 def says(letter: Letter, text: str | None, redactor: Redactor) -> bool:
-    """Return whether what may be shown of a letter's arguments and error messages holds a text."""
+    """Return whether the redacted arguments or error messages of a letter have a text."""
     if text is None:
         return True
     told = shown(letter, redactor)
@@ -63,7 +64,7 @@ def says(letter: Letter, text: str | None, redactor: Redactor) -> bool:
 
 
 def shown(letter: Letter, redactor: Redactor) -> Letter:
-    """Return what the redaction leaves of a letter, whose message then cannot be published."""
+    """Return the redacted letter; a redacted message cannot be published."""
     if not redactor:
         return letter
     message, secrets = redactor.message(letter.message)
@@ -72,14 +73,14 @@ def shown(letter: Letter, redactor: Redactor) -> Letter:
 
 
 def page_size(limit: int) -> int:
-    """Return how many entries a page is to have; raises ValueError outside 1 to 1000."""
+    """Return the limit of a page; raises ValueError outside 1 to 1000."""
     if not (isinstance(limit, int) and 1 <= limit <= MAX_PAGE):
         raise ValueError(f"limit: {limit!r} must be between 1 and {MAX_PAGE}")
     return limit
 
 
 def every_page(read: Callable[[str | None], AnyPage]) -> Iterator[AnyPage]:
-    """Yield page after page; `read` is given the cursor that the page before has told."""
+    """Yield all pages; `read` is given the cursor of the page before."""
     page = read(None)
     yield page
     while page.next_cursor is not None:
@@ -88,7 +89,7 @@ def every_page(read: Callable[[str | None], AnyPage]) -> Iterator[AnyPage]:
 
 
 def needed(store: Store | None, what: str) -> Store:
-    """Return the store; raises ConfigurationError where there is none for what needs one."""
+    """Return the store; raises ConfigurationError if there is none, naming what needs it."""
     if store is None:
         raise ConfigurationError(
             f"{what} need a store: Bridge(store='sqlite:///ojs.db'), or OJS_BRIDGE_STORE"
@@ -97,7 +98,7 @@ def needed(store: Store | None, what: str) -> Store:
 
 
 def loaded(number: int, line: str) -> Letter:
-    """Return the letter that a line of an export holds; raises ValueError that names the line."""
+    """Return the letter in a line of an export; raises ValueError that names the line."""
     try:
         letter = letter_from_json(line)
         _FIELDS.validate_python({name: getattr(letter, name) for name in Letter.__slots__}, strict=True)

@@ -17,7 +17,7 @@ from .letters import needed, page_size
 
 
 class ParkedRetries:
-    """Parked retries of one bridge. Every method raises ConfigurationError when the bridge has no store."""
+    """The parked retries of a bridge. Every method raises ConfigurationError when the bridge has no store."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -30,9 +30,9 @@ class ParkedRetries:
         limit: int = 50,
         cursor: str | None = None,
     ) -> ParkedPage:
-        """Return a page, the next one due first; `type` is a type, or a pattern such as `billing.*`.
+        """Return a page, the next retry due first; `type` is a type, or a pattern such as `billing.*`.
 
-        Raises ValueError for a limit outside 1 to 1000 and for a cursor that no page gave out.
+        Raises ValueError for a limit outside 1 to 1000, and for a cursor that no page has returned.
         """
         check_pattern("type", type)
         page = self._store.list_parked(ParkedFilter(queue, type), limit=page_size(limit), cursor=cursor)
@@ -43,12 +43,12 @@ class ParkedRetries:
         return self._shown(self._get(job_id))
 
     def run(self, job_id: str) -> None:
-        """Have a job's parked retry published now; raises RetryNotFound."""
+        """Make a job's parked retry due now: a worker publishes it; raises RetryNotFound."""
         if not self._store.reschedule(self._get(job_id), self._context.clock()):
             raise RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
 
     def cancel(self, job_id: str) -> None:
-        """Delete a job's parked retry: it never runs again; raises RetryNotFound."""
+        """Delete a job's parked retry: the job never runs again; raises RetryNotFound."""
         parked = self._get(job_id)
         if not self._store.cancel_parked(parked):
             raise RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
@@ -62,14 +62,14 @@ class ParkedRetries:
     ) -> Drained:
         """Publish parked retries now, delayed by their framework until they are due: the store is not needed.
 
-        Of the job types that match one of `tasks`, patterns such as `billing.*`; none is all. Those that
-        arrive meanwhile too. `progress` is called with how many are published. Raises StoreError and
-        Unreachable, and ValueError for what is no pattern.
+        `tasks` are patterns of job types, such as `billing.*`; without them all retries are published.
+        Retries that are parked meanwhile are published, too. `progress` is called with the number published
+        so far. Raises StoreError and Unreachable, and ValueError for an invalid pattern.
         """
         return self._draining(tasks, progress).run()
 
     def drainable(self, tasks: Sequence[str] = ()) -> Iterator[Parked]:
-        """Yield what `drain` would publish, the next one due first; raises StoreError and ValueError."""
+        """Return the retries that `drain` would publish, in the order of their time; raises as `drain`."""
         return map(self._shown, self._draining(tasks).retries())
 
     def _draining(self, tasks: Sequence[str], progress: Callable[[int], object] = lambda _: None) -> Draining:
@@ -78,7 +78,7 @@ class ParkedRetries:
         return Draining(self._context, self._store, tasks, progress)
 
     def count(self, *, queue: str | None = None, type: str | None = None) -> int:  # noqa: A002
-        """Count the parked retries of a queue and of a type or pattern; raises ValueError for none."""
+        """Count the parked retries of a queue, and of a type or pattern; raises ValueError."""
         check_pattern("type", type)
         return self._store.count_parked(ParkedFilter(queue, type))
 
@@ -89,7 +89,7 @@ class ParkedRetries:
         return parked
 
     def _shown(self, parked: Parked) -> Parked:
-        """Return what the redaction leaves of a parked retry."""
+        """Return the redacted retry."""
         if not self._context.redactor:
             return parked
         message, secrets = self._context.redactor.message(parked.message)

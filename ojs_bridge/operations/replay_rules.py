@@ -1,4 +1,4 @@
-"""Dead letters that are replayed by themselves (spec section dlq 7, DLQ-R003)."""
+"""Rules that replay dead letters automatically (spec section dlq 7, DLQ-R003)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .replaying import Replayer, pages_of
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How often the rules are applied.
+#: The time between two applications of the rules.
 PERIOD = timedelta(minutes=1)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRule:
-    """Replays dead letters of some kind `delay` after they died, each job at most `max_replays` times.
+    """Replays dead letters of some kind a `delay` after their death, each job at most `max_replays` times.
 
-    `queue`, `type` and `error_type` are filters as in a listing, `delay` an ISO 8601 duration or a timedelta.
-    Replays by hand count too. Raises ConfigurationError.
+    `queue`, `type` and `error_type` are filters as in a listing. `delay` is an ISO 8601 duration or a
+    timedelta. Replays by an operator count, too. Raises ConfigurationError.
     """
 
     name: str
@@ -60,12 +60,12 @@ class ReplayRule:
         object.__setattr__(self, "delay", delay)
 
     def where(self, now: datetime) -> LetterFilter:
-        """Return which letters are due for this rule."""
+        """Return the filter for the letters that are due under this rule."""
         return LetterFilter(self.queue, self.type, self.error_type, until=now - read_duration(self.delay))
 
 
 def checked(rules: Iterable[ReplayRule]) -> tuple[ReplayRule, ...]:
-    """Return rules whose names differ; raises ConfigurationError."""
+    """Return the rules; raises ConfigurationError for a wrong type, or for a name that stands twice."""
     found = tuple(rules)
     for rule in found:
         if not isinstance(rule, ReplayRule):
@@ -87,7 +87,7 @@ class Rules:
         self._clock = context.clock
 
     def apply(self) -> None:
-        """Replay what the rules name, unless another worker of the fleet has in this minute, or is at it."""
+        """Apply the rules, unless another worker of the fleet has done so in this minute, or does now."""
         for framework in self._context.publishers if self._rules else ():
             apply = functools.partial(self._apply_all, framework)
             once_a_period(self._store, f"replay:{framework}", PERIOD, self._clock, apply)

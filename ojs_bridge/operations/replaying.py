@@ -1,4 +1,4 @@
-"""Sending dead letters back to their queues: one, or many in batches (spec sections dlq 6 and 7)."""
+"""Replays send dead letters back to their queues: one, or many in batches (spec sections dlq 6 and 7)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ..spec.policy import AnyPartial, PartialPolicy, RetryPolicy, partial_to_ojs
 from ..store import Claimed, Letter, LetterFilter, Store
 from .letters import CLAIM_SECONDS, every_page, needed
 
-#: How many letters one replay claims at a time.
+#: The most letters that a replay claims at a time.
 BATCH = 200
-#: How many letters are read at a time.
+#: The most letters that are read at a time.
 READ = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """The outcome of a bulk operation; without `confirmed` the dead letters were only counted.
+    """The outcome of a change of many letters; without `confirmed` the letters were only counted.
 
-    `errors` are the ids and reasons of those that failed and stay, the first hundred of them.
+    `errors` has the ids of letters that failed and stay, and the reasons: the first hundred.
     """
 
     matched: int
@@ -44,9 +44,9 @@ MAX_TOLD = 100
 
 
 class Changes(TypedDict, total=False):
-    """The changes of a replay: each takes the place of what the job had.
+    """The changes of a replay: the queue and the arguments are replaced.
 
-    But `meta`, its headers or options, and `retry`, a partial policy, are merged over it.
+    `meta`, the headers or options, and `retry`, a partial policy, are merged over the job's own.
     """
 
     queue: str | None
@@ -57,7 +57,7 @@ class Changes(TypedDict, total=False):
 
 
 def override_of(changes: Mapping[str, Any]) -> Override:
-    """Return Changes as an adapter takes them; raises ValueError that names the field, InvalidRetryPolicy."""
+    """Return Changes as an adapter takes them; raises InvalidRetryPolicy, and ValueError naming the field."""
     known = Changes.__annotations__
     if unknown := changes.keys() - known:
         raise ValueError(f"override: {min(unknown)!r} is unknown; {', '.join(known)} are known")
@@ -80,13 +80,13 @@ def override_of(changes: Mapping[str, Any]) -> Override:
 
 
 class Sender:
-    """Publishes dead letters' messages with fresh attempts; a store keeps what their headers cannot hold."""
+    """Publishes the messages of dead letters; a store keeps the errors that the headers have no room for."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
 
     def send(self, letter: Letter, override: Override) -> Job:
-        """Publish a letter's message, and return the job as it goes on; raises whatever that raises."""
+        """Publish a letter's message, and return the job as it goes on; raises every error of publishing."""
         publisher = self.publisher_of(letter)
         job = job_of(letter)
         retry = {**(job.retry or {}), **override.retry} or None
@@ -101,7 +101,7 @@ class Sender:
         return header.job
 
     def publisher_of(self, letter: Letter) -> Publisher:
-        """Return who can publish a letter; raises ConfigurationError, before anything is claimed."""
+        """Return the publisher of a letter; raises ConfigurationError if this process has none."""
         publisher, name = self._context.publishers.get(letter.framework), letter.framework
         if publisher is None:
             raise ConfigurationError(
@@ -117,7 +117,7 @@ class Sender:
 
 
 class Replayer:
-    """Replays dead letters of one bridge; `told` hears of each."""
+    """Replays dead letters of one bridge, and calls `told` for each job."""
 
     def __init__(self, context: Context, told: Callable[[Job], object]) -> None:
         self._context = context
@@ -127,7 +127,7 @@ class Replayer:
         self._told = told
 
     def why_not(self, letter: Letter) -> str | None:
-        """Return what is known to keep a letter from being replayed by this process."""
+        """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
         try:
             self._sender.publisher_of(letter)
         except ConfigurationError as error:
@@ -135,7 +135,7 @@ class Replayer:
         return None
 
     def one(self, letter: Letter, override: Override) -> Job:
-        """Replay a letter; raises LetterNotFound, ConfigurationError and whatever publishing raises."""
+        """Replay a letter; raises LetterNotFound, ConfigurationError and every error of publishing."""
         self._sender.publisher_of(letter)
         claimed = self._store.claim([letter.id], now=self._clock(), seconds=CLAIM_SECONDS)
         if not claimed.letters:
@@ -160,7 +160,7 @@ class Replayer:
     ) -> Bulk:
         """Replay pages of letters, at most `rate` a second; raises Unreachable and StoreError.
 
-        `progress` is called with how many have been dealt with so far.
+        `progress` is called with the number of letters done so far.
         """
         pace = _Pace(rate)
         matched, errors, failed = 0, list[tuple[str, str]](), 0
@@ -185,7 +185,7 @@ class Replayer:
     def _claim_and_send(
         self, ids: Sequence[str], override: Override, pace: _Pace, wrong: dict[str, str]
     ) -> list[str]:
-        """Replay letters under one claim; return those that it had no time for."""
+        """Replay letters under one claim; return the ids for which the claim was too short."""
         ends = time.monotonic() + CLAIM_SECONDS / 2
         claimed = self._store.claim(ids, now=self._clock(), seconds=CLAIM_SECONDS)
         left = {letter.id: letter for letter in claimed.letters}
@@ -197,7 +197,7 @@ class Replayer:
                 if left:
                     pace.wait()
         finally:
-            # What failed has its claim given back along with what was not tried.
+            # The letters that failed are released, and those that were not tried.
             sent = {job.id for job in done}
             self._delete([*sent], claimed)
             self._store.unclaim([i for i in ids if i not in sent], claimed.claim)
@@ -214,18 +214,18 @@ class Replayer:
             done.append(self._sender.send(letter, override))
         except Unreachable:
             raise
-        except Exception as error:  # noqa: BLE001 - it is told, and the others go on
+        except Exception as error:  # noqa: BLE001 - one bad letter must not stop the others
             wrong[letter.id] = _why(error)
 
 
 def check_rate(rate: float | None) -> None:
-    """Raise ValueError for what is no number of jobs a second."""
+    """Raise ValueError for a rate that is no number of jobs a second."""
     if rate is not None and not (isinstance(rate, int | float) and 0 < rate < math.inf):
         raise ValueError(f"rate: {rate!r} must be a number of jobs a second above zero")
 
 
 class _Pace:
-    """Spaces what happens at most so many times a second."""
+    """The pace of a replay: at most `rate` letters a second."""
 
     def __init__(self, rate: float | None) -> None:
         check_rate(rate)
@@ -233,7 +233,7 @@ class _Pace:
         self._next = time.monotonic()
 
     def wait(self) -> None:
-        """Wait for the next one's time."""
+        """Wait for the time of the next letter."""
         if self._between:
             pause(self._next - time.monotonic())
             self._next = max(self._next, time.monotonic() - self._between) + self._between
@@ -258,13 +258,13 @@ def _check(retry: AnyPartial | None) -> None:
 
 
 def pages_of(store: Store, where: LetterFilter) -> Iterator[Sequence[Letter]]:
-    """Return the letters of some kind as they are stored, the oldest first."""
+    """Return pages of letters as they are stored, the oldest first."""
     pages = every_page(lambda cursor: store.list(where, limit=READ, cursor=cursor, oldest_first=True))
     return (page.letters for page in pages)
 
 
 def job_of(letter: Letter) -> Job:
-    """Return the job that a letter was written of, as it ended."""
+    """Return the job of a letter, as it ended."""
     return Job(
         id=letter.id,
         type=letter.type,

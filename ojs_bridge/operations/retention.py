@@ -1,4 +1,4 @@
-"""Retention: dead letters are kept so long, and so many (spec sections dlq 5 and 8: DLQ-004, DLQ-005)."""
+"""Retention limits the age and the number of dead letters (spec sections dlq 5 and 8: DLQ-004, DLQ-005)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..spec.duration import read_duration
 from ..store import Letter, LetterFilter, Store, letter_to_json
 from .letters import CLAIM_SECONDS
 
-#: How many letters are pruned at a time, and how often.
+#: The most letters that are pruned at a time, and the time between two prunings.
 BATCH = 500
 PERIOD = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The limits of age and number of dead letters; the oldest go first, when either limit is exceeded.
+    """The limits of the age and the number of dead letters; the oldest letters are deleted first.
 
-    `max_age` is an ISO 8601 duration or a timedelta. `queues` gives queues limits of their own, and each of
-    those is counted by itself; all others are counted together. With `archive`, the path of a file, pruned
-    letters are appended to it as an export writes them, before they are deleted, on the host of the worker
-    that does it. Raises ConfigurationError.
+    `max_age` is an ISO 8601 duration or a timedelta. `queues` gives some queues limits of their own: each of
+    these is counted by itself, and all other queues are counted together. `archive` is the path of a file:
+    the worker that prunes appends the letters to it, in the form of an export, and then deletes them. Raises
+    ConfigurationError.
     """
 
     max_age: str | timedelta = "P180D"
@@ -59,16 +59,16 @@ class Retention:
         return read_duration(self.max_age)
 
     def rules(self) -> Iterator[tuple[LetterFilter, Retention]]:
-        """Yield which letters each limit is for."""
+        """Yield each filter of letters, and its limits."""
         for queue, own in self.queues.items():
             yield LetterFilter(queue=queue), own
         yield LetterFilter(but_queues=frozenset(self.queues)), self
 
 
 class Pruner:
-    """Prunes the dead letters of a fleet: every worker asks for it, and one of them does it at a time.
+    """Prunes the dead letters of a fleet. Every worker tries to, and one worker does at a time.
 
-    What is archived and not deleted, because the process was killed between, is archived once more.
+    A process that is killed between archiving and deleting leaves its letters, which are archived once more.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Pruner:
         self._shown = shown
 
     def prune(self) -> int:
-        """Prune now, age first, and return how many letters went; raises StoreError, and OSError."""
+        """Prune now, by age first, and return the number of letters; raises StoreError, and OSError."""
         return sum(self._enforce(where, limits) for where, limits in self._retention.rules())
 
     def prune_once_a_period(self) -> int | None:
-        """Prune unless another worker has done so in this period, or is at it: then None (DLQ-005)."""
+        """Prune; return None if another worker has done so in this period, or does now (DLQ-005)."""
         return once_a_period(self._store, "prune", PERIOD, self._clock, self.prune)
 
     def _enforce(self, where: LetterFilter, limits: Retention) -> int:
@@ -97,7 +97,7 @@ class Pruner:
         return pruned + self._prune_oldest(where, excess)
 
     def _prune_oldest(self, where: LetterFilter, most: int) -> int:
-        """Prune so many of some letters at most; those that are being replayed stay."""
+        """Prune at most so many letters; letters that are being replayed stay."""
         pruned, cursor = 0, None
         while most > 0:
             page = self._store.list(where, limit=min(BATCH, most), cursor=cursor, oldest_first=True)
@@ -115,7 +115,7 @@ class Pruner:
         died = {letter.id: letter.discarded_at for letter in letters}
         claimed = self._store.claim([*died], now=self._clock(), seconds=CLAIM_SECONDS)
         try:
-            # A letter that a replay holds must stay out of the archive, and so must a newer one of its job.
+            # A letter that a replay has claimed stays out of the archive, as does a newer letter of its job.
             doomed = [each for each in claimed.letters if each.discarded_at == died[each.id]]
             self._append(Path(archive), doomed)
             return self._store.delete([letter.id for letter in doomed], claimed.claim)
