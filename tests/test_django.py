@@ -149,14 +149,14 @@ def test_a_middleware_by_its_dotted_path(monkeypatch: pytest.MonkeyPatch) -> Non
         dramatiq.actor(test_a_shop, actor_name=name, broker=broker)
     [middleware] = broker.middleware
     assert isinstance(middleware, OJSRetries)
-    task = middleware._actors.tasks["charge"]
+    task = middleware.actors.tasks["charge"]
     assert task is not None
     assert (task.policy.max_attempts, task.policy.jitter, task.policy.on_exhaustion) == (
         5,
         False,
         "dead_letter",
     )
-    assert middleware._actors.tasks["ship"] is None
+    assert middleware.actors.tasks["ship"] is None
     assert bridge_of(broker) is middleware.bridge
     with pytest.raises(ConfigurationError, match="has no bridge: add the middleware OJSRetries to it"):
         bridge_of(StubBroker())

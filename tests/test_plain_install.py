@@ -157,7 +157,7 @@ def test_a_broker_that_never_retries_still_does_not(unique: str) -> None:
         put(broker, Bridge())
         actor = dramatiq.actor(fails, broker=broker, actor_name="charge", queue_name=unique)
         (retries,) = broker.middleware
-        assert retries._tasks[actor.actor_name].policy.max_attempts == runs
+        assert retries.actors.tasks[actor.actor_name].policy.max_attempts == runs
 
 
 #: what the bridge is given, a policy that names the task -> rule, max_attempts, seconds before retry 1
@@ -227,7 +227,7 @@ def test_who_speaks_is_heard_on_dramatiq(
     )
     options = {} if own is None else {"ojs_retry": own}
     dramatiq.actor(fails, broker=broker, actor_name="charge", queue_name=unique, **options)
-    task = middleware._tasks["charge"]
+    task = middleware.actors.tasks["charge"]
     assert task is not None
     asked = "asked" if entry and entry.get("retry_on") else "failure"
     assert told(task, OSError()) == (asked, attempts, wait)

@@ -156,8 +156,8 @@ def test_dramatiq(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for given, attempts in [(None, 8), ({"shop.mail": {"max_attempts": 2}}, 2)]:
         broker = StubBroker()
         middleware = install(broker, Bridge(), policies=given)
-        middleware._actors.declare(actor(broker, "shop.mail"))
-        task = middleware._actors.tasks["shop.mail"]
+        middleware.actors.declare(actor(broker, "shop.mail"))
+        task = middleware.actors.tasks["shop.mail"]
         assert task is not None
         assert task.policy.max_attempts == attempts
 

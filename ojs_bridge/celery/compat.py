@@ -1,123 +1,36 @@
 """The private and undocumented names of Celery, kombu, billiard and redis-py that this adapter needs.
 
-No other file of the adapter writes such a name. A name is called with the object that has it: `tasks(app)` is
-`app._tasks`. A worker that starts looks for all names in the installed versions. It does not start without a
-vital one, which keeps jobs from being lost, and it warns of any other that is missing.
+No other file of the adapter writes such a name. A worker does not start without a vital name, which keeps
+jobs from being lost, and it warns of any other that is missing.
 """
 
 from __future__ import annotations
 
-import dis
-import inspect
-import logging
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
-from functools import partial, reduce
-from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 from celery.app.trace import TraceInfo
 
+from ..engine.private_names import PrivateName, minor, missing_vital, names_in, vital
 from ..errors import ConfigurationError
 
 __all__ = ["TraceInfo"]
-
-logger = logging.getLogger("ojs_bridge")
 
 #: Uses that not every worker has: Redis as the broker, the bridge's way of taking from it, and Redis as the
 #: result backend.
 REDIS, FETCH, RESULTS = "redis", "fetch", "results"
 
 
-@dataclass(frozen=True, slots=True)
-class FrameworkName:
-    """A name in the code of a framework, its place, and what the bridge needs it for.
-
-    `only` is the use that alone needs it, and `since` the framework's first version that has it.
-    """
-
-    name: str
-    place: str
-    need: str
-    keeps_jobs: bool
-    only: str = ""
-    since: str = "0"
-
-    def __call__(self, owner: object, *default: Any) -> Any:
-        """Return what an object has under this name."""
-        return getattr(owner, self.name, *default)
-
-    def set(self, owner: object, value: object) -> None:
-        """Put a value in the place of what an object has under this name."""
-        setattr(owner, self.name, value)
-
-    def is_own(self, owner: object) -> bool:
-        """Return whether an object has this name itself, and not from its class."""
-        return self.name in vars(owner)
-
-    def find(self) -> Any:
-        """Return what a module has under this name; raises ImportError and AttributeError."""
-        return self(self._owner())
-
-    @property
-    def framework(self) -> str:
-        """The framework, as its distribution is called."""
-        return self.place.partition(":")[0].partition(".")[0]
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether the installed version should have the name and has not."""
-        if _numbers(version(self.framework)) < _numbers(self.since):
-            return False
-        try:
-            owner = self._owner()
-        except (ImportError, AttributeError):
-            return True
-        return not hasattr(owner, self.name) and self.name not in _set_by(owner)
-
-    def _owner(self) -> Any:
-        module, _, path = self.place.partition(":")
-        return reduce(getattr, filter(None, path.split(".")), import_module(module))
-
-    def __str__(self) -> str:
-        installed = f"{self.framework} {version(self.framework)}"
-        return f"{installed} has no {self.name} in {self.place}, which the bridge needs to {self.need}"
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return a version as it can be compared."""
-    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
-
-
-def _set_by(owner: Any) -> set[str]:
-    """Return the attributes that a function or the methods of a class set, and what its closures share."""
-    found = [owner] if inspect.isfunction(owner) else _methods(owner)
-    codes = [function.__code__ for function in found]
-    stored = {i.argval for code in codes for i in dis.get_instructions(code) if i.opname == "STORE_ATTR"}
-    return stored.union(*(code.co_cellvars for code in codes))
-
-
-def _methods(owner: Any) -> list[Any]:
-    classes = inspect.getmro(owner) if inspect.isclass(owner) else ()
-    return [value for cls in classes for value in vars(cls).values() if inspect.isfunction(value)]
-
-
-def names() -> Iterator[FrameworkName]:
+def names() -> Iterator[PrivateName]:
     """Yield every name."""
-    yield from (value for value in globals().values() if isinstance(value, FrameworkName))
-    yield from autoretry_options.values()
+    return names_in(globals())
 
 
 def check_names(uses: Container[str]) -> None:
     """Look for the names that a worker with these uses needs; raises ConfigurationError for a vital one."""
-    missing = [name for name in names() if (not name.only or name.only in uses) and name.is_missing]
-    lost = [name for name in missing if name.keeps_jobs]
-    if lost:
+    if lost := missing_vital(names(), uses):
         hint = "; reliable_fetch=false does without it" if {name.only for name in lost} == {FETCH} else ""
         raise ConfigurationError("; ".join(map(str, lost)) + hint)
-    for name in missing:
-        logger.warning("%s", name)
 
 
 def kept_option(run: Any, option: str, default: Any) -> Any:
@@ -128,10 +41,6 @@ def kept_option(run: Any, option: str, default: Any) -> Any:
         return default
     return run.__closure__[code.co_freevars.index(name)].cell_contents
 
-
-#: A job may be lost without a vital name.
-vital = partial(FrameworkName, keeps_jobs=True)
-minor = partial(FrameworkName, keeps_jobs=False)
 
 _APP, _TASK = "celery.app.base:Celery", "celery.app.task:Task"
 _AUTORETRY = "celery.app.autoretry:add_autoretry_behaviour"

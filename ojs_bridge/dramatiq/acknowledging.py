@@ -1,6 +1,6 @@
-"""A job that succeeded leaves: its run is settled just before its message is acknowledged, or with it.
+"""The acknowledgement of a job that succeeded: its run is settled just before it, or in one step with it.
 
-Not before: what follows it, its pipeline, callbacks and result, would be lost with a worker that is killed.
+If the run were settled earlier, a worker that is killed would lose the job's pipeline, callbacks and result.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from ..engine.runs import Run
 from ..spec.decision import Complete
 from ..store import Settle
 from .brokers import is_redis, redis_outages
-from .compat import REDIS_ID, acks_of, database_of, heartbeats_of, message_in, messages_of, worker_id
+from .compat import REDIS_ID, acks_of, connection_kwargs, heartbeats_of, message_in, messages_of, worker_id
 
-#: keys: heartbeats, our unacknowledged ids, the queue's messages. words: now, our worker's id, the message's.
-#: What Dramatiq's own does; 1 when the message was still ours, and is gone.
+#: Dramatiq's own acknowledgement. Returns 1 if the message was still this worker's, and is gone.
+#: keys: the heartbeats, this worker's unacknowledged ids, the queue's messages. words: the time, the worker's
+#: id, the message's id.
 _ACKNOWLEDGE = """
 redis.call('zadd', keys[1], words[1], words[2])
 if redis.call('srem', keys[2], words[3]) == 0 then return 0 end
@@ -29,22 +30,22 @@ return 1
 """
 
 
-#: What acknowledges a message on its broker.
+#: Acknowledges a message on its broker.
 Ack: TypeAlias = Callable[[MessageProxy], None]
 
 
 class Joint(Protocol):
-    """A store on the broker's own server settles and acknowledges in one step."""
+    """A store on the broker's own server, which settles and acknowledges in one step."""
 
     def settle(self, settle: Settle, keys: list[bytes], words: list[Any]) -> tuple[bool, bool]:
-        """Settle a turn and acknowledge its message; return whether each was done."""
+        """Settle a reservation and acknowledge its message; return whether each was done."""
 
     def works(self, keys: list[bytes], words: list[Any]) -> bool:
-        """Return whether it may."""
+        """Return whether the server allows it."""
 
 
 class Acknowledging:
-    """Settles and acknowledges what succeeded under one bridge, on any broker."""
+    """Settles and acknowledges the jobs that succeeded, on any broker."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -63,7 +64,7 @@ class Acknowledging:
 
 
 class RedisAcknowledging(Acknowledging):
-    """Settles and acknowledges what succeeded on one RedisBroker, in one step if one server does both."""
+    """Settles and acknowledges jobs that succeeded on a RedisBroker, in one step if one server has both."""
 
     def __init__(self, broker: Any, engine: Engine) -> None:
         super().__init__(engine)
@@ -75,7 +76,7 @@ class RedisAcknowledging(Acknowledging):
         self._joint = self._find_joint()
 
     def in_one_step(self, run: Run, message: MessageProxy) -> bool:
-        """Settle and acknowledge where one server does both."""
+        """Settle a run and acknowledge its message if one server has both; raises StoreError."""
         joint = self._joint
         if joint is None:
             return False
@@ -84,7 +85,7 @@ class RedisAcknowledging(Acknowledging):
         return True
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
-        """Acknowledge, and have the store forget what cannot come again."""
+        """Acknowledge, and have the store forget the reservation of a message that cannot come again."""
         if self._script(keys=self._keys_of(message_in(message).queue_name), args=self._words_of(message)):
             self._engine.acknowledged(run.reservation)
 
@@ -100,7 +101,8 @@ class RedisAcknowledging(Acknowledging):
         client = self._broker.client
         try:
             run_id = client.info("server").get("run_id")
-            joint = offer(_ACKNOWLEDGE, run_id=run_id, database=database_of(client))
+            database = int(connection_kwargs(client.connection_pool).get("db") or 0)
+            joint = offer(_ACKNOWLEDGE, run_id=run_id, database=database)
         except (*redis_outages(), _response_error()):
             return None
         probe = [current_millis(), worker_id(self._broker), ""]
@@ -120,27 +122,27 @@ class RedisAcknowledging(Acknowledging):
 
 @dataclass(slots=True)
 class Ending:
-    """The end of one message of a job that succeeded; its run is settled once, whatever is repeated."""
+    """The end of the message of a job that succeeded. Its run is settled once, even if a step is repeated."""
 
     _by: Acknowledging
     _run: Run
     _settled: bool = False
 
     def acknowledge(self, message: MessageProxy, ack: Ack) -> None:
-        """Settle its run and acknowledge it; raises StoreError and what `ack` raises."""
+        """Settle the run and acknowledge the message; raises StoreError, and what `ack` raises."""
         if self._settled or not self._by.in_one_step(self._run, message):
             self.settle()
             self._by.acknowledge(self._run, message, ack)
 
     def settle(self) -> None:
-        """Settle its run alone, as when another middleware has failed its message; once, and never raises."""
+        """Settle the run alone, because another middleware has failed the message; never raises."""
         if not self._settled:
             self._settled = True
             self._by.settle(self._run)
 
 
 def acknowledging_on(broker: Any, engine: Engine) -> Acknowledging:
-    """Return how jobs that succeeded leave this broker."""
+    """Return the acknowledgement for this broker."""
     return RedisAcknowledging(broker, engine) if engine.store and is_redis(broker) else Acknowledging(engine)
 
 

@@ -1,33 +1,29 @@
-"""The actors under the bridge and their policies, which are resolved once, where an actor is declared."""
+"""The actors of a broker and their policies: each is resolved once, when the actor is declared."""
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dramatiq import Actor, Message
-from dramatiq.broker import MessageProxy
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..config.policy_files import PoliciesOrFile
 from ..config.settings import InFlight, begins_afresh, the_policies
-from ..engine.canary import VARIABLE, Canary, Percentages
+from ..engine.canary import Canary, Percentages
 from ..engine.engine import Engine
 from ..engine.retry_on import RetryOn
 from ..engine.runs import Native, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..spec.job import Job
 from ..spec.policy import RetryPolicy
-from .compat import message_in
-from .delivery import delivery_of
 from .native_options import INTERVALS, NATIVE_FIELDS, native_partial
 from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, job_of, names_exceptions
 
 logger = logging.getLogger("ojs_bridge")
 
-#: The actor option that says which failures are retried.
+#: The actor option that says which failures are retried (`retry_on`).
 RETRY_ON_OPTION = "ojs_retry_on"
 #: The actor option that carries an error map.
 ERRORS_OPTION = "ojs_errors"
@@ -37,14 +33,14 @@ NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
 
 
 class BootError(MiddlewareError, ConfigurationError):
-    """The worker cannot start as it is set up; a MiddlewareError, or Dramatiq would swallow it."""
+    """The worker cannot start as it is set up. Dramatiq would swallow it if it were no MiddlewareError."""
 
 
 class Actors:
-    """The policies of a broker's actors, and which of their jobs are under the bridge already.
+    """The policies of a broker's actors, and the canary, which says which of their jobs are under the bridge.
 
-    Raises InvalidRetryPolicy for an invalid one in `policies`, and ConfigurationError for the `canary` and
-    for another `in_flight`.
+    Raises InvalidRetryPolicy for an invalid policy in `policies`, and ConfigurationError for an invalid
+    `canary` or `in_flight`.
     """
 
     def __init__(
@@ -56,17 +52,16 @@ class Actors:
     ) -> None:
         self._engine = engine
         self._afresh = begins_afresh(in_flight)
-        #: None where every job is under the bridge.
-        self.canary = None if canary is None and not os.environ.get(VARIABLE) else Canary(canary)
-        #: The actors all of whose jobs are.
-        self._whole: set[str] = set()
+        self._canary = Canary(canary)
+        #: The actors of whose jobs the canary takes only a part.
+        self._partly: set[str] = set()
         self._policies = the_policies(policies)
-        #: The policies by name, None for actors that stay with the native retries.
+        #: The policies by actor name; None for an actor that keeps the native retries.
         self.tasks: dict[str, TaskPolicy | None] = {}
         self._undeclared = engine.task()
-        #: The actors and native options that were said to meet a policy.
+        #: The actors and native options of which the log has said that they meet a policy.
         self._met: set[tuple[str, str]] = set()
-        #: The settings of the stock `Retries`; None where OJSRetries stands in its place from the first.
+        #: The settings of the stock `Retries`; None if the broker never had it.
         self.stock: Mapping[str, Any] | None = None
 
     def declare(self, actor: Actor[..., Any]) -> None:
@@ -76,25 +71,24 @@ class Actors:
     def __contains__(self, name: str) -> bool:
         return name in self.tasks
 
-    def task_of(self, message: MessageProxy) -> TaskPolicy | None:
-        """Return the policy of a delivery; None for one that is left to the native retries, to its end."""
-        task = self.tasks.get(message_in(message).actor_name)
-        if task is None or self.canary is None:
+    def task_of(self, message: Message[Any]) -> TaskPolicy | None:
+        """Return the policy of a message's job; None if Dramatiq itself retries it."""
+        name = message.actor_name
+        task = self.tasks.get(name)
+        if task is None or name not in self._partly:
             return task
-        delivery = delivery_of(message)
-        if delivery.is_covered is None:
-            delivery.is_covered = self._covers(self.canary, message_in(message))
-        return task if delivery.is_covered else None
+        return task if self._canary.covers(name, message.message_id) or _wishes(message) else None
 
     def of_message(self, task: TaskPolicy, message: Message[Any]) -> TaskPolicy:
-        """Return the settings of a message, native options of its own included; raises InvalidRetryPolicy."""
+        """Return an actor's policy with the native options of a message; raises InvalidRetryPolicy."""
         native = self.native_of(task, message)
         return task.with_native(native) if native else task
 
     def native_of(self, task: TaskPolicy, message: Message[Any]) -> dict[str, Any]:
-        """Return what a message's native options say where the policy of its actor says nothing.
+        """Return what the native options of a message say, where the policy of its actor says nothing.
 
-        The two waits go together. Says once of each option where it meets a policy; never raises.
+        The shortest and the longest wait go together. The log says once of each option that it meets a
+        policy. Never raises.
         """
         native = native_partial(message.options)
         if not native:
@@ -133,10 +127,10 @@ class Actors:
             raise InvalidOptions(error.under(f"{RETRY_OPTION} of {name}").problems) from None
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise BootError for a pattern of `policies` that names none of the actors there are.
+        """Check the set-up as a worker starts, and say in the log which jobs the canary takes.
 
-        And for one of `canary` that names none of those that have a policy, and for a class that a `retry_on`
-        names and that cannot be imported.
+        Raises BootError for a pattern of `policies` that matches none of these names, for a pattern of
+        `canary` that matches no actor with a policy, and for a class in a `retry_on` that cannot be imported.
         """
         moved = [name for name, task in self.tasks.items() if task is not None]
         try:
@@ -144,13 +138,14 @@ class Actors:
             for task in self.tasks.values():
                 if task is not None:
                     task.retry_on.resolve()
-            if self.canary is not None:
-                self.canary.check(moved, "actor under the bridge")
+            self._canary.check(moved, "actor under the bridge")
         except ConfigurationError as error:
             raise BootError(str(error)) from None
+        if not self._partly.isdisjoint(moved):
+            logger.warning("canary: under the bridge are %s; Dramatiq itself retries the rest", self._canary)
 
     def _native(self, options: Mapping[str, Any]) -> Native:
-        """Return what Dramatiq alone does with an actor: what its options say, or else what `stock` says."""
+        """Return what Dramatiq alone does with an actor: its options over those of the stock `Retries`."""
         if self.stock is None:
             return Native(native_partial(options))
         beneath = native_partial({**self.stock, **options})
@@ -158,19 +153,14 @@ class Actors:
         kept = {} if self.stock is NO_RETRIES else {"on_exhaustion": "dead_letter"}
         return Native(said, {**beneath, **kept})
 
-    def _covers(self, canary: Canary, message: Message[Any]) -> bool:
-        """Return whether a job is under the bridge: as the canary says, or because it, or its actor, asks."""
-        name = message.actor_name
-        return name in self._whole or canary.covers(name, message.message_id) or _wishes(message)
-
     def _resolve(self, actor: Actor[..., Any]) -> TaskPolicy | None:
         name, options = actor.actor_name, actor.options
         if not names_exceptions(options.get("throws")):
             raise BootError(f"actor {name}: throws must be exception classes")
         own = options.get(RETRY_OPTION)
         is_asked = own is not None or options.get(RETRY_ON_OPTION) is not None
-        if is_asked or (self.canary and self.canary.covers_all(name)):
-            self._whole.add(name)
+        if not (is_asked or self._canary.covers_all(name)):
+            self._partly.add(name)
         moved = self._policies.of(name)
         if moved is None and not is_asked:
             return None
@@ -199,7 +189,7 @@ def _said(name: str, options: Mapping[str, Any]) -> RetryOn | None:
 
 
 def _wishes(message: Message[Any]) -> bool:
-    """Return whether a job has a policy of its own, or a header that nobody can read, which may hold one."""
+    """Return whether a job has a policy of its own, or an unreadable header, which may hold a policy."""
     if message.options.get(RETRY_OPTION) is not None:
         return True
     found = job_of(message, Job(message.message_id, message.actor_name, message.queue_name))

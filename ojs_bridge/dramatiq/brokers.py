@@ -1,4 +1,4 @@
-"""The broker of a fleet: its kind, what it raises in an outage, and its settings that weaken a promise."""
+"""The broker of a fleet: its kind, the errors of its outages, and the settings that weaken a promise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_redis(broker: Broker) -> bool:
 
 
 def is_broker(broker: Broker, module: str, name: str) -> bool:
-    """Return whether a broker is of a class of Dramatiq's, whose module need not be importable."""
+    """Return whether a broker is of this class of Dramatiq's; the module need not be importable."""
     cls = getattr(sys.modules.get(f"dramatiq.brokers.{module}"), name, None)
     return cls is not None and isinstance(broker, cls)
 
@@ -36,17 +36,17 @@ def is_rabbitmq(broker: Broker) -> bool:
 
 
 def outages() -> tuple[type[Exception], ...]:
-    """Return what is raised while a broker cannot be reached, or takes no more."""
+    """Return the errors of a broker that cannot be reached, or takes no more."""
     return (ConnectionClosed, ConnectionFailed, OSError, *redis_outages(), *_rabbitmq_outages())
 
 
 def told(error: Exception) -> str:
-    """Return what an error says, with its class; the newest redis-py's own `repr` holds neither."""
+    """Return the class and the text of an error, which the newest redis-py leaves out of its `repr`."""
     return f"{type(error).__name__}: {error}"
 
 
 def redis_outages() -> tuple[type[Exception], ...]:
-    """Return what a Redis outage raises, also where Dramatiq does not know it as one."""
+    """Return the errors of a Redis outage, those included that Dramatiq does not take for an outage."""
     if "dramatiq.brokers.redis" not in sys.modules:
         return ()
     from redis import exceptions as e
@@ -63,7 +63,7 @@ def _rabbitmq_outages() -> tuple[type[Exception], ...]:
 
 
 def say_caveats(broker: Broker, bridge: Bridge) -> None:
-    """Warn of every setting that takes something from the promises."""
+    """Warn of every setting that weakens a promise."""
     for caveat in _caveats(broker, bridge):
         logger.warning("%s", caveat)
 
@@ -94,7 +94,7 @@ def _redis_caveats(broker: Any) -> Iterator[str]:
 
 
 def _settings_of(broker: Any) -> dict[str, str]:
-    """Return the server's settings; none where CONFIG is not allowed, or nobody answers yet."""
+    """Return the server's settings; none if CONFIG is not allowed, or the server does not answer."""
     found: dict[str, str] = {}
     for name in ("maxmemory", "maxmemory-policy", "appendonly", "save"):
         try:

@@ -1,4 +1,4 @@
-"""A delivery leaves the consumer as the bridge decided: acknowledged, kept or given back."""
+"""The consumer under the bridge: a delivery is acknowledged, kept or given back as it is marked."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from dramatiq.common import dq_name
 from dramatiq.errors import ConnectionClosed
 
 from ..errors import StoreError
+from . import compat
 from .acknowledging import Ack, Ending
 from .brokers import is_rabbitmq, is_redis, redis_outages, told
-from .compat import fetch_no_more, forget, give_back_tag, has_tag, put_back, shows_dead, take_fetched
 from .delivery import NATIVE, Delivery, Settlement, delivery_of
-from .on_rabbitmq import confirm, published_dead
-from .on_redis import Hands, enrich, replace_on
+from .on_rabbitmq import confirm, give_back, published_dead
+from .on_redis import Hands, enrich, forget, replace_on
 from .receiving import Wakes, readable, sound, taking
 from .translate import encodable
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How long a job waits before it is given back, so that what fails for good does not spin, in seconds.
+#: How many seconds a job waits before it is given back, so that a lasting error does not spin.
 HOLD_SECONDS = 1.0
 
 
 class SettlingConsumer(Consumer):
-    """A consumer that settles marked messages as marked, and all others as the broker's own does."""
+    """Settles a message as the bridge has marked it, and an unmarked message as Dramatiq does."""
 
     def __init__(self, inner: Consumer, broker: Broker, queue_name: str, hands: Hands, wakes: Wakes) -> None:
         self._inner = inner
@@ -48,7 +48,7 @@ class SettlingConsumer(Consumer):
         self._settle(message, self._inner.ack)
 
     def _straight(self, acknowledge: Ack) -> Ack:
-        """Return an `ack` that asks a message nothing but its mark: every job comes by here."""
+        """Return an `ack` that only looks at the mark of a message: every job comes by here."""
         settle, takes, put = self._settle, self._takes, self._hands.put
 
         def ack(message: MessageProxy) -> None:
@@ -72,7 +72,7 @@ class SettlingConsumer(Consumer):
     def _settle(self, message: MessageProxy, otherwise: Ack) -> None:
         delivery = delivery_of(message)
         if delivery.consumer is not None and delivery.consumer is not self._inner:
-            # RabbitMQ counts delivery tags per channel: the tag names another message on the new channel.
+            # RabbitMQ counts delivery tags per channel: on the new channel this tag is of another message.
             if delivery.ending:
                 delivery.ending.settle()
             logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", message.message_id)
@@ -83,7 +83,7 @@ class SettlingConsumer(Consumer):
             else:
                 self._carry_out(delivery, message, otherwise)
         except (StoreError, *redis_outages()) as error:  # type: ignore[misc]
-            # After any other error Dramatiq leaves the message in a live worker's set, where it stays.
+            # After any other error Dramatiq leaves the message where no worker takes it.
             raise ConnectionClosed(error) from None
         if self._takes and not delivery.is_given_back:
             self._hands.put(message)
@@ -105,18 +105,18 @@ class SettlingConsumer(Consumer):
     def _drop(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:
         if delivery.is_replaced:
             forget(self._inner, message)
-        elif shows_dead(self._inner):
-            # StubBroker: a unit test finds what has failed there, and `join` raises its error.
+        elif compat.dead_letters.is_in(self._inner):
+            # StubBroker: a unit test finds the failed message there, and `join` raises its error.
             otherwise(message)
         else:
             self._inner.ack(message)
 
     def _give_back(self, delivery: Delivery, message: MessageProxy) -> None:
         if delivery.is_given_back and message in self._hands:
-            # The last time failed half-way: it went back, came again, and runs. It is not this one any more.
+            # An earlier try failed half-way: the message went back, came again, and runs as another delivery.
             return
         delivery.is_given_back = True
-        # First, or this very process might fetch it again and take it for the one it has.
+        # First, or this process might fetch the message again, and take it for this delivery.
         self._hands.put(message)
         _give_back(self._inner, message)
 
@@ -129,12 +129,12 @@ class SettlingConsumer(Consumer):
             otherwise(message)
 
     def requeue(self, messages: Iterable[MessageProxy]) -> None:
-        """Give prefetched messages back; raises ConnectionClosed, after whatever went wrong."""
+        """Give prefetched messages back; raises ConnectionClosed after any error."""
         given = list(messages)
         for message in given:
             self._hands.put(message)
         with _closing():
-            if shows_dead(self._inner):
+            if compat.dead_letters.is_in(self._inner):
                 # A broker in memory would forget them.
                 for message in given:
                     _give_back(self._inner, message)
@@ -142,7 +142,7 @@ class SettlingConsumer(Consumer):
                 self._inner.requeue(given)
 
     def __iter__(self) -> Any:
-        # A broker in memory loses no connection, and nothing is to be seen of what it delivers at once.
+        # A broker in memory loses no connection: what it delivers without delay needs no notes.
         return self if self._takes or self._is_tagged or self._is_delayed else iter(self._inner)
 
     def __next__(self) -> MessageProxy | None:
@@ -155,17 +155,18 @@ class SettlingConsumer(Consumer):
         return message
 
     def stop_fetching(self) -> None:
-        """Leave to other workers what comes from now on; on RabbitMQ only what they get first."""
+        """Leave new messages to other workers; on RabbitMQ those that they get first."""
         if self._takes and not self._is_delayed:
-            # The delayed queue's consumer goes on, and is the heartbeat of jobs that still run.
-            fetch_no_more(self._inner)
+            # The consumer of the delayed queue goes on: by its fetches Redis knows that this worker lives.
+            compat.redis_prefetch.set(self._inner, 0)
 
     def close(self) -> None:
-        """Close the broker's own consumer, and give back what it has fetched and Dramatiq would forget.
+        """Close the broker's own consumer, and give back the messages that it has fetched and not handed out.
 
-        Raises ConnectionClosed, after whatever went wrong: anything else would end Dramatiq's thread.
+        Raises ConnectionClosed after any error: another error would end Dramatiq's thread.
         """
-        fetched = take_fetched(self._inner)
+        fetched = compat.message_cache(self._inner, [])
+        compat.message_cache.set(self._inner, [])
         try:
             with _closing():
                 if fetched:
@@ -191,7 +192,7 @@ def _closing() -> Iterator[None]:
 
 
 def wrap(broker: Any) -> None:
-    """Make a broker hand out settling consumers, once, and have RabbitMQ confirm what is published."""
+    """Have a broker hand out consumers under the bridge, and RabbitMQ confirm what is published; once."""
     consume = broker.consume
     if getattr(consume, "_ojs_wrapped", False):
         return
@@ -215,9 +216,9 @@ def wrap(broker: Any) -> None:
 
 
 def _bury(broker: Any, inner: Consumer, message: MessageProxy) -> None:
-    """Put the message, with its final state, into the broker's dead queue.
+    """Put a message with its final state into the broker's dead queue.
 
-    A plain nack moves the bytes as they were enqueued: without the last attempt. It is the fallback.
+    If that fails, a plain nack moves the message there as it was enqueued, without the last attempt.
     """
     if is_rabbitmq(broker) and published_dead(broker, message):
         inner.ack(message)
@@ -228,10 +229,10 @@ def _bury(broker: Any, inner: Consumer, message: MessageProxy) -> None:
 
 
 def _give_back(inner: Any, message: MessageProxy) -> None:
-    if has_tag(message):
-        give_back_tag(inner, message)
-    elif shows_dead(inner):
-        put_back(inner, encodable(message).encode())
+    if compat.tag.is_in(message):
+        give_back(inner, message)
+    elif compat.dead_letters.is_in(inner):
+        compat.stub_queue(inner).put(encodable(message).encode())
         inner.ack(message)
     else:
         inner.requeue([message])

@@ -1,4 +1,4 @@
-"""The places of dead queues: StubBroker has them in lists, Redis in hashes, RabbitMQ in queues."""
+"""The dead queues of each broker: StubBroker has them in lists, Redis in hashes, RabbitMQ in queues."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from ..engine.storage_retry import pause
 from ..operations.letters import CLAIM_SECONDS
 from ..store import from_ms
 from .brokers import is_rabbitmq, is_redis
-from .compat import dead_of, parameters_of, shown_dead
+from .compat import dead_letters_by_queue, dead_of, messages_of, parameters
 from .delivery import is_dropped
 
-#: What a dead queue holds: encoded messages, but StubBroker's the messages themselves.
+#: A message in a dead queue: its bytes, but on StubBroker the message itself.
 Held: TypeAlias = bytes | MessageProxy
-#: The seconds that a reader waits at most while another one looks through a RabbitMQ queue.
+#: For how many seconds a reader waits at most while another reader looks through a queue of RabbitMQ.
 PATIENCE = 5.0
 _NOT_FOUND, _LOCKED = 404, 405
-#: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
-#: and the count at which a message is published anew, to begin at zero.
+#: The headers in which RabbitMQ counts the deliveries of a message in a quorum queue. It drops a message at a
+#: limit; at this count, a reader publishes the message anew, so that it begins at zero.
 _COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
 _OFTEN = 5
 #: How many messages are read from Redis at a time.
@@ -37,21 +37,21 @@ class Places(Protocol):
     """The dead queues of one kind of broker; `queue` is the name of the queue that they belong to."""
 
     def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
-        """Return what at most so many dead messages are, and since when, as far as the broker knows."""
+        """Return at most so many dead messages, and since when they are dead, if the broker knows it."""
 
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
-        """Claim a message, call `then` and delete it; what `then` raises keeps it. False without one."""
+        """Claim a message, call `then`, and delete it unless `then` raises; False if it is not there."""
 
 
 def forget_shown(broker: Any, message_id: str) -> None:
-    """Have StubBroker show a message no more among its dead letters, because it is replayed."""
-    for letters in [*shown_dead(broker).values()]:
+    """Have StubBroker show a message no more among its dead letters: it is replayed."""
+    for letters in [*dead_letters_by_queue(broker, {}).values()]:
         for shown in [m for m in [*letters] if m.message_id == message_id and is_dropped(m)]:
             letters.remove(shown)
 
 
 def places_of(broker: Any) -> Places:
-    """Return where a broker keeps its dead queues."""
+    """Return the dead queues of a broker."""
     if is_redis(broker):
         return _OnRedis(broker)
     if is_rabbitmq(broker):
@@ -60,7 +60,7 @@ def places_of(broker: Any) -> Places:
 
 
 class _InMemory:
-    """StubBroker's, whose messages are in lists."""
+    """The dead queues of StubBroker: lists of messages."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
@@ -83,7 +83,7 @@ class _InMemory:
             then()
             gone = True
         finally:
-            # In one step, or who has just looked at the list finds it free, and publishes it as well.
+            # In one step, or another reader finds the message free, and publishes it as well.
             with self._lock:
                 if gone:
                     self._letters(queue).remove(free[0])
@@ -91,8 +91,7 @@ class _InMemory:
         return True
 
     def _letters(self, queue: str) -> list[MessageProxy]:
-        # Other brokers have none that anybody could read.
-        found: list[MessageProxy] = shown_dead(self._broker).get(queue, [])
+        found: list[MessageProxy] = dead_letters_by_queue(self._broker, {}).get(queue, [])
         return found
 
 
@@ -100,7 +99,7 @@ _UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del'
 
 
 class _OnRedis:
-    """RedisBroker's: a sorted set of ids and a hash of messages."""
+    """The dead queues of RedisBroker: a sorted set of ids, and a hash of messages."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
@@ -108,45 +107,48 @@ class _OnRedis:
     def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
         client = self._broker.client
         places = [
-            (score, self._key(queue), redis_id)
+            (score, self._messages(queue), redis_id)
             for queue in queues
-            for redis_id, score in client.zrevrange(self._key(queue), 0, most - 1, withscores=True)
+            for redis_id, score in client.zrevrange(self._ids(queue), 0, most - 1, withscores=True)
         ]
         newest = sorted(places, reverse=True)[:most]
         found: list[tuple[Held, datetime | None]] = []
         for start in range(0, len(newest), READ):
             with client.pipeline(transaction=False) as pipe:
-                for _, key, redis_id in newest[start : start + READ]:
-                    pipe.hget(f"{key}.msgs", redis_id)
+                for _, messages, redis_id in newest[start : start + READ]:
+                    pipe.hget(messages, redis_id)
                 bodies = zip(pipe.execute(), newest[start : start + READ], strict=True)
             found += [(body, from_ms(int(score))) for body, (score, _, _) in bodies if body]
         return found
 
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
-        client, key = self._broker.client, self._key(queue)
-        redis_id = next((i for i, body in client.hscan_iter(f"{key}.msgs") if is_it(body)), None)
+        client, ids, messages = self._broker.client, self._ids(queue), self._messages(queue)
+        redis_id = next((i for i, body in client.hscan_iter(messages) if is_it(body)), None)
         if redis_id is None:
             return False
-        lock, token = f"{key}.ojs.{redis_id.decode()}", uuid.uuid4().hex
+        lock, token = f"{ids}.ojs.{redis_id.decode()}", uuid.uuid4().hex
         if not client.set(lock, token, nx=True, px=int(CLAIM_SECONDS * 1000)):
             return False
         try:
-            # Whoever had the lock before may have dealt with it.
-            if not client.hexists(f"{key}.msgs", redis_id):
+            # Another reader may have had the lock before, and deleted the message.
+            if not client.hexists(messages, redis_id):
                 return False
             then()
             with client.pipeline() as pipe:
-                pipe.zrem(key, redis_id).hdel(f"{key}.msgs", redis_id).execute()
+                pipe.zrem(ids, redis_id).hdel(messages, redis_id).execute()
         finally:
             client.eval(_UNLOCK, 1, lock, token)
         return True
 
-    def _key(self, queue: str) -> str:
+    def _ids(self, queue: str) -> str:
         return dead_of(self._broker, queue)
+
+    def _messages(self, queue: str) -> str:
+        return messages_of(self._broker, xq_name(queue))
 
 
 class _OnRabbitMQ:
-    """RabbitmqBroker's: a queue, each reader of which holds what it reads until its channel is closed."""
+    """The dead queues of RabbitmqBroker: a reader holds each message that it has read until it is done."""
 
     def __init__(self, broker: Any) -> None:
         self._broker = broker
@@ -172,14 +174,14 @@ class _OnRabbitMQ:
     def _connection(self) -> Any:
         import pika
 
-        return pika.BlockingConnection(parameters_of(self._broker))
+        return pika.BlockingConnection(parameters(self._broker))
 
 
 @contextmanager
 def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[], None], bytes]]]:
-    """Give a queue's messages, the oldest first, with what acknowledges each; the others go back.
+    """Give the messages of a queue, the oldest first, each with the function that acknowledges it.
 
-    A queue that does not exist is empty.
+    Messages that are not acknowledged go back. A queue that does not exist is empty.
     """
     _await_turn(connection, name)
     channel = connection.channel()
@@ -209,7 +211,7 @@ def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[],
 
 
 def _is_renewed(channel: Any, name: str, properties: Any, body: bytes) -> bool:
-    """Put a message that was often delivered at the end of its queue anew; return whether that was done."""
+    """Publish a message anew that was delivered often; return whether that was done."""
     from pika.exceptions import NackError
 
     headers = properties.headers or {}
@@ -219,15 +221,16 @@ def _is_renewed(channel: Any, name: str, properties: Any, body: bytes) -> bool:
     channel.confirm_delivery()
     try:
         channel.basic_publish("", name, body, properties)
-    except NackError:  # a full queue refuses it; its old place is as good
+    except NackError:  # the queue is full, and keeps the message in its old place
         return False
     return True
 
 
 def _await_turn(connection: Any, name: str) -> None:
-    """Wait until no other reader looks through a queue: it would hide the messages that it reads.
+    """Wait until no other reader looks through a queue, because a reader hides the messages that it holds.
 
-    An exclusive queue is the connection's own, and goes with it. Nothing is lost without one.
+    An exclusive queue stands for the turn. It belongs to the connection, and goes with it. A reader that
+    waits in vain reads all the same: nothing is lost.
     """
     from pika.exceptions import ChannelClosedByBroker
 

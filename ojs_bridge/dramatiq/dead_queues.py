@@ -1,4 +1,4 @@
-"""A Dramatiq broker's own dead queues, `.XQ`: what lies there as dead letters, and one taken out of them."""
+"""The dead queues of a Dramatiq broker (`.XQ`): their messages are read as dead letters, and taken out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DramatiqDeadQueues:
         return [letter for letter in found if letter is not None]
 
     def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
-        """Have a letter to oneself, call `then`, and delete it; False when that cannot be."""
+        """Claim a letter, call `then`, and delete it unless `then` raises; False if it is not there."""
 
         def is_it(held: Held) -> bool:
             found = _read(held)
@@ -64,7 +64,7 @@ class DramatiqDeadQueues:
             return None
         try:
             return self._letter_of(*found, at)
-        except Exception as error:  # noqa: BLE001 - it may be anything that no worker could read
+        except Exception as error:  # noqa: BLE001 - the message may hold anything
             _left(error)
             return None
 
@@ -77,11 +77,11 @@ class DramatiqDeadQueues:
 
 
 def _read(held: Held) -> tuple[dramatiq.Message[Any], dict[str, Any]] | None:
-    """Return a message, and how a dead letter keeps it; None when nobody can read it."""
+    """Return a message, and the form in which a dead letter keeps it; None if it cannot be read."""
     try:
         message = dramatiq.Message.decode(held) if isinstance(held, bytes) else message_in(held)
         return message, original(message)
-    except Exception as error:  # noqa: BLE001 - whatever the application's own encoder raises
+    except Exception as error:  # noqa: BLE001 - the application's own encoder may raise anything
         _left(error)
         return None
 
@@ -91,18 +91,18 @@ def _left(error: Exception) -> None:
 
 
 def _ended(message: dramatiq.Message[Any]) -> Job:
-    """Return the job that Dramatiq alone says a dead message was."""
+    """Return the job of a dead message by Dramatiq's own options."""
     bare = bare_job(message)
     state = message.options.get(HEADER)
     if not isinstance(state, Mapping):
         return bare._replace(errors=_native_errors(message, bare))
-    # The native counter has counted the last run of a final state, and not of any other.
+    # The native counter has counted the last run only where the message has its final state.
     said = state.get("attempt")
     return bare._replace(attempt=max(bare.attempt - 1, count_of(said) or 1))
 
 
 def _native_errors(message: dramatiq.Message[Any], bare: Job) -> tuple[ErrorEntry, ...]:
-    """Return the one error that Dramatiq itself has written into a message: the last before it was sent."""
+    """Return the error that Dramatiq itself wrote into a message: the last error before its last retry."""
     text, said_at = message.options.get("traceback"), message.options.get("requeue_timestamp")
     at = time_of(said_at) or bare.created_at
     if not (isinstance(text, str) and text.strip() and at):

@@ -1,4 +1,4 @@
-"""One delivery: the bridge's notes about a message that a broker has handed to this process."""
+"""The delivery: the bridge's notes about a message that a broker has handed to this process."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 from dramatiq.broker import Consumer, MessageProxy
 
 from .acknowledging import Ending
-from .compat import REDIS_ID, is_redelivered, message_in
+from .compat import REDIS_ID, message_in, redelivered
 
 
 class Settlement(enum.Enum):
-    """The way in which a message that the bridge has dealt with leaves the consumer."""
+    """The way in which a message leaves its consumer."""
 
     DROP = enum.auto()
-    """Acknowledge: nothing of it is needed any more."""
+    """Acknowledge it: it is not needed any more."""
     DEAD = enum.auto()
     """Keep it, with its final state, in the broker's own dead queue."""
     HOLD = enum.auto()
-    """Give it back to its queue after a while: it was interrupted before it was settled otherwise."""
+    """Give it back to its queue after a while: something broke in before its end was known."""
     UNBEGUN = enum.auto()
-    """As HOLD: it runs, and the bridge begins it only if it fails."""
+    """As HOLD: its actor runs, and the bridge has not begun it yet."""
     GIVE_BACK = enum.auto()
     """Give it back to its queue: this worker shuts down."""
     ENDING = enum.auto()
-    """Acknowledge it as its `Ending` does."""
+    """Acknowledge it as its `Ending` does: its job succeeded."""
     NATIVE = enum.auto()
-    """As Dramatiq itself would."""
+    """Do with it as Dramatiq itself does."""
 
 
 #: Looked up once, because enumerations are slow and every job comes by here.
@@ -39,37 +39,37 @@ class Delivery:
     """The notes about one delivery; the attribute `ojs_delivery` of Dramatiq's message leads to them."""
 
     __slots__ = (
-        *("begun", "consumer", "ending", "is_covered", "is_given_back", "is_replaced", "received"),
-        "settlement",
+        *("begun", "consumer", "ending", "is_given_back", "is_replaced", "received", "settlement"),
+        "task",
     )
 
     def __init__(self, consumer: Consumer | None = None, received: float | None = None) -> None:
         self.settlement = NATIVE
-        #: The bridge's answer to whether it may run; UNBEGUN before the question, None once it is dealt with.
+        #: The engine's answer to the delivery: UNBEGUN before it, None if there is no outcome to judge.
         self.begun: Any = UNBEGUN
-        #: What acknowledges it, if it leaves by its own ending.
+        #: The end of a job that succeeded.
         self.ending: Ending | None = None
-        #: Whether the job is under the bridge; None until the canary was asked.
-        self.is_covered: bool | None = None
-        #: Whether something took its place on the broker, so that it need not be acknowledged.
+        #: The policy of its actor; None if Dramatiq itself retries it, UNBEGUN before the question.
+        self.task: Any = UNBEGUN
+        #: Whether another message took its place on the broker, so that it need not be acknowledged.
         self.is_replaced = False
-        #: Whether it went back to its queue, or was about to.
+        #: Whether it went back to its queue, or was about to go.
         self.is_given_back = False
-        #: On RabbitMQ: the broker's own consumer that received it, and when, on the monotonic clock.
+        #: On RabbitMQ: the broker's own consumer that received it, and the time, by the monotonic clock.
         self.consumer = consumer
         self.received = received
 
     def settle(self, settlement: Settlement) -> None:
-        """Say how it leaves, and that nothing more is to be said about its run."""
+        """Say how it leaves, and that its run has no outcome to be judged."""
         self.settlement, self.begun = settlement, None
 
 
-#: Asked of every message: a default for all of them is quicker than an attribute that may be missing.
+#: Every message is asked for it: a default is quicker than an attribute that may be missing.
 MessageProxy.ojs_delivery = None  # type: ignore[attr-defined]
 
 
 def delivery_of(message: Any) -> Delivery:
-    """Return the notes about a message, which begin here if there are none."""
+    """Return the notes about a message; they begin here if there are none."""
     found: Delivery | None = message.ojs_delivery
     if found is None:
         found = message.ojs_delivery = Delivery()
@@ -77,18 +77,18 @@ def delivery_of(message: Any) -> Delivery:
 
 
 def mark(message: MessageProxy, settlement: Settlement) -> None:
-    """Say how a message is to be settled, whatever Dramatiq thinks of it."""
+    """Say how a message leaves its consumer."""
     delivery_of(message).settlement = settlement
 
 
 def leave_by(message: MessageProxy, ending: Ending) -> None:
-    """Say that a message leaves by its own ending."""
+    """Say that a message of a job that succeeded leaves by its own ending."""
     delivery = delivery_of(message)
     delivery.ending, delivery.settlement = ending, Settlement.ENDING
 
 
 def is_dropped(message: MessageProxy) -> bool:
-    """Return whether a message left its broker for good, even if StubBroker shows it to unit tests."""
+    """Return whether a message left its broker for good, though StubBroker still shows it to unit tests."""
     return delivery_of(message).settlement is Settlement.DROP
 
 
@@ -98,7 +98,7 @@ def is_native(message: MessageProxy) -> bool:
 
 
 def publication(message: MessageProxy) -> str:
-    """Return what tells one message of a job's first run from another; "" where RabbitMQ cannot tell."""
+    """Return an id that tells a job's messages apart at its first run; "" where RabbitMQ cannot tell."""
     if redis_id := message_in(message).options.get(REDIS_ID):
         return str(redis_id)
-    return "" if is_redelivered(message) else str(uuid.uuid4())
+    return "" if redelivered(message, None) else str(uuid.uuid4())

@@ -1,4 +1,4 @@
-"""A delivery is begun, and the decision about its job is carried out."""
+"""The execution of one delivery: it is begun, and the decision about its job is carried out."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ logger = logging.getLogger("ojs_bridge")
 
 
 class NotSent(Exception):
-    """The broker did not take a message; the one that is being processed is still there."""
+    """The broker did not take a message; the delivery is still there."""
 
 
 class Execution:
-    """One delivery under the bridge, and its outlet: it translates and executes, it never decides."""
+    """One delivery under the bridge, and its outlet: it translates for the engine, and decides nothing."""
 
     framework = FRAMEWORK
     can_wait = True
@@ -69,21 +69,21 @@ class Execution:
         self._proxy = message
         self._holding = holding
         self._acknowledging = acknowledging
-        #: Whether the thread has waited, so that nothing interrupts it.
+        #: Whether the thread has waited; then no interrupt is armed any more.
         self.held = False
         #: The options of the message that goes on.
         self._options: dict[str, Any] = {}
 
     def begin(self, task: TaskPolicy, actors: Actors) -> Begun:
-        """Return what becomes of the job, however long that takes to say.
+        """Return what becomes of the job, and wait for the store if need be.
 
-        What was postponed or dropped has been put aside. Raises GiveUp.
+        A job that is postponed or dropped was put aside before. Raises GiveUp when the worker shuts down.
         """
         while True:
             try:
                 begun = self._ask(task, actors)
             except Interrupt as interrupt:
-                # It is meant for a job, and none has begun.
+                # An interrupt is meant for a job, and none has begun.
                 self._wait(RuntimeError(f"interrupted: {interrupt!r}"))
                 continue
             if not isinstance(begun, (Postpone, Drop)):
@@ -93,7 +93,7 @@ class Execution:
                 return put
 
     def _ask(self, task: TaskPolicy, actors: Actors) -> Begun:
-        # What is asked of a proxy takes longer, and every job comes by here.
+        # A proxy takes longer to answer than its message, and every job comes by here.
         message = message_in(self._proxy)
         bare = Job(str(message.message_id), message.actor_name, message.queue_name)
         try:
@@ -111,20 +111,19 @@ class Execution:
         except GiveUp:
             raise
         except StoreError:
-            # It was held for long enough, and what is published anew may be held again.
+            # It was held for as long as it may be. Published anew, it may be held again.
             self.held, now = False, self._engine.now()
             return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
         except Exception as error:
-            # Dramatiq would log it, run the actor and know nothing of its outcome.
+            # Dramatiq would log the error, and run the actor without the bridge.
             logger.exception("job %s: could not be begun", bare.id)
             return self._engine.unbegun(bare, error)
 
     def early(self) -> Postpone | None:
-        """Return until when a delivery that stays native waits, if its time under the bridge is ahead."""
+        """Return the postponement of a native delivery that comes before the time the bridge gave it."""
         message = message_in(self._proxy)
         job = job_of(message, bare_job(message))
-        due = None if isinstance(job, InvalidState) else job.next_retry_at
-        return Postpone(job, due) if isinstance(job, Job) and due and due > self._engine.now() else None
+        return None if isinstance(job, InvalidState) else self._engine.early(job)
 
     def conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
         """Have the outcome judged and the decision carried out; raises TakenOver."""
@@ -145,7 +144,7 @@ class Execution:
             self._carry_later(run, left)
 
     def _carry_later(self, begun: Run | Refuse, left: NotCarried) -> None:
-        """Try again to carry a decision out; raises the last error when the worker shuts down."""
+        """Try again to carry a decision out; raises the last error if the worker shuts down."""
         while isinstance(left.error, self.unreachable) and self._holding.keep_unended(left.error):
             try:
                 with self._engine.at_once():
@@ -158,10 +157,10 @@ class Execution:
         raise left.error
 
     def put_aside(self, begun: Postpone | Drop) -> Postpone | Drop | Refuse | None:
-        """Send a delivery that came before its time on to that time, or drop a late copy, and return it.
+        """Send an early delivery on to its time, or drop a late copy; return it when that is done.
 
-        Or its refusal, if no message can carry it there. None if it could not be sent on, after a pause in
-        which its time may have come. Raises GiveUp.
+        Returns the refusal of a job that no message can carry to its time. Returns None after a pause if the
+        broker took nothing: the time may have come meanwhile. Raises GiveUp when the worker shuts down.
         """
         if isinstance(begun, Drop):
             mark(self._proxy, Settlement.DROP)
@@ -174,12 +173,12 @@ class Execution:
                 return None
             if refused is not None:
                 return refused
-        # Results would store None over the real result of a message that is skipped.
+        # For a skipped message `Results` would store None over the real result.
         self._proxy.options["store_results"] = False
         return begun
 
     def _keeps(self, error: Exception) -> bool:
-        """Wait before the store is asked once more; False when this delivery was held for long enough."""
+        """Wait before the store is asked again; False if this delivery was held for as long as it may be."""
         if is_old(self._proxy):
             return False
         self._wait(error)
@@ -203,30 +202,30 @@ class Execution:
         )
 
     def prepare(self, onward: Onward) -> bool:
-        """Make the message that goes on."""
+        """Make the options of the message that goes on."""
         header = self._engine.header(onward.job)
         self._options = next_options(onward.job, header) | failed_options(onward.failure)
         return True
 
     def publish(self, onward: Onward) -> None:
-        """Publish the message as it goes on."""
+        """Publish the message that goes on."""
         self._publish(self._proxy.copy(options=self._options), onward.at)
 
     def kept(self, onward: Onward | None) -> dict[str, Any]:
-        """Return the message as the store keeps it, with the names of what its actor takes."""
+        """Return the message as the store keeps it, with the names of its actor's parameters."""
         message = self._proxy if onward is None else self._proxy.copy(options=self._options)
         names = parameters_of(self._broker.get_actor(message.actor_name).fn)
         return {**original(message), "parameters": [*names]}
 
     def sent(self, onward: Onward) -> None:
-        """Have the delivery acknowledged."""
+        """Have the delivery acknowledged: another message carries the job on."""
         self._proxy.options.update(self._options)
         mark(self._proxy, Settlement.DROP)
         if isinstance(onward.decision, RetryAt):
             say_retry(onward.job.id, onward.decision)
 
     def complete(self) -> None:
-        """Have the delivery acknowledged as Dramatiq does."""
+        """Have the delivery acknowledged as Dramatiq does it."""
         mark(self._proxy, Settlement.NATIVE)
 
     def release(self, decision: GiveBack) -> None:  # noqa: ARG002 - as the engine calls it
@@ -240,12 +239,12 @@ class Execution:
     def dead_letter(self, ended: Ended, *, in_store: bool) -> None:
         """Have the delivery acknowledged, or moved to the broker's own dead queue."""
         if not in_store and isinstance(ended.begun, Run):
-            # Settled now, it would be dropped if the broker loses its way there and delivers it again.
+            # If the broker delivers it again before it lies there, a settled run would be dropped.
             self._engine.expire(ended.begun)
         self._finish(ended, Settlement.DROP if in_store else Settlement.DEAD)
 
     def _publish(self, message: Message[Any], at: datetime) -> None:
-        """Publish a message for a time, never before it; raises NotSent when the broker cannot take it."""
+        """Publish a message that is due at a time; raises NotSent if the broker does not take it."""
         try:
             self._enqueue(message, at)
         except MiddlewareError:
@@ -257,23 +256,23 @@ class Execution:
             self._enqueue(plain, at)
 
     def _enqueue(self, message: Message[Any], at: datetime) -> None:
-        # A worker holds what is delayed; what comes before its time is sent on.
+        # RabbitMQ takes a message back that a worker holds for too long: a long delay is several short ones.
         most = HELD_AT_MOST if is_rabbitmq(self._broker) else math.inf
 
         def enqueue() -> None:
             seconds = min((at - self._engine.now()).total_seconds(), most)
             have_queue(self._broker, message.queue_name)
-            # One more, because the broker's own clock reading loses the fraction of its millisecond.
+            # One more, because the broker cuts off the fraction of a millisecond.
             delay = math.ceil(seconds * 1000) + 1 if seconds > 0 else None
             self._broker.enqueue(message, delay=delay)
 
-        # A store tells the copies of a job apart that a crash may leave; without one there must be none.
+        # A crash between two steps would leave two messages of one job, which only a store tells apart.
         swaps = self._engine.store is None and is_redis(self._broker)
         with replacing(self._proxy) if swaps else nullcontext():
             self._engine.insist(enqueue, outages())
 
     def _finish(self, ended: Ended, settlement: Settlement) -> None:
-        """Mark the message failed, so that results, pipelines and other middleware see the end they know."""
+        """Mark the message failed, so that results, pipelines and other middleware see the end of the job."""
         job, decision = ended.job, ended.decision
         options = next_options(job, self._engine.last_header(job)) | failed_options(decision.failure)
         self._proxy.options.update(options, retries=job.attempt)

@@ -1,7 +1,7 @@
-"""A worker thread keeps a delivery that cannot be begun or ended yet, and nothing interrupts it meanwhile.
+"""A worker thread holds a delivery that cannot be begun or ended yet, and nothing interrupts it meanwhile.
 
-RabbitMQ counts what goes back to its queue, and drops what it delivered too often where a queue has a limit.
-So a thread waits in its place and tries again, and prefetch bounds what the worker holds.
+Where a queue of RabbitMQ has a limit, it drops a message that went back too often. So the thread waits and
+tries again, and the prefetch bounds how many messages a worker holds.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Interrupt, ShutdownNotifications, TimeLimit
 
 from ..engine.waiting import Outage
-from .compat import end_limit, end_notification, has_struck, worker_threads
+from . import compat
 from .delivery import delivery_of
 
-#: How long a delivery from RabbitMQ is held at most, in seconds: half of what RabbitMQ itself allows (its
-#: `consumer_timeout`) before it closes the channel and delivers again all that was delivered there.
+#: How long a delivery from RabbitMQ is held at most, in seconds. It is half of RabbitMQ's own
+#: `consumer_timeout`, after which RabbitMQ closes the channel and delivers all of its messages again.
 HELD_AT_MOST = 900.0
 
-#: How long a time limit that has struck but not arrived yet is waited for, in seconds.
+#: How long a thread waits for a time limit that has struck and not arrived yet, in seconds.
 ARRIVAL_SECONDS = 0.25
 
 
 def is_old(message: MessageProxy) -> bool:
-    """Return whether a delivery was held for as long as it may be."""
+    """Return whether a delivery was held for as long as it may be held."""
     since = delivery_of(message).received
     return since is not None and time.monotonic() - since > HELD_AT_MOST
 
@@ -36,7 +36,7 @@ class GiveUp(Exception):
 
 
 class Holding:
-    """The deliveries that the threads of one broker's workers keep until they can go on."""
+    """Holds deliveries of one broker until they can go on."""
 
     def __init__(self) -> None:
         self._beginning = Outage(
@@ -48,50 +48,49 @@ class Holding:
         )
         self._interrupts: Interrupts | None = None
         self._stopping: list[Any] = []
+        #: Whether some worker shuts down.
+        self.is_stopping = False
 
     def boot(self, broker: Broker) -> None:
-        """Take note of what interrupts this broker's actors."""
+        """Find the middleware that interrupts the actors of this broker."""
         self._interrupts = Interrupts(broker)
 
     def stop(self, worker: Any) -> None:
         """Take note that a worker shuts down: its threads wait no more."""
         self._stopping.append(worker)
+        self.is_stopping = True
 
     def stopped(self, worker: Any) -> None:
         """Take note that a worker has shut down."""
         self._stopping.remove(worker)
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether some worker shuts down."""
-        return bool(self._stopping)
+        self.is_stopping = bool(self._stopping)
 
     def stops(self) -> bool:
         """Return whether this thread's worker shuts down."""
-        return any(threading.current_thread() in worker_threads(worker) for worker in self._stopping)
+        return any(threading.current_thread() in compat.worker_threads(worker) for worker in self._stopping)
 
     def disarm(self, exception: BaseException | None) -> None:
-        """Have nothing interrupt this thread; its actor, if it ran, raised `exception`."""
+        """Let nothing interrupt this thread any more; its actor, if it ran, raised `exception`."""
         if self._interrupts:
             self._interrupts.disarm(exception)
 
     def keep_unbegun(self, error: Exception) -> bool:
-        """Wait before a delivery is begun once more; False when this thread's worker shuts down."""
+        """Wait before a delivery is tried again; False if this thread's worker shuts down."""
         self.disarm(None)
         return self._beginning.wait(error, self.stops)
 
     def begins(self, message: MessageProxy) -> None:
-        """Have a job interrupted as if it had not waited before it begins."""
+        """Arm the interrupts again: a job begins that had to wait."""
         self._beginning.over()
         if self._interrupts:
             self._interrupts.arm(message)
 
     def keep_unended(self, error: Exception) -> bool:
-        """Wait before a decision is carried out once more; False when this thread's worker shuts down."""
+        """Wait before a decision is tried again; False if this thread's worker shuts down."""
         return self._ending.wait(error, self.stops)
 
     def ends(self) -> None:
-        """Take note that a decision could be carried out after all."""
+        """Take note that a decision was carried out after all."""
         self._ending.over()
 
 
@@ -106,24 +105,31 @@ class Interrupts:
         self._limits, self._shutdowns = limits, shutdowns
 
     def arm(self, message: MessageProxy) -> None:
-        """Have this thread, which was disarmed, interrupted as if its message had come just now."""
+        """Arm the interrupts of this thread as if its message had come just now."""
         for middleware in self._arming:
             middleware.before_process_message(self._broker, message)
 
     def disarm(self, exception: BaseException | None) -> None:
-        """Have nothing interrupt this thread any more; if it has run an actor, that raised `exception`.
+        """Let nothing interrupt this thread any more; its actor, if it ran, raised `exception`.
 
-        Dramatiq itself disarms after its retries, so that a time limit can strike while one is published.
+        Dramatiq itself disarms later, so that a time limit could strike while a retry is published.
         """
         thread = threading.get_ident()
         struck = False
         for limit in self._limits:
-            struck = struck or has_struck(limit, thread)
-            end_limit(limit, thread)
+            manager = compat.limit_manager(limit)
+            struck = struck or _has_struck(manager, thread)
+            compat.remove_timeout(manager)(thread)
         for shutdown in self._shutdowns:
-            end_notification(shutdown)
+            compat.remove_notification(compat.shutdown_manager(shutdown))()
         if struck and not came_of_interrupt(exception):
             _let_arrive()
+
+
+def _has_struck(manager: object, thread: int) -> bool:
+    """Return whether a time limit has struck and not arrived yet; gevent's strikes and arrives at once."""
+    deadlines = compat.deadlines(manager, None)
+    return deadlines is not None and deadlines.get(thread, 0) is None
 
 
 def came_of_interrupt(exception: BaseException | None) -> bool:

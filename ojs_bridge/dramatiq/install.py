@@ -1,4 +1,4 @@
-"""The way to put a broker under a bridge, and to find the bridge of a broker."""
+"""The installation: a broker is put under a bridge, and the bridge of a broker is found."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ def install(
     canary: Percentages | None = None,
     in_flight: InFlight = "counted",
 ) -> OJSRetries:
-    """Put a whole broker, or the actors that `policies` names, under the bridge without touching their code.
+    """Put a whole broker, or the actors that `policies` names, under the bridge; return the middleware.
 
-    `policies`, `canary` and `in_flight` are as OJSRetries takes them.
-    Returns the middleware. Raises InvalidRetryPolicy and ConfigurationError.
+    The arguments are those of OJSRetries. Raises InvalidRetryPolicy and ConfigurationError.
     """
     middleware = OJSRetries(bridge, policies=policies, canary=canary, in_flight=in_flight)
     if not any(isinstance(m, Retries) for m in broker.middleware):

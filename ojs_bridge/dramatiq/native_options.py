@@ -1,4 +1,4 @@
-"""Dramatiq's own words: its retry options as a retry policy, and the log lines of its `Retries`."""
+"""Dramatiq's native options as a retry policy, and the log lines of its stock `Retries`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..spec.decision import DeadLetter, Discard, RetryAt
 from ..spec.duration import format_duration
 from .translate import RETRY_WHEN_SAID_NO, THROWN
 
-#: The logger of the stock `Retries`, for those who search their logs for its lines.
+#: The logger of the stock `Retries`, so that a search in the logs finds its lines as before.
 logger = get_logger(Retries.__module__, Retries)
 
 #: The mean of the factor by which Dramatiq's jitter stretches a wait.
@@ -33,12 +33,12 @@ INTERVALS = frozenset(("initial_interval", "max_interval"))
 
 
 def native_partial(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the partial policy that an actor's or a message's native options amount to; never raises.
+    """Return the native options of an actor or a message as a partial policy; never raises.
 
-    `max_retries` counts retries, `max_attempts` runs; `retry_when` takes the place of `max_retries`. Dramatiq
-    draws a wait from once to twice `min_backoff`, a policy from half to one and a half `initial_interval`: it
-    is one and a half `min_backoff`, so that the waits are as long on average. A value that is no number stays
-    as it is, for the policy's validation to name.
+    `max_retries` counts retries, and `max_attempts` runs. `retry_when` takes the place of `max_retries`.
+    Dramatiq draws a wait between once and twice `min_backoff`, and a policy between half and one and a half
+    times `initial_interval`. So `initial_interval` is one and a half times `min_backoff`: the average wait is
+    the same. A value that is no number stays as it is: the policy's validation names it.
     """
     partial: dict[str, Any] = {}
     if options.get("retry_when") is not None:
@@ -66,8 +66,8 @@ def _intervals(first: Any, longest: Any) -> dict[str, Any]:
         return bad
     cap = DEFAULT_MAX_BACKOFF if longest is None else min(max(longest, 1), DEFAULT_MAX_BACKOFF)
     if first == 0:
-        cap = 1  # Dramatiq doubles a wait of nothing, and gets nothing.
-    # Capped first: JSON has integers that no float can hold.
+        cap = 1  # Dramatiq doubles a wait of zero, and it stays zero.
+    # The cap comes first: JSON has integers that no float can hold.
     start = min(max(_MEAN * min(DEFAULT_MIN_BACKOFF if first is None else first, cap), 1), cap)
     return {"initial_interval": _duration(start), "max_interval": _duration(cap)}
 
@@ -86,7 +86,7 @@ def say_retry(message_id: str, decision: RetryAt) -> None:
 
 
 def say_end(message_id: str, decision: Discard | DeadLetter) -> None:
-    """Log the end of a job that has failed as the stock `Retries` does, if it has a line for it."""
+    """Log the end of a failed job as the stock `Retries` does, if it has a line for it."""
     if decision.failure.final == THROWN:
         logger.info("Aborting message %r.", message_id)
     elif is_exhausted(decision):

@@ -1,4 +1,4 @@
-"""RabbitMQ alone: publications are confirmed, their queues exist, and dead letters have their final state."""
+"""RabbitMQ alone: publications are confirmed, queues exist, and dead letters have their final state."""
 
 from __future__ import annotations
 
@@ -20,26 +20,39 @@ _MISSES_QUEUES = tuple(int(part) for part in dramatiq.__version__.split(".")[:2]
 
 
 def confirm(broker: Any) -> None:
-    """Have RabbitMQ confirm what this thread publishes; without, a lost message looks like a sent one."""
-    if is_rabbitmq(broker):
-        compat.confirm(broker)
+    """Have RabbitMQ confirm what this thread publishes: else a lost message looks like one that was sent."""
+    if is_rabbitmq(broker) and not compat.confirm_delivery(broker):
+        compat.confirm_delivery.set(broker, value=True)
+        # The next channel confirms.
+        compat.channel.delete(broker)
 
 
 def have_queue(broker: Any, queue_name: str) -> None:
-    """Have the next publication declare its queue where Dramatiq, before 2.2, would not miss it."""
+    """Have the next publication declare its queue: before 2.2 Dramatiq does not notice that it is gone."""
     if not _MISSES_QUEUES and is_rabbitmq(broker):
-        compat.declare_later(broker, queue_name)
+        compat.queues_pending(broker).add(queue_name)
+
+
+def give_back(inner: Any, message: MessageProxy) -> None:
+    """Give a message back on the channel that delivered it, unless that was done."""
+    tag, known = compat.tag(message), compat.known_tags(inner)
+    if tag in known:
+        known.discard(tag)
+        channel = compat.consumer_channel(inner)
+        compat.consumer_connection(inner).add_callback_threadsafe(
+            lambda: channel.basic_nack(tag, requeue=True)
+        )
 
 
 def published_dead(broker: Any, message: MessageProxy) -> bool:
-    """Publish a message with its final state to its dead queue; False, and a log line, if that fails."""
+    """Publish a message with its final state to its dead queue; return whether that worked."""
     for last in (False, True):
         try:
             _publish_dead(broker, message)
         except Exception:
-            # A publisher's connection that idled for a while is closed; the next one is new.
-            compat.drop_connection(broker)
-            compat.declare_later(broker, message.queue_name)
+            # RabbitMQ closes a connection that idled for a while; the next try has a new connection.
+            compat.connection.delete(broker)
+            compat.queues_pending(broker).add(message.queue_name)
             if last:
                 logger.exception("job %s: its dead letter lacks its final state", message.message_id)
         else:
@@ -54,6 +67,4 @@ def _publish_dead(broker: Any, message: MessageProxy) -> None:
     broker.declare_queue(message.queue_name, ensure=True)
     queue = xq_name(message.queue_name)
     properties = pika.BasicProperties(delivery_mode=2)
-    compat.channel_of(broker).basic_publish(
-        "", queue, encodable(message).encode(), properties, mandatory=True
-    )
+    compat.channel(broker).basic_publish("", queue, encodable(message).encode(), properties, mandatory=True)

@@ -1,4 +1,4 @@
-"""Redis alone: a worker gives back what it has forgotten, and a retry takes its message's place."""
+"""Redis alone: a worker gives back messages that it has forgotten, and a retry replaces its message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ import dramatiq
 from dramatiq.broker import MessageProxy
 from dramatiq.common import xq_name
 
-from .compat import REDIS_ID, acks_of, ids_of, message_in, messages_of, requeue, wrap_enqueue
+from .compat import (
+    REDIS_ID,
+    acks_of,
+    do_enqueue,
+    do_requeue,
+    ids_of,
+    message_in,
+    messages_of,
+    queued_message_ids,
+)
 from .delivery import delivery_of
 from .translate import encodable
 
@@ -20,16 +29,16 @@ logger = logging.getLogger("ojs_bridge")
 
 
 class Hands:
-    """The deliveries that this process has taken from a broker's queues and not settled yet."""
+    """The deliveries in the hands of this process: taken from the broker's queues, and not settled yet."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
         self._consumers: dict[str, threading.Thread] = {}
 
     def take(self, message: MessageProxy, *, is_delayed: bool) -> bool:
-        """Take note of a delivery; False for one that is in hand already, and was taken away meanwhile.
+        """Take note of a delivery; False if its message is in hand already, and was taken away meanwhile.
 
-        What its consumer thread delays is not noted, because Dramatiq may forget it.
+        A delivery that its consumer thread delays is not noted, because Dramatiq may forget it.
         """
         options = message_in(message).options
         if is_delayed and options.get("eta") is not None:
@@ -41,19 +50,19 @@ class Hands:
         return True
 
     def put(self, message: MessageProxy) -> None:
-        """Take note that a delivery was settled, or is about to be given back."""
+        """Take note that a delivery was settled, or is given back next."""
         self._ids.discard(message_in(message).options.get(REDIS_ID, ""))
 
     def __contains__(self, message: MessageProxy) -> bool:
         return message.options.get(REDIS_ID) in self._ids
 
     def release_strays(self, broker: Any, queue_name: str, delayed: Iterable[MessageProxy] = ()) -> None:
-        """Give back what this worker has fetched from a queue, and neither has in hand nor delays.
+        """Give back the strays: messages that this worker has fetched from a queue, and has no more.
 
-        To be called by the queue's consumer thread when it has handed out all that it fetched. An outage
-        leaves such messages: Dramatiq forgets what it delays, and the answer to a fetch gets lost. So does a
-        message that comes again just as its first delivery ends. Redis has them as this worker's own, for as
-        long as the worker lives.
+        The queue's consumer thread calls this when it has handed out all that it fetched. In an outage
+        Dramatiq forgets the messages that it delays, and the answer to a fetch may be lost. A message that
+        comes again just as its first delivery ends is a stray, too. Redis would leave strays to this worker
+        for as long as the worker lives.
         """
         thread = threading.current_thread()
         before = self._consumers.setdefault(queue_name, thread)
@@ -64,11 +73,16 @@ class Hands:
         known = {message_in(message).options[REDIS_ID] for message in delayed}
         ids = [i for i in fetched if i.decode() not in self._ids and i.decode() not in known]
         for start in range(0, len(ids), 1000):
-            requeue(broker, queue_name, ids[start : start + 1000])
+            do_requeue(broker)(queue_name, *ids[start : start + 1000])
+
+
+def forget(inner: Any, message: MessageProxy) -> None:
+    """Have a consumer fetch another message in the place of one that has left."""
+    queued_message_ids(inner, set()).discard(message.message_id)
 
 
 class Replacing(threading.local):
-    """The message whose place is taken by the one that this thread enqueues next."""
+    """The message whose place is taken by the next message that this thread enqueues."""
 
     message: MessageProxy | None = None
 
@@ -76,9 +90,9 @@ class Replacing(threading.local):
 _replacing = Replacing()
 
 
-#: KEYS: this worker's unacknowledged ids, the old queue's messages, the new queue's messages, its ids.
-#: ARGV: the old id, the new id, the new message. When the old id is gone, another worker has the job, or this
-#: script has run before. The commands that a server without memory refuses come first.
+#: KEYS: this worker's unacknowledged ids, the old queue's messages, the new queue's messages, the new queue's
+#: ids. ARGV: the old id, the new id, the new message. If the old id is gone, another worker has the job, or
+#: this script has run before. The commands that a server without memory refuses come first.
 _REPLACE = """
 if redis.call('sismember', KEYS[1], ARGV[1]) == 0 then return 0 end
 redis.call('hset', KEYS[3], ARGV[2], ARGV[3])
@@ -91,7 +105,7 @@ return 1
 
 @contextmanager
 def replacing(message: MessageProxy) -> Iterator[None]:
-    """Have what this thread enqueues of a job take its message's place, in one step."""
+    """Have the retry that this thread enqueues take the place of a message, in one step."""
     _replacing.message = message
     try:
         yield
@@ -100,7 +114,7 @@ def replacing(message: MessageProxy) -> Iterator[None]:
 
 
 def replace_on(broker: Any, hands: Hands, woken: Callable[[str], None]) -> None:
-    """Have a broker's `enqueue` heed `replacing`, and call `woken` with the queue of each message."""
+    """Have a broker heed `replacing` as it enqueues, and call `woken` with the queue of each message."""
 
     def replace(old: MessageProxy, queue_name: str, redis_id: str, encoded: bytes) -> None:
         keys = (
@@ -114,18 +128,17 @@ def replace_on(broker: Any, hands: Hands, woken: Callable[[str], None]) -> None:
             logger.warning("job %s: its delivery was taken away, and is another worker's", old.message_id)
         delivery_of(old).is_replaced = True
 
-    def wrapper(enqueue: Callable[..., None]) -> Callable[..., None]:
-        def enqueue_or_replace(queue_name: str, redis_id: str, encoded: bytes) -> None:
-            old = _replacing.message
-            if old is not None and old in hands and _id_of(encoded) == old.message_id:
-                replace(old, queue_name, redis_id, encoded)
-            else:
-                enqueue(queue_name, redis_id, encoded)
-            woken(queue_name)
+    enqueue = do_enqueue(broker)
 
-        return enqueue_or_replace
+    def enqueue_or_replace(queue_name: str, redis_id: str, encoded: bytes) -> None:
+        old = _replacing.message
+        if old is not None and old in hands and _id_of(encoded) == old.message_id:
+            replace(old, queue_name, redis_id, encoded)
+        else:
+            enqueue(queue_name, redis_id, encoded)
+        woken(queue_name)
 
-    wrap_enqueue(broker, wrapper)
+    do_enqueue.set(broker, enqueue_or_replace)
 
 
 def _id_of(encoded: bytes) -> str:
@@ -138,7 +151,7 @@ _ENRICH = (
 
 
 def enrich(broker: Any, message: MessageProxy) -> None:
-    """Write a dead letter's final state over the bytes that a plain nack has moved; never raises."""
+    """Write the final state of a dead letter over the message that a plain nack has moved; never raises."""
     try:
         key = messages_of(broker, xq_name(message.queue_name))
         final = encodable(message).encode()

@@ -1,4 +1,4 @@
-"""Other middleware of a broker: what it must not be told of a run that is not heard, or be told twice."""
+"""Other middleware of a broker: it hears nothing of a run that was taken over, and nothing twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dramatiq.broker import Broker
 from dramatiq.middleware import GroupCallbacks, Middleware
 
 from ..engine.reservations import TakenOver
-from .compat import counting_of
+from .compat import BARRIER_TTL, barrier_ttl, rate_limiter_backend
 from .delivery import Settlement, mark
 
 logger = logging.getLogger("ojs_bridge")
@@ -19,19 +19,19 @@ _COUNTED = "_ojs_counts_once"
 
 
 def drop(message: Any, late: TakenOver) -> None:
-    """Have nothing stored of what a run says, and its delivery given back.
+    """Have nothing stored of the outcome of a run that was taken over, and its delivery given back.
 
     The worker that took the run over may have died since. If the broker still has the delivery as this
-    worker's, the next delivery says what is left to do; else nothing is given back.
+    worker's, the message comes again, and the bridge sees what is left to do.
     """
     logger.warning("job %s: %s", message.message_id, late)
     mark(message, Settlement.GIVE_BACK)
-    # The worker logs what is thrown otherwise as an error.
+    # Dramatiq logs an exception as an error unless the `throws` option has it.
     message.options.update(throws=TakenOver, store_results=False)
 
 
 class FirstToHear(Middleware):
-    """Hears that a job succeeded before its result is stored and its group is counted, and may stop that.
+    """Checks a job that succeeded before its result is stored and its group is counted.
 
     Dramatiq tells the last middleware first, and results are mostly added after the retries.
     """
@@ -47,13 +47,13 @@ class FirstToHear(Middleware):
         result: Any = None,  # noqa: ARG002
         exception: BaseException | None = None,
     ) -> None:
-        """Check a job that succeeded; raises TakenOver, which ends the telling."""
+        """Check a job that succeeded; TakenOver keeps the other middleware from hearing of it."""
         if exception is None:
             self._check(message)
 
 
 def hear_first(broker: Broker, retries: Middleware, check: Callable[[Any], None]) -> None:
-    """Have successes checked before any middleware behind the retries hears of them."""
+    """Have a success checked before any middleware behind the retries hears of it."""
     behind = broker.middleware[broker.middleware.index(retries) + 1 :]
     hears = [type(m).after_process_message is not Middleware.after_process_message for m in behind]
     if any(hears) and not isinstance(behind[-1], FirstToHear):
@@ -61,7 +61,7 @@ def hear_first(broker: Broker, retries: Middleware, check: Callable[[Any], None]
 
 
 def count_members_once(broker: Broker) -> None:
-    """Have the broker's GroupCallbacks, each of them once, count no member of a group a second time."""
+    """Have the broker's GroupCallbacks count no member of a group twice; changes each of them once."""
     for middleware in broker.middleware:
         if isinstance(middleware, GroupCallbacks) and not hasattr(middleware, _COUNTED):
             setattr(middleware, _COUNTED, True)
@@ -77,9 +77,9 @@ def _counting_once(callbacks: Any) -> Any:
         group = None if exception else message.options.get("group_completion_uuid")
         if group is None:
             return
-        limits, ttl = counting_of(callbacks)
+        limits, ttl = rate_limiter_backend(callbacks), barrier_ttl(callbacks, BARRIER_TTL)
         key = f"{group}-{message.message_id}"
-        # 0 while the member is being counted and 1 afterwards. Only the second keeps it from being counted.
+        # 0 while the member is being counted, 1 afterwards. Only a 1 keeps it from being counted again.
         if limits.add(key, 0, ttl) or limits.incr(key, 0, 0, ttl):
             count(broker, message, result=result, exception=exception)
             limits.incr(key, 1, 1, ttl)

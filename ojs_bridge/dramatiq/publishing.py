@@ -1,4 +1,4 @@
-"""Messages on their way to the broker: wishes checked as they are enqueued, kept messages published again."""
+"""Messages on their way to the broker: their policies are checked, and kept messages are published."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .on_rabbitmq import confirm, have_queue
 from .translate import HEADER, RETRY_OPTION, encodable, parked_options, replayed_options
 
 FRAMEWORK = "dramatiq"
-#: Makes the header of a message that brings its own partial policy; raises InvalidRetryPolicy.
+#: Makes the header of a message with its own partial policy; raises InvalidRetryPolicy.
 HeaderOf: TypeAlias = Callable[[dramatiq.Message[Any], Any], dict[str, Any]]
 
 _NESTS = ("pipe_target", "group_completion_callbacks")
-#: What a message brings that has a policy of its own, or carries messages that may.
+#: The options of a message that has a policy of its own, or carries messages that may have one.
 WISHING = frozenset((RETRY_OPTION, *_NESTS))
-#: What a message brings that is not plain: retry state, and wishes for itself or those it carries.
+#: The options that the bridge has to read before a job runs; a message without them is plain.
 READ = frozenset((HEADER, *WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
 
 
 def original(message: MessageProxy | dramatiq.Message[Any]) -> dict[str, Any]:
-    """Return a delivered message as a dead letter keeps it: the bytes of the broker's own encoder."""
+    """Return a message as the store keeps it: the bytes of the application's own encoder."""
     encoded = encodable(message).encode()
     try:
         return {"encoded": encoded.decode("utf-8"), "encoding": "utf-8"}
@@ -43,7 +43,7 @@ def original(message: MessageProxy | dramatiq.Message[Any]) -> dict[str, Any]:
 
 
 def decoded(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
-    """Return the Dramatiq message that a dead letter kept."""
+    """Return the message that the store kept as `original` made it."""
     text: str = message["encoded"]
     raw = base64.b64decode(text) if message["encoding"] == "base64" else text.encode("utf-8")
     return dramatiq.Message.decode(raw)
@@ -51,18 +51,18 @@ def decoded(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class DramatiqPublisher:
-    """Publishes dead letters and parked retries on the broker they came from. Raises Unreachable."""
+    """Publishes dead letters and parked retries on their broker; raises Unreachable and Unpublishable."""
 
     _broker: Broker
 
     def knows(self, type_: str) -> bool:
-        """Return whether there is such an actor, or none at all."""
+        """Return whether there is such an actor, or no actor at all."""
         return type_ in self._broker.actors or not self._broker.actors
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""
         message = _kept(letter.message)
-        # First: what is enqueued may have failed again before this thread goes on.
+        # First, because the message may fail again before this thread goes on.
         forget_shown(self._broker, message.message_id)
         self._enqueue(
             dataclasses.replace(
@@ -76,7 +76,7 @@ class DramatiqPublisher:
         )
 
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
-        """Enqueue a parked retry's message, due now or delayed until a time."""
+        """Enqueue the message of a parked retry, due now or delayed until a time."""
         message = _kept(parked.message)
         self._enqueue(dataclasses.replace(message, options=parked_options(message.options, state)), due)
 
@@ -103,14 +103,14 @@ def _kept(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
 
 
 def _milliseconds_to(due: datetime | None) -> int | None:
-    """Return the delay until a time, None for one that is over."""
+    """Return the delay until a time, None for a time that is over."""
     seconds = (due - datetime.now(timezone.utc)).total_seconds() if due else 0
-    # One more, because the broker's own clock reading loses the fraction of its millisecond.
+    # One more, because the broker cuts off the fraction of a millisecond.
     return math.ceil(seconds * 1000) + 1 if seconds > 0 else None
 
 
 def add_headers(message: dramatiq.Message[Any], header_of: HeaderOf) -> None:
-    """Turn the `ojs_retry` of a message, and of those it will send on, into `ojs` headers: all or none."""
+    """Turn the `ojs_retry` of a message, and of the messages that it carries, into headers: all or none."""
     found = [m for m in (message, *_nested(message.options)) if RETRY_OPTION in m.options]
     wishes = [m.options[RETRY_OPTION] for m in found]
     headers = [None if wish is None else header_of(m, wish) for m, wish in zip(found, wishes, strict=True)]
@@ -121,9 +121,10 @@ def add_headers(message: dramatiq.Message[Any], header_of: HeaderOf) -> None:
 
 
 def carry_wishes(options: dict[str, Any]) -> None:
-    """Write the `ojs_retry` that no producer has read into headers, of a message and those it carries.
+    """Turn the `ojs_retry` of a message, and of the messages that it carries, into headers, unchecked.
 
-    The worker that runs the message judges it: what has been sent can no longer be refused.
+    The producer did not know the bridge. A message that was sent cannot be refused any more: its policy is
+    checked when its job begins.
     """
     for each in (options, *(message.options for message in _nested(options))):
         wish = each.pop(RETRY_OPTION, None)

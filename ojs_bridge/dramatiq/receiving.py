@@ -1,8 +1,7 @@
-"""A consumer thread takes its next message: as soon as there is one, and only one that can be carried out.
+"""A consumer thread takes its next message: as soon as there is a message, and only if a worker can run it.
 
-Dramatiq's own threads end at some messages. A consumer thread that trips over such a message begins again,
-and on Redis meets it again; a worker thread is gone for good. So these messages go to the dead queue as they
-came, where they can be looked at.
+Some messages end the threads of Dramatiq. A consumer thread begins again, and on Redis meets the same message
+again. A worker thread is gone for good. So such a message goes to the dead queue as it came.
 """
 
 from __future__ import annotations
@@ -16,46 +15,33 @@ from typing import Any, TypeAlias
 
 import dramatiq
 from dramatiq.broker import Broker, Consumer, MessageProxy
-from dramatiq.common import current_millis, dq_name, q_name
+from dramatiq.common import compute_backoff, current_millis, dq_name, q_name
 from dramatiq.errors import ConnectionClosed, DecodeError
 
+from . import compat
 from .brokers import is_rabbitmq, is_redis, outages, redis_outages, told
-from .compat import (
-    REDIS_ID,
-    ConsumerThread,
-    acks_of,
-    bury,
-    delayed_in,
-    due_in,
-    forget,
-    listen,
-    message_in,
-    messages_of,
-    patience_of,
-    pause_after,
-    sleep_never,
-    wait_at_most,
-)
-from .on_redis import Hands
+from .compat import REDIS_ID, ConsumerThread, acks_of, message_in, messages_of
+from .on_redis import Hands, forget
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How often, in seconds, a consumer looks for what its worker has fetched from Redis and does not have.
+#: How often a consumer looks for strays, messages that its worker has fetched from Redis and forgotten, in
+#: seconds.
 STRAYS_SECONDS = 30.0
-#: How long a consumer that was woken waits for more, which it fetches along, in milliseconds.
+#: How long a consumer that was woken waits for more messages to fetch with the first, in milliseconds.
 GATHER = 5
 #: Returns a consumer's next message, or None when none came in time.
 Take: TypeAlias = "Callable[[], MessageProxy | None]"
 
 
 class Wakes:
-    """The consumer threads of this process that poll Redis: what it enqueues itself wakes them."""
+    """Wakes a consumer thread that polls Redis when this process itself enqueues a message."""
 
     def __init__(self) -> None:
         self._events: dict[str, threading.Event] = {}
 
     def of(self, queue_name: str) -> threading.Event:
-        """Return what wakes the consumer thread of a queue."""
+        """Return the event that wakes the consumer thread of a queue."""
         return self._events.setdefault(queue_name, threading.Event())
 
     def wake(self, queue_name: str) -> None:
@@ -65,7 +51,7 @@ class Wakes:
 
 
 def taking(broker: Broker, inner: Any, queue_name: str, wakes: Wakes, hands: Hands) -> Take:
-    """Return how the consumer of this thread, on a queue, takes its next message."""
+    """Return the function by which the consumer of this thread takes its next message."""
     thread = threading.current_thread()
     take: Take = inner.__next__
     if not isinstance(thread, ConsumerThread):
@@ -83,11 +69,13 @@ def taking(broker: Broker, inner: Any, queue_name: str, wakes: Wakes, hands: Han
 def _polling(
     inner: Any, thread: Any, wake: threading.Event, release_strays: Callable[[list[MessageProxy]], None]
 ) -> Take:
-    """Wait in place of Redis' consumer, which sleeps whatever comes; look for strays now and then.
+    """Wait in place of the consumer for Redis, whose sleep nothing ends; and look for strays now and then.
 
-    redis-py may repeat a fetch whose answer was lost, and say nothing of it.
+    There are strays because redis-py silently repeats a fetch whose answer was lost.
     """
-    longest, looked = sleep_never(inner), time.monotonic()
+    longest, looked = compat.redis_timeout(inner), time.monotonic()
+    # The consumer returns at once.
+    compat.redis_timeout.set(inner, 0)
 
     def take() -> MessageProxy | None:
         nonlocal looked
@@ -95,10 +83,10 @@ def _polling(
             message: MessageProxy | None = next(inner)
             if message is None and time.monotonic() - looked > STRAYS_SECONDS:
                 looked = time.monotonic()
-                release_strays(delayed_in(thread))
+                release_strays(_delayed_in(thread))
         except redis_outages() as error:
             raise ConnectionClosed(error) from None
-        if message is None and wake.wait(_until_due(thread, pause_after(inner, longest)) / 1000):
+        if message is None and wake.wait(_until_due(thread, _pause_after(inner, longest)) / 1000):
             time.sleep(_until_due(thread, GATHER) / 1000)
             wake.clear()
         return message
@@ -109,8 +97,9 @@ def _polling(
 def _listening(inner: Any, thread: Any, queue_name: str) -> Take:
     def take() -> MessageProxy | None:
         # pika goes on with the same consumer, and lets each call have its own patience.
-        seconds = _until_due(thread, patience_of(thread)) / 1000
-        listen(inner, queue_name, seconds)
+        seconds = _until_due(thread, compat.worker_timeout(thread)) / 1000
+        patience = {compat.inactivity_timeout.name: seconds}
+        compat.iterator.set(inner, compat.consumer_channel(inner).consume(queue_name, **patience))
         message: MessageProxy | None = next(inner)
         return message
 
@@ -119,7 +108,8 @@ def _listening(inner: Any, thread: Any, queue_name: str) -> Take:
 
 def _bounded(inner: Any, thread: Any) -> Take:
     def take() -> MessageProxy | None:
-        wait_at_most(inner, _until_due(thread, patience_of(thread)))
+        if compat.stub_timeout.is_in(inner):
+            compat.stub_timeout.set(inner, _until_due(thread, compat.worker_timeout(thread)))
         message: MessageProxy | None = next(inner)
         return message
 
@@ -127,13 +117,27 @@ def _bounded(inner: Any, thread: Any) -> Take:
 
 
 def _until_due(thread: Any, most: float) -> float:
-    """Return the milliseconds until the thread's first delayed message is due, `most` at most."""
-    due = due_in(thread)
-    return most if due is None else min(max(due - current_millis(), 0), most)
+    """Return the milliseconds until the first message is due that the thread delays, `most` at most."""
+    delayed = compat.delay_queue(thread).queue
+    if not delayed:
+        return most
+    # Dramatiq 2.0 has pairs of a time and a message there.
+    due: float = delayed[0][0] if isinstance(delayed[0], tuple) else delayed[0].priority
+    return min(max(due - current_millis(), 0), most)
+
+
+def _delayed_in(thread: Any) -> list[MessageProxy]:
+    delayed = compat.delay_queue(thread).queue
+    return [item[1] if isinstance(item, tuple) else item.message for item in delayed]
+
+
+def _pause_after(inner: Any, longest: int) -> int:
+    """Return for how many milliseconds a consumer that has found nothing would sleep."""
+    return compute_backoff(compat.misses(inner) - 1, max_backoff=longest)[1]
 
 
 def sound(broker: Broker, inner: Consumer, queue_name: str, take: Take) -> Take:
-    """Return what takes messages of a queue as `take` does, without those that no thread can carry out."""
+    """Return a `take` that leaves out the messages that no worker can run."""
     on_redis = is_redis(broker)
     passes: tuple[type[Exception], ...] = (StopIteration, *outages())
 
@@ -143,7 +147,7 @@ def sound(broker: Broker, inner: Consumer, queue_name: str, take: Take) -> Take:
         except passes:
             raise
         except Exception as error:
-            # One that an earlier look has put away with the others is taken from memory all the same.
+            # An earlier look may have put this message away, though the consumer still had it in memory.
             is_read = isinstance(error, (DecodeError, TypeError))
             if not (on_redis and (_put_away(broker, queue_name, error) or is_read)):
                 raise
@@ -160,7 +164,7 @@ def sound(broker: Broker, inner: Consumer, queue_name: str, take: Take) -> Take:
 
 
 def _flaw(message: dramatiq.Message[Any], queue_name: str, *, on_redis: bool) -> str | None:
-    """Return why Dramatiq's threads cannot handle a message, or None."""
+    """Return why no worker can run a message, or None."""
     if type(message.actor_name) is not str:
         return f"its actor's name is {message.actor_name!r}"
     if type(message.options) is not dict:
@@ -189,17 +193,17 @@ def _leave(
 
 
 def _put_away(broker: Any, queue_name: str, error: Exception) -> bool:
-    """Move the fetched messages that no thread can carry out to the dead queue; False if there are none."""
+    """Move the fetched messages that no worker can run to the dead queue; False if there are none."""
     bad = [*_unsound(broker, queue_name)]
     for redis_id in bad:
-        bury(broker, queue_name, redis_id)
+        compat.do_nack(broker)(queue_name, redis_id)
     if bad:
         _say(queue_name, told(error))
     return bool(bad)
 
 
 def _unsound(broker: Any, queue_name: str) -> Iterator[bytes]:
-    """Yield the ids of the fetched messages that no thread can carry out."""
+    """Yield the ids of the fetched messages that no worker can run."""
     ids = sorted(broker.client.smembers(acks_of(broker, queue_name)))
     bodies = broker.client.hmget(messages_of(broker, queue_name), ids) if ids else []
     for redis_id, body in zip(ids, bodies, strict=True):
@@ -208,7 +212,7 @@ def _unsound(broker: Any, queue_name: str) -> Iterator[bytes]:
 
 
 def readable(bodies: Iterable[bytes | None], queue_name: str) -> list[MessageProxy]:
-    """Return the messages that a thread can carry out."""
+    """Return the messages that a worker can run."""
     found = [body for body in bodies if body is not None and _is_sound(body, queue_name)]
     return [MessageProxy(dramatiq.Message.decode(body)) for body in found]
 
@@ -216,7 +220,7 @@ def readable(bodies: Iterable[bytes | None], queue_name: str) -> list[MessagePro
 def _is_sound(body: bytes, queue_name: str) -> bool:
     try:
         return _flaw(dramatiq.Message.decode(body), queue_name, on_redis=True) is None
-    except Exception:  # noqa: BLE001 - whatever the application's own encoder raises
+    except Exception:  # noqa: BLE001 - the application's own encoder may raise anything
         return False
 
 

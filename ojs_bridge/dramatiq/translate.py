@@ -1,4 +1,4 @@
-"""From Dramatiq's messages and exceptions to the bridge's jobs and outcomes, and back."""
+"""The translation of Dramatiq's messages and exceptions into jobs and outcomes, and back."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADER = "ojs"
 #: The message and actor option that carries a partial policy.
 RETRY_OPTION = "ojs_retry"
 
-#: Error types that the spec reserves for what the runtime itself did.
+#: The error types that the spec reserves for the runtime.
 RESERVED: dict[type[BaseException], Mapped] = {TimeLimitExceeded: "timeout", Shutdown: "shutdown"}
 
 THROWN = "which the actor's throws option rules out"
@@ -36,26 +36,26 @@ RETRY_WHEN_SAID_NO = "and the actor's retry_when said no"
 
 
 class Refused(MiddlewareError):
-    """The message's retry state or policy cannot be read, so its actor was not run."""
+    """The retry state or the policy of the message cannot be read, so that its actor is not run."""
 
 
 class LostAttempt(MiddlewareError):
-    """The worker that ran this attempt is gone, so that its actor is not run, and the attempt has failed."""
+    """The worker that ran this attempt has died: the attempt has failed, and the actor is not run."""
 
 
 class InvalidOptions(InvalidRetryPolicy, MiddlewareError):
-    """InvalidRetryPolicy in the one shape that Dramatiq lets out of its middleware hooks."""
+    """InvalidRetryPolicy as a MiddlewareError, the only error that Dramatiq lets out of its hooks."""
 
 
 def bare_job(message: dramatiq.Message[Any], age: float | None = None) -> Job:
-    """Return what Dramatiq alone says of a message; the native counter names the attempt. Never raises.
+    """Return the job of a message by Dramatiq's own options and native counter; never raises.
 
-    `age` is the milliseconds after which AgeLimit drops it.
+    `age` is the number of milliseconds after which AgeLimit drops the message.
     """
     retries = count_of(message.options.get("retries")) or 0
     created_at = time_of(message.message_timestamp)
     return Job(
-        # A producer may give it another type, which stores, events and replays do not know.
+        # A producer may have given it another type, which stores, events and replays do not know.
         id=str(message.message_id),
         type=message.actor_name,
         queue=message.queue_name,
@@ -68,7 +68,7 @@ def bare_job(message: dramatiq.Message[Any], age: float | None = None) -> Job:
 
 
 def max_age(broker: Broker, message: dramatiq.Message[Any]) -> float | None:
-    """Return the milliseconds after which the broker's AgeLimit would drop a message, if it has one."""
+    """Return the number of milliseconds after which the broker's AgeLimit drops a message, if it does."""
     limit = next((m.max_age for m in broker.middleware if isinstance(m, AgeLimit)), None)
     actor = broker.actors.get(message.actor_name)
     age = message.options.get("max_age") or (actor.options.get("max_age", limit) if actor else limit)
@@ -76,7 +76,7 @@ def max_age(broker: Broker, message: dramatiq.Message[Any]) -> float | None:
 
 
 def time_of(milliseconds: Any) -> datetime | None:
-    """Return the time of milliseconds since 1970, or None for what is none."""
+    """Return the time of milliseconds since 1970, or None if it is no time."""
     try:
         return datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
     except (TypeError, ValueError, OverflowError, OSError):
@@ -84,12 +84,12 @@ def time_of(milliseconds: Any) -> datetime | None:
 
 
 def job_of(message: dramatiq.Message[Any], bare: Job) -> Job | InvalidState:
-    """Return the job a delivered message stands for, or why its state cannot be read."""
+    """Return the job of a delivered message, or the error in its retry state."""
     return decoded(message.options.get(HEADER), bare, message.options.get("retries"))
 
 
 def _wish(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a message itself asks for by an `ojs_retry` that no producer has read."""
+    """Return the partial policy in a message's `ojs_retry`, which its producer did not turn into a header."""
     retry = options.get(RETRY_OPTION)
     return dict(retry) if retry and isinstance(retry, Mapping) else None
 
@@ -101,9 +101,9 @@ def outcome(
     errors: ErrorMap,
     retry_on: RetryOn,
 ) -> Outcome:
-    """Translate what an actor raised, Dramatiq's own options and exceptions included."""
+    """Translate an exception of an actor by the bridge's rules, and by Dramatiq's own."""
     if isinstance(exc.__cause__, Interrupt):
-        # An async actor that does not end in time surfaces as a RuntimeError from its interrupt.
+        # An async actor that does not end in time raises a RuntimeError from its interrupt.
         exc = exc.__cause__
     if isinstance(exc, Shutdown):
         return Interrupted()
@@ -139,7 +139,7 @@ def _ruled_out(message: MessageProxy, options: Mapping[str, Any], exc: BaseExcep
 
 
 def names_exceptions(throws: Any) -> bool:
-    """Return whether a `throws` option can be matched; with any other, Dramatiq loses a worker thread."""
+    """Return whether a `throws` option can be matched; with any other value Dramatiq loses a thread."""
     classes = throws if isinstance(throws, tuple) else (throws,)
     return not throws or all(isinstance(cls, type) for cls in classes)
 
@@ -153,7 +153,7 @@ def _wanted(retry_when: Callable[[int, BaseException], bool], retries: int, exc:
 
 
 def next_options(job: Job, header: Header | None) -> dict[str, Any]:
-    """Return the options of the message that carries a job on; the native counter stays in step."""
+    """Return the options of a job's next message; the native counter stays in step."""
     options: dict[str, Any] = {"retries": job.attempt - 1}
     if header is not None:
         options[HEADER] = header.state
@@ -161,39 +161,39 @@ def next_options(job: Job, header: Header | None) -> dict[str, Any]:
 
 
 def failed_options(failure: Failure | None) -> dict[str, Any]:
-    """Return the options by which Dramatiq's users and dashboards know a job that has failed."""
+    """Return the options by which dashboards know a job that has failed."""
     if failure is None:
         return {}
     return {"requeue_timestamp": int(time.time() * 1000), "traceback": traceback_text(failure)}
 
 
 def traceback_text(failure: Failure) -> str:
-    """Return what dashboards show as the traceback, without reading source files."""
+    """Return the traceback for dashboards, made without reading source files."""
     frames = "".join(f"  {frame}\n" for frame in failure.backtrace)
     return f"Traceback (most recent call last):\n{frames}{failure.type}: {failure.message}"
 
 
 def replayed_options(options: Mapping[str, Any], header: Header) -> dict[str, Any]:
-    """Return the options of a dead letter's message as its replay starts them."""
+    """Return the options of a dead letter's message for its replay."""
     spent = ("retries", "traceback", "requeue_timestamp", "eta", REDIS_ID, RETRY_OPTION)
     return {**{k: v for k, v in options.items() if k not in spent}, HEADER: header.state}
 
 
 def parked_options(options: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a parked retry's message as it is published."""
+    """Return the options of a parked retry's message for its publication."""
     own = ("eta", REDIS_ID)
     return {**{k: v for k, v in options.items() if k not in own}, HEADER: dict(state)}
 
 
 def encodable(message: MessageProxy | dramatiq.Message[Any]) -> dramatiq.Message[Any]:
-    """Return the message without options that cannot travel, which only this process can have added.
+    """Return a message without the options that cannot be encoded, which only this process can have added.
 
-    Raises what the encoder does when its arguments cannot travel either.
+    Raises the encoder's error if its arguments cannot be encoded either.
     """
     plain = message_in(message) if isinstance(message, MessageProxy) else message
     try:
         plain.encode()
-    except Exception:  # noqa: BLE001 - whatever the application's own encoder raises
+    except Exception:  # noqa: BLE001 - the application's own encoder may raise anything
         kept = {name: value for name, value in plain.options.items() if _travels(name, value)}
         lost = ", ".join(sorted(plain.options.keys() - kept.keys()))
         plain = dataclasses.replace(plain, options=kept)

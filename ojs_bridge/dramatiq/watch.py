@@ -1,4 +1,4 @@
-"""A worker whose threads die has them begun again; a worker process whose main process dies ends."""
+"""The watch over a worker: threads that die are begun again, and an orphaned process ends."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import threading
 import time
 from typing import Any
 
-from .compat import consumer_threads, new_consumer_thread, new_worker_thread, worker_threads
+from .compat import consumer_threads, of_consumer_thread, of_worker_thread, worker_threads, worker_timeout
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How often the threads are looked at, in seconds.
+#: How often the watch looks at the threads, in seconds.
 LOOK_SECONDS = 1.0
-#: For how long consumers may die again and again before the process ends, in seconds.
+#: For how long consumer threads may die again and again before the process ends, in seconds.
 GIVE_UP_SECONDS = 60.0
-#: For how long they must live to be well again, in seconds.
+#: For how long they must live to count as well again, in seconds.
 STEADY_SECONDS = 30.0
-#: How long a process may take to end its jobs when its main process has died, in seconds.
+#: How long an orphaned process, whose main process has died, may take to end its jobs, in seconds.
 ORPHAN_SECONDS = 10.0
-#: The exit status of such a process: a temporary failure.
+#: The exit status of an orphaned process: a temporary failure.
 STATUS = os.EX_TEMPFAIL
 
 
 class Watch:
-    """Looks after the threads of one worker, from its boot to its shutdown."""
+    """Watches over the threads of one worker, from its boot to its shutdown."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -35,7 +35,7 @@ class Watch:
         self._parent = _parent()
         self._first_death = self._last_death = -STEADY_SECONDS
         self._thread = threading.Thread(target=self._run, name="ojs-watch", daemon=True)
-        #: Whether the process was told to end, because the consumers would not live.
+        #: Whether the process was told to end, because consumer threads died again and again.
         self.gave_up = False
         self._thread.start()
 
@@ -64,7 +64,7 @@ class Watch:
                 logger.error(
                     "%s has died and is begun again; a job that it had waits in the broker", thread.name
                 )
-                worker_threads(self._worker)[place] = new = new_worker_thread(thread)
+                worker_threads(self._worker)[place] = new = _new_worker_thread(thread)
                 new.start()
 
     def _take_note(self, name: str) -> None:
@@ -85,8 +85,8 @@ def _parent() -> int | None:
 
 
 def _end() -> None:
-    # Nobody reads the pipe that Dramatiq logs to any more. As soon as it is full, each thread that logs waits
-    # for ever, and the process keeps its messages while its heartbeat goes on. To log here would wait, too.
+    # The main process read the pipe that Dramatiq logs to. When the pipe is full, each thread that logs waits
+    # for ever, and the process keeps its messages, because its heartbeat goes on. So this is no log line.
     os.write(2, b"ojs-bridge: the main process of this Dramatiq worker has died, and the worker ends\n")
     late = threading.Timer(ORPHAN_SECONDS, os._exit, (STATUS,))
     late.daemon = True
@@ -99,8 +99,25 @@ def _is_dead(thread: threading.Thread) -> bool:
 
 
 def _begun_again(old: Any) -> Any:
-    # What it held goes back to its queue.
+    # The messages that it held go back to their queue.
     old.close()
-    new = new_consumer_thread(old)
+    new = _new_consumer_thread(old)
     new.start()
+    return new
+
+
+def _new_consumer_thread(old: Any) -> threading.Thread:
+    settings = {name: setting(old) for name, setting in of_consumer_thread.items()}
+    return _like(old, settings, queue_name=old.queue_name, worker_timeout=worker_timeout(old))
+
+
+def _new_worker_thread(old: Any) -> threading.Thread:
+    settings = {name: setting(old) for name, setting in of_worker_thread.items()}
+    return _like(old, settings, worker_timeout=round(settings.pop("timeout") * 1000))
+
+
+def _like(old: Any, settings: dict[str, Any], **more: Any) -> threading.Thread:
+    paused = settings.pop("paused")
+    new: threading.Thread = type(old)(broker=old.broker, **settings, **more)
+    of_worker_thread["paused"].set(new, paused)
     return new

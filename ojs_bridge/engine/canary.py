@@ -1,4 +1,4 @@
-"""The canary: the jobs of installed tasks or actors that are under the bridge already."""
+"""The canary: the part of the jobs of installed tasks or actors that is under the bridge."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeAlias
 from ..errors import ConfigurationError
 from ..spec.patterns import check_pattern, matches
 
-#: What is read where no canary is given: a number, or a JSON object.
+#: The variable that counts if no canary is given: a number, or a JSON object.
 VARIABLE = "OJS_BRIDGE_CANARY"
 #: A percentage of all jobs, or name patterns, such as `billing.*`, and the percentage of each.
 Percentages: TypeAlias = "float | Mapping[str, float]"
@@ -24,10 +24,10 @@ _WHOLE = 100.0
 class Canary:
     """The `canary` of an `install`: a percentage of the jobs, or one for each name pattern.
 
-    Of several patterns that match a name the last one counts, and of a name that none matches no job is under
-    the bridge. Whether a job is, its id says: alike on all workers, for all its attempts, and also when the
-    percentage grows. What is not given is read from OJS_BRIDGE_CANARY; without that every job is under the
-    bridge. Raises ConfigurationError for what is not a percentage from 0 to 100.
+    If several patterns match a name, the last pattern counts. If none matches, no job of that name is under
+    the bridge. A job's id decides: alike on all workers, and for all attempts. When the percentage grows, no
+    job leaves the bridge. Without an argument OJS_BRIDGE_CANARY counts; without both every job is under the
+    bridge. Raises ConfigurationError for a value that is no percentage from 0 to 100.
     """
 
     def __init__(self, percentages: Percentages | None = None) -> None:
@@ -38,7 +38,7 @@ class Canary:
         self._patterns = self._checked(_WHOLE if percentages is None else percentages)
 
     def percentage(self, name: str) -> float:
-        """Return how many of a hundred jobs of a task or actor are under the bridge."""
+        """Return the percentage of the jobs of a task or actor that is under the bridge."""
         matching = [p for pattern, p in self._patterns.items() if matches(name, pattern)]
         return matching[-1] if matching else 0
 
@@ -51,14 +51,14 @@ class Canary:
         return self.percentage(name) == _WHOLE
 
     def check(self, names: Iterable[str], what: str) -> None:
-        """Raise ConfigurationError for a pattern that matches none of the names, which are of `what`."""
+        """Raise ConfigurationError for a pattern that matches none of these names; `what` has such names."""
         known = list(names)
         for pattern in self._patterns:
             if pattern != "*" and not any(matches(name, pattern) for name in known):
                 raise ConfigurationError(f"{self._source}[{pattern!r}] names no {what}")
 
     def __str__(self) -> str:
-        """Say it as a worker's log does."""
+        """Return the percentages as a worker's log shows them."""
         return ", ".join(f"{percentage:g} % of {pattern}" for pattern, percentage in self._patterns.items())
 
     def _checked(self, percentages: object) -> dict[str, float]:
@@ -92,6 +92,6 @@ def _read(text: str) -> Percentages:
 
 def _place(job_id: str) -> int:
     """Return a job's place among all jobs, from 0 to below 2**64."""
-    # What others enqueue may have a number for an id.
+    # A message that was enqueued without the framework may have a number for an id.
     digest = hashlib.blake2b(str(job_id).encode("utf-8", "surrogatepass"), digest_size=_BYTES)
     return int.from_bytes(digest.digest(), "big")

@@ -1,79 +1,133 @@
-"""The private or undocumented names of a framework that an adapter needs, and whether they are there.
+"""The private and undocumented names of a framework, and the check that the installed version has them.
 
-A release that renames one of them could bring back, in silence, the loss that the adapter prevents with it.
-So an adapter uses them in its `compat.py` alone, and a worker looks for each of them when it starts.
+A release that renames one of them could bring back, in silence, the loss that the bridge prevents with it.
+So an adapter has all of them in its `compat.py`, and a worker that starts looks for each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dis
+import inspect
+import logging
+import operator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial, reduce
 from importlib import import_module
-from typing import Any, TypeVar
+from importlib.metadata import version
+from typing import Any
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+logger = logging.getLogger("ojs_bridge")
 
 
-@dataclass(frozen=True)
-class Name:
-    """A name that an adapter needs; its owner is a module, or a class as `module:Class`."""
+@dataclass(frozen=True, slots=True)
+class PrivateName:
+    """A name in the code of a framework, its place, and what the bridge needs it for.
 
-    owner: str
-    #: One that goes by two names in the supported releases has an " or " between them.
+    A name is called with the object that has it: after `tasks = minor("_tasks", ...)`, `tasks(app)` is
+    `app._tasks`. The place is a module, or something in a module, as `module:Class.method`. `only` is the use
+    that alone needs the name, and `since` the framework's first version that has it.
+    """
+
     name: str
-    needed_to: str
-    #: Whether without it a job may be lost, or stay where no worker takes it.
+    place: str
+    need: str
+    #: Whether a job may be lost without the name, or stay where no worker takes it.
     keeps_jobs: bool
+    only: str = ""
+    since: str = "0"
+
+    def __call__(self, owner: object, *default: Any) -> Any:
+        """Return what an object has under this name."""
+        return getattr(owner, self.name, *default)
+
+    def set(self, owner: object, value: object) -> None:
+        """Put a value in the place of what an object has under this name."""
+        setattr(owner, self.name, value)
+
+    def delete(self, owner: object) -> None:
+        """Take away what an object has under this name."""
+        delattr(owner, self.name)
+
+    def reader(self) -> Callable[[Any], Any]:
+        """Return what reads this name of an object in the shortest time, for what every job needs."""
+        return operator.attrgetter(self.name)
+
+    def is_in(self, owner: object) -> bool:
+        """Return whether an object, or its class, has this name."""
+        return hasattr(owner, self.name)
+
+    def is_own(self, owner: object) -> bool:
+        """Return whether an object has this name itself, and not from its class."""
+        return self.name in vars(owner)
+
+    def find(self) -> Any:
+        """Return what a module has under this name; raises ImportError and AttributeError."""
+        return self(self._owner())
 
     @property
-    def module(self) -> str:
-        """The module that has it."""
-        return self.owner.partition(":")[0]
+    def framework(self) -> str:
+        """The framework, as its distribution is called."""
+        return self.place.partition(":")[0].partition(".")[0]
 
-    def is_there(self) -> bool:
-        """Return whether the installed release has it."""
-        owner: Any = import_module(self.module)
-        for part in filter(None, self.owner.partition(":")[2].split(".")):
-            owner = owner.get(part) if isinstance(owner, dict) else getattr(owner, part, None)
-        return any(hasattr(owner, name) or _says(owner, name) for name in self.name.split(" or "))
+    @property
+    def is_missing(self) -> bool:
+        """Whether the installed version should have the name and has not."""
+        if _numbers(version(self.framework)) < _numbers(self.since):
+            return False
+        try:
+            owner = self._owner()
+        except (ImportError, AttributeError, KeyError):
+            return True
+        if isinstance(owner, bytes):
+            return self.name.encode() not in owner
+        return not self.is_in(owner) and self.name not in _in_code_of(owner)
+
+    def _owner(self) -> Any:
+        module, _, path = self.place.partition(":")
+        return reduce(_part, filter(None, path.split(".")), import_module(module))
 
     def __str__(self) -> str:
-        return f"{self.owner.replace(':', '.')} has no {self.name}, which is needed to {self.needed_to}"
+        installed = f"{self.framework} {version(self.framework)}"
+        return f"{installed} has no {self.name} in {self.place}, which the bridge needs to {self.need}"
 
 
-class Names:
-    """The names that one adapter needs."""
-
-    def __init__(self) -> None:
-        self.all: list[Name] = []
-
-    def needs(self, owner: str, *names: str, keeps_jobs: bool = True) -> Callable[[_F], _F]:
-        """Return a decorator of what uses some names; the first line of its docstring says what for."""
-
-        def decorate(user: _F) -> _F:
-            self.add(owner, *names, needed_to=_purpose(user), keeps_jobs=keeps_jobs)
-            return user
-
-        return decorate
-
-    def add(self, owner: str, *names: str, needed_to: str, keeps_jobs: bool = True) -> None:
-        """Add some names of one owner."""
-        self.all += [Name(owner, name, needed_to, keeps_jobs) for name in names]
-
-    def missing(self, is_needed: Callable[[Name], bool]) -> list[Name]:
-        """Return the names that are needed and not there."""
-        return [name for name in self.all if is_needed(name) and not name.is_there()]
+#: A job may be lost without a vital name.
+vital = partial(PrivateName, keeps_jobs=True)
+minor = partial(PrivateName, keeps_jobs=False)
 
 
-def _purpose(user: Callable[..., Any]) -> str:
-    said = (user.__doc__ or "").strip().splitlines()[0].rstrip(".")
-    return said[0].lower() + said[1:]
+def names_in(module: Mapping[str, object]) -> Iterator[PrivateName]:
+    """Yield the names that are variables of a module, or values of its dictionaries."""
+    for value in module.values():
+        each = value.values() if isinstance(value, dict) else (value,)
+        yield from (name for name in each if isinstance(name, PrivateName))
 
 
-def _says(owner: Any, name: str) -> bool:
-    """Return whether a script has a text, or the functions of a class use a name, as for its instances."""
-    if isinstance(owner, bytes):
-        return name.encode() in owner
-    found = [owner, *vars(owner).values()] if isinstance(owner, type) else [owner]
-    codes = (getattr(getattr(each, "fget", None) or each, "__code__", None) for each in found)
-    return any(name in (*c.co_names, *c.co_varnames) or repr(name) in repr(c.co_consts) for c in codes if c)
+def missing_vital(names: Iterable[PrivateName], uses: Container[str]) -> list[PrivateName]:
+    """Return the vital names that a worker with these uses needs and has not; warn of the others."""
+    missing = [name for name in names if (not name.only or name.only in uses) and name.is_missing]
+    lost = [name for name in missing if name.keeps_jobs]
+    for name in missing:
+        if not lost:
+            logger.warning("%s", name)
+    return lost
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return a version as it can be compared."""
+    return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+
+
+def _part(owner: Any, name: str) -> Any:
+    return owner[name] if isinstance(owner, dict) else getattr(owner, name)
+
+
+def _in_code_of(owner: Any) -> set[object]:
+    """Return the names and texts in the code of a function, or the attributes that a class's methods set."""
+    if inspect.isfunction(owner):
+        code = owner.__code__
+        return {*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_consts}
+    classes = inspect.getmro(owner) if inspect.isclass(owner) else ()
+    methods = [value for cls in classes for value in vars(cls).values() if inspect.isfunction(value)]
+    return {i.argval for m in methods for i in dis.get_instructions(m) if i.opname == "STORE_ATTR"}

@@ -13,19 +13,20 @@ from celery import Celery
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import compat, install
 from ojs_bridge.celery.worker import fit_frameworks
+from ojs_bridge.engine.private_names import PrivateName
 
 NAMES = {f"{name.place}.{name.name}": name for name in compat.names()}
 ALL_USES = {compat.REDIS, compat.FETCH, compat.RESULTS}
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_a_name_is_there(name: compat.FrameworkName) -> None:
+def test_a_name_is_there(name: PrivateName) -> None:
     """At both ends of the supported range, for the floor's run has this test, too."""
     assert not name.is_missing
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-def test_a_name_that_is_removed_is_missed(name: compat.FrameworkName) -> None:
+def test_a_name_that_is_removed_is_missed(name: PrivateName) -> None:
     """Methods, attributes that a method sets, values of a module, and what a closure shares."""
     removed = replace(name, name=f"{name.name}_as_it_was", since="0")
     assert removed.is_missing

@@ -14,7 +14,7 @@ from typing import Any
 import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import CurrentMessage, Retries
+from dramatiq.middleware import CurrentMessage, Retries, Shutdown
 from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends import StubBackend
 
@@ -181,6 +181,33 @@ def test_what_has_a_time_under_the_bridge_waits_for_it(ledger: Ledger, tmp_path:
     assert ledger.dead == {job}
 
 
+def test_an_interrupt_while_a_native_job_is_put_off_runs_it_no_second_time(ledger: Ledger) -> None:
+    """Its delivery comes again, so that Dramatiq must not retry it as well."""
+    its = bridge()
+    install(ledger.broker, its, canary=0)
+    actor = ledger.actor("charge")
+
+    class Interrupting(dramatiq.Middleware):
+        """Interrupts the thread that first puts a job off."""
+
+        left = 1
+
+        def before_enqueue(self, broker: dramatiq.Broker, message: Any, delay: int | None) -> None:
+            """Interrupt a worker's thread, and no other, once."""
+            if delay and self.left:
+                self.left = 0
+                raise Shutdown
+
+    due = its.engine.now() + timedelta(seconds=0.3)
+    state = {"v": 1, "attempt": 2, "next_retry_at": format_time(due)}
+    ledger.broker.add_middleware(Interrupting())
+    job = actor.send_with_options(retries=1, ojs=state).message_id
+    with ledger.working():
+        eventually(lambda: len(ledger.runs[job]) == 2, what="the job ended")
+    assert ledger.counters(job) == [1, 2]
+    assert ledger.dead == {job}
+
+
 class Changing(Canary):
     """A canary whose percentage a test changes: as workers with another one do that come after these."""
 
@@ -198,7 +225,7 @@ def test_a_job_changes_sides_and_back_with_its_counter_in_step(
     """Native when the bridge has retried it, under the bridge when Dramatiq has."""
     canary = Changing(50)
     middleware = install(ledger.broker, bridge(tmp_path if stored else None), canary=50)
-    middleware._actors.canary = canary
+    middleware.actors._canary = canary
     sides = [True, False, True, False, False, True, True]
     actor = ledger.actor("charge", fails=6, max_retries=9, min_backoff=1, max_backoff=1)
 

@@ -246,6 +246,17 @@ def test_beside_a_canary(stub: StubBroker, bridge: Bridge) -> None:
     assert numbers == {"moved": (0, 2), "partly": (3, 0), "native": (3, 0)}
 
 
+def test_the_canary_of_the_environment_keeps_no_shadow_off(
+    stub: StubBroker, bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is for the bridge of a fleet, which a shadow has not."""
+    monkeypatch.setenv("OJS_BRIDGE_CANARY", '{"charge": 0}')
+    shadow(stub, bridge)
+    declare(stub, "charge", raises(OSError), **QUICK)
+    work(stub)
+    assert found(bridge)["charge"].failed == 3
+
+
 def test_once(stub: StubBroker, bridge: Bridge) -> None:
     """A second shadow is a mistake."""
     shadow(stub, bridge)

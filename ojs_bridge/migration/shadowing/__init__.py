@@ -88,7 +88,7 @@ class Shadow:
         #: None while shadow mode is off.
         self._recorder: Recorder | None = None
         self._switch = Switch({VARIABLE: "off"})
-        self._tasks: dict[str, TaskPolicy | None] = {}
+        self._shadowed: dict[str, TaskPolicy | None] = {}
 
     @property
     def bridge(self) -> Bridge:
@@ -99,7 +99,7 @@ class Shadow:
 
     def _begin(self, framework: str) -> None:
         """Start shadow mode, unless the worker has it off or the settings are wrong."""
-        self._recorder, self._tasks, self._switch = None, {}, Switch()
+        self._recorder, self._shadowed, self._switch = None, {}, Switch()
         with harmless("it stays off"):
             if not self._switch:
                 return
@@ -122,11 +122,11 @@ class Shadow:
 
         A run of a shadowed task is counted even then.
         """
-        if name not in self._tasks:
-            self._tasks[name] = None
+        if name not in self._shadowed:
+            self._shadowed[name] = None
             if self._switch.covers(name):
-                self._tasks[name] = self._resolved(name)
-        policy = self._tasks[name]
+                self._shadowed[name] = self._resolved(name)
+        policy = self._shadowed[name]
         if policy is None or self._recorder is None:
             return None
         pending = self._recorder.pending

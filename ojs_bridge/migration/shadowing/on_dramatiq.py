@@ -84,7 +84,7 @@ class BrokerShadow(Shadow, Middleware):
         self._compare(FailedRun(job, task, found, native, self.bridge.engine.now()))
 
     def _named(self) -> Iterable[str]:
-        self._actors = Actors(self.bridge.engine, self._policies)
+        self._actors = Actors(self.bridge.engine, self._policies, canary=100)
         retries = next((m for m in self._broker.middleware if isinstance(m, Retries)), None)
         self._actors.stock = NO_RETRIES if retries is None else settings_of(retries)
         self._actors.check(self._broker.actors)

@@ -104,7 +104,7 @@ def retries_of(broker: Broker) -> Retries | None:
 def task_policy(broker: Broker, actor: Actor[..., Any]) -> TaskPolicy | None:
     """Return the policy of an actor under the bridge, else None."""
     own = next((m for m in broker.middleware if isinstance(m, OJSRetries)), None)
-    return own._actors.tasks.get(actor.actor_name) if own else None
+    return own.actors.tasks.get(actor.actor_name) if own else None
 
 
 def askers_of(broker: Broker) -> Askers:
