@@ -1,11 +1,11 @@
-"""The bridge: what a user gives to an app or a broker, and asks about jobs."""
+"""The bridge: a user gives it to an app or a broker, and asks it about jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 
-from .config.settings import Settings, settings_of
+from .config.settings import settings_of
 from .engine.context import Context
 from .engine.engine import Engine
 from .engine.events import Dispatcher, Listener
@@ -52,6 +52,8 @@ class Bridge:
     polling_retry: how often it is tried again when the bridge looks for due retries.
     """
 
+    _scheduler: Scheduler | None = None
+
     def __init__(
         self,
         store: str | Store | None = None,
@@ -86,32 +88,32 @@ class Bridge:
             retention=retention,
         )
         self.store = self.settings.store
-        context = self._context(self.settings, storage_retry, redact)
         #: For the adapters.
-        self.engine = Engine(
-            context,
-            retry=self.settings.retry,
-            errors=self.settings.errors,
-            budget=self.settings.header_budget,
-            reservation=self.settings.reservation,
-            park_after=self.settings.park_after,
-            fail_open=self.settings.fail_open,
-        )
+        self.engine = self._engine(storage_retry, redact)
         self._polling = polling_retry
-        self._scheduler: Scheduler | None = None
         self._replay_rules = checked(replay_rules)
-        self.dead_letters = DeadLetters(context, self.settings.retention)
-        self.broker_letters = BrokerLetters(context)
-        self.retries = ParkedRetries(context)
+        self.dead_letters = DeadLetters(self.engine.context, self.settings.retention)
+        self.broker_letters = BrokerLetters(self.engine.context)
+        self.retries = ParkedRetries(self.engine.context)
 
-    def _context(self, settings: Settings, retry: StorageRetry, redact: Redaction | None) -> Context:
-        return Context(
+    def _engine(self, storage_retry: StorageRetry, redact: Redaction | None) -> Engine:
+        settings = self.settings
+        context = Context(
             settings.store,
             self._now,
             History(settings.store, settings.history, settings.header_budget),
-            Insistence(retry),
+            Insistence(storage_retry),
             Dispatcher(settings.listeners),
             Redactor(redact),
+        )
+        return Engine(
+            context,
+            retry=settings.retry,
+            errors=settings.errors,
+            budget=settings.header_budget,
+            reservation=settings.reservation,
+            park_after=settings.park_after,
+            fail_open=settings.fail_open,
         )
 
     def _now(self) -> datetime:
@@ -120,8 +122,9 @@ class Bridge:
     def counts(self, *, queue: str | None = None) -> Mapping[str, int]:
         """Return how many jobs, of all queues or of one, are in each state that the store knows of.
 
-        `retryable` are the parked retries, `discarded` the dead letters. Only the broker knows what waits and
-        runs, and a job that succeeded is not kept. Raises ConfigurationError without a store, and StoreError.
+        `retryable` are the parked retries, and `discarded` the dead letters. Only the broker knows the jobs
+        that wait and run, and a job that succeeded is not kept. Raises ConfigurationError without a store,
+        and StoreError.
         """
         store = needed(self.store, "counts by state")
         return {
@@ -130,9 +133,9 @@ class Bridge:
         }
 
     def apply_replay_rules(self) -> None:
-        """Replay what the replay rules name, unless another worker has in this minute; workers call it.
+        """Replay the dead letters that the replay rules name, unless another worker did in this minute.
 
-        Raises ConfigurationError without a store, and StoreError.
+        Workers call it. Raises ConfigurationError without a store, and StoreError.
         """
         Rules(self._replay_rules, self.engine.context).apply()
 

@@ -1,4 +1,4 @@
-"""Carrying a decision out: a job goes on or ends, in the store or through its adapter's outlet."""
+"""The decisions are carried out: a job goes on or ends, in the store or through its adapter's outlet."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class NotCarried(Exception):
 
 
 class Carrying:
-    """Carries out what was decided of the runs of one bridge, and settles them."""
+    """Carries out the decisions about the runs of one bridge, and settles the runs."""
 
     def __init__(
         self, context: Context, reservation: timedelta, park_after: timedelta, *, fail_open: bool
     ) -> None:
         self.context = context
         self.store = context.store
-        #: How much later than now a retry must be due to wait in the store.
+        #: A retry that is due later than that waits in the store.
         self.park_after = park_after
         self._events = context.events
         self._surely_held = reservation.total_seconds()
@@ -59,7 +59,7 @@ class Carrying:
         """Carry a decision out, and settle the run.
 
         If the job's own message stands in the way, the job becomes a dead letter. Raises TakenOver, and
-        NotCarried for what may be over later.
+        NotCarried for an error that may be over later.
         """
         try:
             self._carry(begun, decision, outlet)
@@ -75,14 +75,14 @@ class Carrying:
         self.settle(begun, decision)
 
     def postpone(self, begun: Postpone, outlet: Outlet) -> Refuse | None:
-        """Send a job on that came before its time; return its refusal if no message can carry it there.
+        """Send a job on that came before its time; return its refusal if no message can carry it.
 
         Raises TakenOver, and any error that may be over later.
         """
         try:
             self._send_on(begun, Onward(begun.job, begun.at, None), outlet)
         except Exception as error:
-            # A reserved job is ended by its worker; another that no message can carry would wait for ever.
+            # The worker that holds a reserved job ends it. Any other job would wait for ever.
             if outlet.can_wait and (begun.reservation is not None or isinstance(error, outlet.unreachable)):
                 raise
             logger.exception("job %s cannot be put off", begun.job.id)
@@ -107,7 +107,7 @@ class Carrying:
                 assert_never(decision)
 
     def _send_on(self, begun: Run | Refuse | Postpone, onward: Onward, outlet: Outlet) -> None:
-        """Park a job or publish it, whichever its time asks for, and the other one if that fails."""
+        """Park a job or publish it, as its time asks for; if that fails, do the other."""
         if not outlet.prepare(onward):
             return
         job, at = onward.job, onward.at
@@ -129,7 +129,7 @@ class Carrying:
         outlet.sent(onward)
 
     def _is_buried(self, ended: Ended, decision: DeadLetter, outlet: Outlet) -> bool:
-        """Write a dead letter to the store; False if it is for the broker's dead queue to keep it."""
+        """Write a dead letter to the store; False if the broker's dead queue is to keep it."""
         if self.store is None:
             return False
         try:
@@ -140,7 +140,7 @@ class Carrying:
         return True
 
     def impossible(self, job: Job, decision: Decision | None, error: Exception) -> DeadLetter:
-        """Return the decision for a job whose own message stands in the way of what was decided."""
+        """Return the decision for a job whose own message stands in the way of the decision before."""
         why = cut(safe_repr(error), MAX_MESSAGE)
         type_ = error.type if isinstance(error, InvalidState) else "bridge.undeliverable"
         failure = getattr(decision, "failure", None) or Failure(type_, why)
@@ -161,14 +161,14 @@ class Carrying:
                 assert_never(decision)
 
     def header(self, job: Job) -> Header:
-        """Return a job's `ojs` header; with a store, the errors it has no room for are kept there.
+        """Return a job's `ojs` header; the store keeps the errors for which the header has no room.
 
-        Raises InvalidState when the state is too long for any message.
+        Raises InvalidState if the state is too long for any message.
         """
         return self.context.history.header(job)
 
     def last_header(self, ended: Job) -> Header | None:
-        """Return the header of a job that has ended; None when its state is too long for any message."""
+        """Return the header of a job that has ended; None if its state is too long for any message."""
         try:
             return self.context.history.header(ended, ended=True)
         except InvalidState:
@@ -193,7 +193,7 @@ class Carrying:
         self._write(begun, lambda settle: store.bury(letter, settle))
 
     def parks(self, at: datetime) -> bool:
-        """Return whether what is due at a time waits in the store rather than in the broker."""
+        """Return whether a job that is due at a time waits in the store rather than in the broker."""
         return self.store is not None and at - self.now() > self.park_after
 
     def park(
@@ -217,7 +217,7 @@ class Carrying:
         self._write(begun, lambda settle: store.park(parked, settle))
 
     def _write(self, begun: Run | Refuse | Postpone, write: Callable[[Settle | None], bool]) -> None:
-        """Write something to the store that ends a run, and settle its reservation in the same step."""
+        """Write to the store how a run ends, and settle its reservation in the same step."""
         if not isinstance(begun, Run) or begun.reservation is None:
             self.insist(lambda: write(None))
         elif not self._reservations.settle_with(begun, write):
@@ -229,17 +229,17 @@ class Carrying:
         return self.store
 
     def insist(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...] = (StoreError,)) -> T:
-        """Return what an operation on the store or the broker returns, under the bridge's `storage_retry`."""
+        """Run an operation on the store or the broker under the bridge's `storage_retry`."""
         return self.context.insistence.run(operation, retry_on)
 
     def at_once(self) -> AbstractContextManager[None]:
-        """Have what this thread asks of the store and the broker tried once, because it must not wait."""
+        """Have this thread try each operation once, because it must not wait."""
         return self.context.insistence.at_once()
 
     def check(self, run: Run | Refuse) -> None:
-        """Raise TakenOver for a run whose reservation ran out and was taken over: nothing it says counts.
+        """Raise TakenOver for a run whose reservation ran out and was taken over: its outcome does not count.
 
-        The store is asked only where the reservation may have run out by this process's own clock.
+        The store is asked only if the reservation may have run out by this process's own clock.
         """
         if isinstance(run, Run) and run.reservation and time.monotonic() - run.since >= self._surely_held:
             self._reservations.check(run)
@@ -255,7 +255,7 @@ class Carrying:
         self._conclude(run, decision)
 
     def settle_with(self, run: Run, step: Callable[[Settle], bool]) -> None:
-        """Settle a run that succeeded in one step with its acknowledgement, `step`; raises StoreError."""
+        """Settle a run that succeeded in one step with its acknowledgement (`step`); raises StoreError."""
         if not self._reservations.settle_with(run, step):
             was_lost(run.job)
         self._conclude(run, Complete())
@@ -279,12 +279,12 @@ class Carrying:
         self._events.emit(events.of(run.job, decision, max_attempts=limit, seconds=seconds, at=self.now()))
 
     def release(self, run: Run) -> None:
-        """Release the reservation of a run that its process does not end; never raises."""
+        """Release the reservation of a run that this process does not end; never raises."""
         with Harmless(run.job):
             self._reservations.release(run)
 
     def settle_natively(self, run: Run) -> None:
-        """Settle the reservation of a run whose job the framework itself ends; never raises."""
+        """Settle the reservation of a run that the framework itself ends; never raises."""
         with Harmless(run.job):
             self._reservations.settle(run)
 

@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import TypeVar
 
 from ..errors import StoreError
-from ..spec.job import Header, Job
 from ..store import Store
 from .events import Dispatcher, Event
 from .history import History
@@ -35,15 +34,11 @@ class Context:
     publishers: dict[str, Publisher] = field(default_factory=dict)
     dead_queues: dict[str, DeadQueues] = field(default_factory=dict)
 
-    def encode(self, job: Job) -> Header:
-        """Return a job's header, without what it has no room for; raises InvalidState."""
-        return self.history.encode(job)
-
     def emit(self, event: Event) -> None:
         """Queue an event for the listeners; never raises."""
         if self.events:
             self.events.emit([event])
 
     def insist(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...] = (StoreError,)) -> T:
-        """Return what an operation on the store or the broker returns, under the bridge's `storage_retry`."""
+        """Run an operation on the store or the broker under the bridge's `storage_retry`."""
         return self.insistence.run(operation, retry_on)

@@ -1,4 +1,4 @@
-"""The engine: the adapters have it begin a job, judge its outcome, and carry the decision out."""
+"""The engine of a bridge: it begins a job, judges its outcome, and carries the decision out."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ T = TypeVar("T")
 class Engine(Carrying):
     """The retry semantics of one bridge, for the adapters.
 
-    `retry` is the app's default policy and `errors` its error map; `budget` is the most bytes of a header.
+    `retry` is the app's default policy, and `errors` its error map. A header may have `budget` bytes.
     """
 
     def __init__(
@@ -78,9 +78,10 @@ class Engine(Carrying):
         self.task()
 
     def register(self, framework: str, publisher: Publisher, dead_queues: DeadQueues | None = None) -> None:
-        """Take the publisher and the dead queues of an app or broker; ConfigurationError for a second one.
+        """Take the publisher and the dead queues of an app or broker.
 
-        A dead letter does not say which app or broker it came from.
+        Raises ConfigurationError for a second app or broker of one framework: a dead letter does not say from
+        which of them it came.
         """
         if self.context.publishers.setdefault(framework, publisher) != publisher:
             raise ConfigurationError(
@@ -90,7 +91,7 @@ class Engine(Carrying):
             self.context.dead_queues[framework] = dead_queues
 
     def try_store(self, dead_queue: str) -> None:
-        """Say in the log, when a worker starts, what goes without a store or with one that does not work."""
+        """Prepare the store as a worker starts; the log says if the store is missing or does not work."""
         if self.store is None:
             logger.warning(
                 "no store: dead letters go to %s, where `Bridge.broker_letters` finds them; "
@@ -114,7 +115,7 @@ class Engine(Carrying):
             )
 
     def store_answers(self) -> bool:
-        """Return whether jobs can begin now; without a store they always can."""
+        """Return whether jobs can begin now; without a store they always can begin."""
         try:
             self._reservations.prove()
         except StoreError:
@@ -132,9 +133,9 @@ class Engine(Carrying):
     ) -> TaskPolicy:
         """Resolve the settings of one task or actor, later partials winning; raises InvalidRetryPolicy.
 
-        `reserved` is the adapter's own map, such as time limits to `timeout`; any other wins over it.
-        `native` is what the framework alone would do, and `retry_on` what an owner has said of that. With
-        `afresh` a job that comes without a header, and is beyond its limit, begins at attempt 1.
+        `reserved` is the adapter's own error map, as from time limits to `timeout`; the other maps win over
+        it. `native` is what the framework alone does, and `retry_on` an owner's word on what is retried. With
+        `afresh` a job without a header that is beyond its limit begins at attempt 1.
         """
         said = said_by(self._retry, *partials)
         layers = (self._retry, native.options, *partials)
@@ -154,7 +155,7 @@ class Engine(Carrying):
     def initial_header(self, job: Job, task: TaskPolicy, retry: AnyPartial) -> Header:
         """Return the header of a job that is enqueued with its own partial policy (spec section 11).
 
-        Raises InvalidRetryPolicy for one that is invalid, or that no message can carry.
+        Raises InvalidRetryPolicy for a policy that is invalid, or that no message can carry.
         """
         try:
             wire = task.for_job(retry).to_ojs(only=retry)
@@ -173,12 +174,12 @@ class Engine(Carrying):
         wait: Wait | None = None,
         reserve: bool = True,
     ) -> Begun:
-        """Return whether a delivered job runs, waits, was lost, is a late copy, or cannot be read by anybody.
+        """Return whether a delivered job runs, waits, was lost, is a late copy, or cannot be read.
 
-        `job` is what `decode` returned or raised, `bare` what the framework alone says of it; `publication`
-        tells one message of the same first run from another, as far as the broker does. Raises StoreError
-        when the store cannot say, unless the delivery cannot wait; before, it is asked for as long as `wait`,
-        which pauses, says so. A job that runs within its caller needs no reservation: no worker has it.
+        `job` is the job by its header, or the error in its header; `bare` is the job as the framework alone
+        knows it. `publication` tells the messages of a job's first run apart, if the broker can. If the store
+        does not answer, it is asked again as long as `wait`, which pauses, returns True; then this raises
+        StoreError, unless the delivery cannot wait. A job that runs within its caller needs no reservation.
         """
         begun = self._due(job, bare, task)
         if not isinstance(begun, Run):
@@ -190,13 +191,13 @@ class Engine(Carrying):
                 begun, publication if first else "", can_wait=can_wait, wait=wait
             )
         if isinstance(found, Run) and self._events:
-            # It is reserved: nothing may keep it from its handler any more.
+            # The attempt is reserved: no error may keep the job from its handler any more.
             with Harmless(found.job):
                 self._events.emit([events.started(found.job, self.now())])
         return found
 
     def _due(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Refuse | Postpone:
-        """Return the run of a job, unless nobody can read the job or its time has not come."""
+        """Return the run of a job, unless the job cannot be read, or its time has not come."""
         begun = self.admit(job, bare, task)
         if isinstance(begun, Refuse):
             return begun
@@ -205,12 +206,12 @@ class Engine(Carrying):
         return self.early(begun.job) or begun
 
     def early(self, job: Job) -> Postpone | None:
-        """Return the postponement of a job that came before its time."""
+        """Return the postponement of a job that came before its time, or None."""
         due = job.next_retry_at
         return Postpone(job, due) if due and due > self.now() else None
 
     def admit(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Refuse:
-        """Return the run of a job under its own policy, whether it begins now or began elsewhere."""
+        """Return the run of a job under its own policy; it may have begun elsewhere."""
         if isinstance(job, InvalidState):
             return self.refuse(bare, job)
         try:
@@ -228,10 +229,10 @@ class Engine(Carrying):
         publication: str = "",
         process: int | None = None,
     ) -> Run | Drop | Postpone | Refuse:
-        """Return the run of a job that another process of this machine began, which is surely dead now.
+        """Return the run of a job that another process of this machine began, which is dead now.
 
-        `process` is its number, if it is known. The job is dropped if that process had ended it before it
-        died. It is postponed if another worker runs it, or if it came early.
+        `process` is the number of that process, if it is known. The job is dropped if that process had ended
+        it. It is postponed if another worker runs it, or if it came early.
         """
         begun = self._due(job, bare, task)
         if not isinstance(begun, Run):
@@ -242,17 +243,17 @@ class Engine(Carrying):
         return found._replace(job=found.job._replace(next_retry_at=None), abandoned=True)
 
     def refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:
-        """Return the refusal of a job whose state or policy cannot be read, or carried any further."""
+        """Return the refusal of a job whose state or policy cannot be read, or carried on."""
         failure = Failure(error.type, str(error))
         return Refuse(job, DeadLetter("invalid", failure, f"attempt {job.attempt} was not run: {error}"))
 
     def unbegun(self, job: Job, error: Exception) -> Refuse:
-        """Return the refusal of a job that could not be begun, whatever stood in the way of it."""
+        """Return the refusal of a job that an unexpected error kept from being begun."""
         why = cut(safe_repr(error), MAX_MESSAGE)
         return self.refuse(job, InvalidState(f"the job could not be begun: {why}"))
 
     def judge(self, run: Run, outcome: BaseException | Outcome) -> Decision:
-        """Return what becomes of a job: its handler raised, came to an outcome, or succeeded (None)."""
+        """Return the decision about a job whose handler raised, came to an outcome, or succeeded (None)."""
         if isinstance(outcome, BaseException):
             outcome = outcome_of(outcome, run.task.errors, run.retry_on.rules_out(outcome))
         capped = outcome is None or not run.task.keeps_waits(run.job.retry)
@@ -267,17 +268,17 @@ class Engine(Carrying):
         self.settle(begun, decision)
 
     def expire(self, run: Run) -> None:
-        """Extend the reservation of a run no more, because its outcome has no place but this worker.
+        """Extend the reservation of a run no more, because its outcome found no place.
 
-        If the worker dies, the next delivery after the reservation ran out is a lost attempt.
+        The next delivery after the reservation has run out is a lost attempt.
         """
         self._reservations.expire(run)
 
     def acknowledged(self, reservation: Reservation | None) -> None:
-        """Take note that the broker has deleted a reservation's message: it cannot come again."""
+        """Take note that the broker has deleted the message of a reservation: it cannot come again."""
         self._reservations.acknowledged(reservation)
 
     def close(self) -> None:
-        """Settle and release the reservations that are left to be; never raises."""
+        """Settle and release the reservations that still have to be; never raises."""
         with suppress(StoreError):
             self._reservations.close()

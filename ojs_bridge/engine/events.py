@@ -64,7 +64,7 @@ def started(job: Job, at: datetime) -> Event:
 
 
 def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: datetime) -> list[Event]:
-    """Return what a carried-out decision amounts to, in order; the run took `seconds`."""
+    """Return the events of a decision that was carried out, in order; the run took `seconds`."""
     duration = {"attempt": job.attempt, "duration_ms": round(seconds * 1000, 3)}
     match decision:
         case Complete():
@@ -133,9 +133,9 @@ def dead_letter(what: str, job: Job, at: datetime, **data: Any) -> Event:
 
 
 def pruned(count: int, at: datetime, *, policy: str) -> Event:
-    """Return the event of many dead letters' end (spec section dlq 8); `policy` says by what.
+    """Return the event of many dead letters that were deleted (spec section dlq 8).
 
-    Retention's `delete` or `archive`, or an operator's `purge`.
+    `policy` is retention's `delete` or `archive`, or an operator's `purge`.
     """
     return Event("dead_letter.pruned", "", at, {"count": count, "pruning_policy": policy})
 
@@ -171,7 +171,7 @@ def log(job: Job, decision: Decision) -> None:
 
 
 def _in_line(text: str) -> str:
-    """Return text that cannot begin a line of its own in the log."""
+    """Return a text that cannot begin a new line in the log."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
@@ -179,10 +179,10 @@ _listening = BetweenForks()
 
 
 class Dispatcher:
-    """Hands events to listeners on a thread of its own, in order; a slow listener delays only events.
+    """Calls the listeners with each event, in order, on a thread of its own: a slow listener delays no job.
 
-    At most `limit` events wait; further ones are dropped and counted in the log, so that a listener that
-    blocks costs neither memory nor jobs.
+    At most `limit` events wait. Further events are dropped, and the log has their number, so that a listener
+    that blocks costs neither memory nor jobs.
     """
 
     def __init__(self, listeners: Sequence[Listener], *, limit: int = 10_000) -> None:
@@ -216,7 +216,7 @@ class Dispatcher:
                 logger.error("%s: %d events dropped so far", why, self._dropped)
 
     def flush(self, seconds: float) -> bool:
-        """Wait until every queued event was delivered, at most so long; return whether it was."""
+        """Wait until the listeners have heard every event, so long at most; return whether they have."""
         if self._pid != os.getpid():
             return True
         deadline = time.monotonic() + seconds
@@ -229,7 +229,7 @@ class Dispatcher:
         return True
 
     def _start(self) -> None:
-        """Start the thread in this process: a fork inherits neither the thread nor the parent's events."""
+        """Start the thread of this process: a fork inherits neither the thread nor its parent's events."""
         with starting:
             if self._pid == os.getpid():
                 return
@@ -245,7 +245,7 @@ class Dispatcher:
                     with _listening:
                         listener(event)
                 except BaseException:
-                    # Even a sys.exit() must not end the thread, and with it what the others hear.
+                    # Not even a sys.exit() may end the thread: the other listeners need it.
                     with suppress(Exception):
                         logger.exception(
                             "listener %r failed on %s of job %s", listener, event.type, event.subject
@@ -254,7 +254,7 @@ class Dispatcher:
 
 
 class Harmless:
-    """Logs what fails after a decision was carried out: the job has its place already."""
+    """Logs an error that comes after a decision was carried out: the job has its place already."""
 
     __slots__ = ("_job",)
 
@@ -265,7 +265,7 @@ class Harmless:
         """Begin."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        """Log an error and go on after it; what is no Exception goes on."""
+        """Log and swallow an Exception; let any other exception pass."""
         if not isinstance(error, Exception):
             return False
         with suppress(Exception):

@@ -1,4 +1,4 @@
-"""Locks for what a forked child must not inherit half done."""
+"""The locks that keep a fork away while a thread holds locks that its child could never release."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import threading
 import time
 from typing import Any
 
-#: How many seconds a fork waits for what other threads do.
+#: For how many seconds a fork waits for other threads.
 _PATIENCE = 2.0
 
 _all: list[BetweenForks] = []
-#: What a thread that forks is within.
+#: The locks that a forking thread holds.
 _forking = threading.local()
 
 
 class BetweenForks:
-    """Is entered for what a thread does with locks that are not ours: no fork comes meanwhile.
+    """A thread enters it while it holds locks of other code, so that no fork comes meanwhile.
 
-    A child that another thread forks inherits these locks as they are, and would wait for a thread that it
-    does not have: for the stream of a handler, for the connections of a listener. A fork waits for a while at
-    most. A thread that enters two of them enters first the later made one.
+    Such locks are those of a log handler's stream, or of a listener's connections. A forked child inherits
+    them as they are, and would wait for a thread that it does not have. A fork waits for a while at most. A
+    thread that enters two BetweenForks enters first the one that was made last.
     """
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class BetweenForks:
         self._lock.release()
 
     def await_until(self, deadline: float) -> bool:
-        """Enter when the thread that is within has left; False if it has not by then."""
+        """Enter when the thread inside has left; False if it has not left by the deadline."""
         return self._lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
 
     def renew(self) -> None:
-        """Forget the thread that is within: a child does not have it."""
+        """Forget the thread inside: a child does not have it."""
         self._lock = threading.RLock()
 
 
-#: Is entered to start a thread.
+#: Entered to start a thread.
 starting = BetweenForks()
 
 

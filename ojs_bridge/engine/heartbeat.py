@@ -20,8 +20,8 @@ logger = logging.getLogger("ojs_bridge")
 
 #: How often a reservation is extended before it runs out.
 BEATS = 3
-#: How many settled reservations the store forgets in one round trip, and how long after their messages were
-#: acknowledged, in seconds: RabbitMQ delivers again what it was told in a connection's last moments.
+#: How many settled reservations the store forgets in one round trip, and how many seconds after the
+#: acknowledgement: RabbitMQ may miss one from a connection's last moments, and deliver the message again.
 _BATCH = 1000
 _FORGET_AFTER = 300.0
 #: How often a heartbeat that failed is repeated, in seconds.
@@ -29,7 +29,7 @@ _REPEAT = 1.0
 
 
 def was_held_by(process: int | None, holder: str) -> bool:
-    """Return whether a holder was the process of that number on this machine, for None any that has ended."""
+    """Return whether a holder was the process of this number on this machine; None is any dead process."""
     host, _, rest = holder.rpartition(":")[0].rpartition(":")
     if host != socket.gethostname() or not rest.isdecimal():
         return False
@@ -49,21 +49,21 @@ def _has_ended(process: int) -> bool:
 class Heartbeat:
     """The reservations that this process holds, and the thread that extends them.
 
-    A fork starts with none of its parent's. What the store could not be told in its time is told with a later
-    beat.
+    A fork starts without the reservations of its parent. A reservation that the store could not settle or
+    release in time is settled or released with a later beat.
     """
 
     def __init__(self, store: Store, length: timedelta, clock: Callable[[], datetime]) -> None:
         self._store = store
         self._length = length
         self._clock = clock
-        #: The forks of one process share it: they are on one machine and see each other's numbers.
+        #: The forks of one process share it: they are on one machine, and see each other's process numbers.
         self._family = uuid.uuid4().hex[:8]
         self._pid = 0
         #: The name under which this process holds reservations.
         self.holder = ""
         self._live: dict[Reservation, None] = {}
-        #: When the last extension was asked for that succeeded, and of which reservations.
+        #: The time of the last extension that succeeded, and its reservations.
         self._extended: tuple[float, frozenset[Reservation]] = (0.0, frozenset())
         self._unsettled: dict[Reservation, Settle] = {}
         self._unreleased: list[tuple[float, Settle]] = []
@@ -97,7 +97,7 @@ class Heartbeat:
         return self._pid == os.getpid() and reservation in self._live
 
     def still_holds(self, reservation: Reservation) -> bool:
-        """Return whether a reservation is still ours; the store is asked unless the last beat says so."""
+        """Return whether this process still holds a reservation; if the last beat is old, ask the store."""
         asked, extended = self._extended
         fresh = time.monotonic() - asked < self._length.total_seconds()
         if reservation in extended and self.holds(reservation) and fresh:
@@ -110,10 +110,10 @@ class Heartbeat:
         return holder.rpartition(":")[2].startswith(self._family) and was_held_by(None, holder)
 
     def asks_as_of(self, now: datetime) -> datetime:
-        """Return the time by which a reservation must have run out to be taken over now.
+        """Return the time before which a reservation must have run out to be taken over now.
 
-        While the store could not be reached, no holder could extend its reservation. So what ran out since
-        then is left to its holder for a while.
+        While the store could not be reached, no holder could extend its reservation. So the holders of
+        reservations that ran out since then have some time to come back.
         """
         here = time.monotonic()
         if here >= self._blind_until:
@@ -132,16 +132,16 @@ class Heartbeat:
         self._unsettled[settle.reservation] = settle
 
     def release_later(self, settle: Settle) -> None:
-        """Release with a later beat what the store may have reserved without an answer."""
+        """Release with a later beat a reservation that the store may have made without an answer."""
         self._unreleased.append((time.monotonic() + self._length.total_seconds(), settle))
 
     def forget_later(self, reservation: Reservation) -> None:
-        """Have the store delete a settled reservation, after a while: its only message was acknowledged."""
+        """Have the store delete a settled reservation after a while: its only message was acknowledged."""
         self.start()
         self._done.append((time.monotonic(), reservation))
 
     def close(self) -> None:
-        """Settle and release what is left to be; what is still held runs out by itself."""
+        """Settle and release the reservations that still have to be; those that are held run out."""
         if self._pid == os.getpid():
             self._catch_up()
 
@@ -156,20 +156,20 @@ class Heartbeat:
                 self._forget_done()
                 pause = between
             except Exception as error:
-                # Whatever it is: a heart that stopped would give every live job to another worker.
+                # After any error: if the heartbeat stopped, other workers would take over every live job.
                 if not isinstance(error, StoreError):
                     logger.exception("reservations were not extended, and are tried again")
                 self.missed()
                 pause = min(_REPEAT, between)
 
     def _catch_up(self) -> None:
-        """Do what the store could not be told in its time."""
+        """Settle and release the reservations that the store could not settle or release in time."""
         for reservation, settle in tuple(self._unsettled.items()):
             self._store.settle(settle)
             self._unsettled.pop(reservation, None)
         for left in tuple(self._unreleased):
             ends, settle = left
-            # The store may carry out what was asked of it after it was released.
+            # The store may still carry out the request to reserve it after the release.
             if self._store.release(settle) or time.monotonic() > ends:
                 self._unreleased.remove(left)
 

@@ -1,4 +1,4 @@
-"""A job's error history: what its message carries of it, and the rest, which the store keeps."""
+"""The error history of a job: its message carries the newest errors, and the store keeps the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger("ojs_bridge")
 
 
 class History:
-    """Writes headers with the newest `length` errors in `budget` bytes; with a store nothing is lost."""
+    """Writes headers with the newest `length` errors in `budget` bytes; a store keeps the older errors."""
 
     def __init__(self, store: Store | None, length: int, budget: int) -> None:
         self._store = store
@@ -20,14 +20,14 @@ class History:
         self._budget = budget
 
     def encode(self, job: Job) -> Header:
-        """Return a job's header, what it has no room for left out; raises InvalidState."""
+        """Return a job's header, without the errors for which it has no room; raises InvalidState."""
         return encode(job, history=self._length, budget=self._budget)
 
     def header(self, job: Job, *, ended: bool = False) -> Header:
-        """Return a job's `ojs` header; with a store, the errors it has no room for are kept there.
+        """Return a job's `ojs` header; the store keeps the errors for which the header has no room.
 
-        Not those of a job that has `ended`, whose dead letter takes them all. Raises InvalidState when the
-        state is too long for any message.
+        For a job that has `ended` the store keeps none: its dead letter has all errors. Raises InvalidState
+        if the state is too long for any message.
         """
         header = self.encode(job)
         if header.left_out and self._store and not ended:
@@ -40,7 +40,7 @@ class History:
         return header
 
     def whole(self, job: Job) -> tuple[ErrorEntry, ...]:
-        """Return every entry, those that the message has no room for from the store."""
+        """Return every error: those of the message, and the rest from the store."""
         if self._store is None or not is_kept_elsewhere(job):
             return job.errors
         carried = {job.errors_dropped + index: entry for index, entry in enumerate(job.errors)}
@@ -48,17 +48,17 @@ class History:
         kept = dict(self._store.kept_errors(job.id))
         length = job.errors_dropped + len(job.errors)
         if len(kept) + len(whole) < length and (earlier := self._store.get(job.id)):
-            # This delivery has ended before, and came again because it was not acknowledged in time.
+            # This job has ended before; its delivery came again because it was not acknowledged in time.
             kept = {**dict(enumerate(earlier.errors[:length])), **kept}
         history = {**carried, **kept, **whole}
         return tuple(history[place] for place in sorted(history))
 
     def forget(self, job: Job) -> None:
-        """Delete what the store keeps of a job that has ended; raises StoreError."""
+        """Delete the errors that the store keeps of a job that has ended; raises StoreError."""
         if self._store and is_kept_elsewhere(job):
             self._store.forget_errors(job.id)
 
 
 def is_kept_elsewhere(job: Job) -> bool:
-    """Return whether a message carries only a part of its job's history."""
+    """Return whether a job's message carries only a part of its history."""
     return job.errors_dropped > 0 or any(is_cut(entry) for entry in job.errors)

@@ -1,4 +1,4 @@
-"""The records of a job in the store: the dead letter, and the retry that is parked."""
+"""The records of a job in the store: the dead letter, and the parked retry."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def parked_of(
 
 
 def job_of_parked(parked: Parked) -> Job:
-    """Return the job of a parked retry; if its state cannot be read, as far as the store knows it."""
+    """Return the job of a parked retry; if its state cannot be read, only what the record itself says."""
     bare = Job(parked.id, parked.type, parked.queue, parked.attempt, fence=parked.fence)
     try:
         return decode(dict(parked.state), bare)

@@ -1,4 +1,4 @@
-"""The ports of the engine: what the adapter of a framework offers to it."""
+"""The ports of the engine, which the adapter of each framework fills."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """A job as it goes on, due at a time; without a decision it came before its time, and is put off."""
+    """A job that goes on and is due at a time; without a decision it came before its time."""
 
     job: Job
     at: datetime
@@ -54,24 +54,23 @@ class Ended:
 
 
 class Outlet(Protocol):
-    """One delivery, of which an adapter carries out what the engine cannot.
+    """One delivery; its adapter does with it what the engine cannot do.
 
-    The engine prepares a job that goes on, then publishes it or keeps it in the store, and says that it was
-    sent.
+    For a job that goes on, the engine calls `prepare`, then `publish` or `kept`, and last `sent`.
     """
 
     framework: str
 
     @property
     def unreachable(self) -> tuple[type[Exception], ...]:
-        """The errors of a store or a broker that is out of reach."""
+        """The errors of a store or a broker that cannot be reached."""
 
     @property
     def can_wait(self) -> bool:
-        """Whether the broker still has the message, so that a decision can wait until it finds a place."""
+        """Whether the broker still has the message, so that the decision can wait for an outage to end."""
 
     def prepare(self, onward: Onward) -> bool:
-        """Prepare to send a job on; False if there is nothing to send, as the framework runs it at once."""
+        """Prepare to send a job on; False if the framework itself runs it again at once."""
 
     def publish(self, onward: Onward) -> None:
         """Publish a job that goes on, until it is due."""
@@ -89,7 +88,7 @@ class Outlet(Protocol):
         """Have the delivery go back to its queue as it is."""
 
     def discard(self, ended: Ended) -> None:
-        """End a job of which nothing is kept."""
+        """End a job that is not kept."""
 
     def dead_letter(self, ended: Ended, *, in_store: bool) -> None:
         """End a job that is a dead letter, in the store or else in the broker's dead queue."""
@@ -98,19 +97,19 @@ class Outlet(Protocol):
 class Publisher(Protocol):
     """Publishes messages of one framework.
 
-    Raises Unreachable and Unpublishable; any other error is of this message alone, and may be over later.
+    Raises Unreachable and Unpublishable. Any other error concerns this message alone, and may be over later.
     """
 
     def knows(self, type_: str) -> bool:
-        """Return whether a job type has a handler here, or this process has none of its own at all."""
+        """Return whether a job type has a handler in this process, or the process has no handlers at all."""
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
-        """Publish a dead letter's original message with its retry state replaced by `header`."""
+        """Publish the message of a dead letter with `header` in the place of its retry state."""
 
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
-        """Publish a parked retry's message with `state` as its retry state.
+        """Publish the message of a parked retry with `state` as its retry state.
 
-        Due now, or at a time until which the framework itself delays it, with or without the bridge.
+        It is due now, or the framework itself delays it, even without the bridge, until it is due.
         """
 
 
@@ -118,10 +117,10 @@ class DeadQueues(Protocol):
     """The dead queues of one framework's app or broker; every method raises Unreachable."""
 
     def read(self, most: int) -> Sequence[Letter]:
-        """Return at most so many letters of all queues that are known here, and leave them as they are."""
+        """Return at most so many letters of all queues that are known here, and leave them there."""
 
     def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
-        """Have a letter to oneself, call `then`, and delete the letter; what `then` raises keeps it.
+        """Claim a letter, call `then`, and delete the letter unless `then` raises.
 
-        False, and `then` is not called, when it is not there any more or another process holds it.
+        Returns False, and does not call `then`, if the letter is gone, or another process holds it.
         """

@@ -8,17 +8,17 @@ from typing import Any, TypeAlias
 from ..errors import ConfigurationError
 from ..messages import Reading, read_message
 
-#: Names of arguments, or a callable that is given each argument's name and value and returns what is shown.
-#: The name of a positional argument whose parameter was not noted is its place, such as "0".
+#: Names of arguments, or a callable that is given the name and the value of an argument, and returns the
+#: value to show. A positional argument whose parameter is not known has its place for a name, such as "0".
 Redaction: TypeAlias = Collection[str] | Callable[[str, Any], Any]
 
 HIDDEN = "[redacted]"
-#: Shorter texts are too common to be taken out of everything else.
+#: A secret that is shorter is not taken out of other texts: it is too common.
 _TELLING = 4
 
 
 class Redactor:
-    """Applies one Redaction; raises ConfigurationError for anything else. False when there is none."""
+    """Applies a Redaction; false if there is none. Raises ConfigurationError for any other value."""
 
     def __init__(self, redaction: Redaction | None) -> None:
         if callable(redaction):
@@ -36,14 +36,14 @@ class Redactor:
         return self._is_on
 
     def message(self, message: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Return what may be shown of a kept message, and the secrets to be taken out of everything else."""
+        """Return a kept message as it may be shown, and the secrets to be taken out of all other texts."""
         whole = read_message(message)
         secrets, shown = self.secrets(whole), self.reading(whole)
         told = without({"args": shown.args, "kwargs": shown.kwargs, "meta": shown.meta}, secrets)
         return {**told, "redacted": True, "parameters": [*shown.names], "note": shown.note}, secrets
 
     def reading(self, reading: Reading) -> Reading:
-        """Return what may be shown of a message."""
+        """Return a message as it may be shown."""
         args = None
         if reading.args is not None:
             names = [*reading.names, *map(str, range(len(reading.names), len(reading.args)))]
@@ -52,7 +52,7 @@ class Redactor:
         return Reading(args, kwargs, self._mapping(reading.meta), reading.names, reading.note)
 
     def secrets(self, reading: Reading) -> list[str]:
-        """Return the texts that the redaction hides, longest first, to be taken out of errors as well."""
+        """Return the texts that the redaction hides, the longest first, to be taken out of errors as well."""
         shown = self.reading(reading)
         pairs = [(reading.args, shown.args), (reading.kwargs, shown.kwargs), (reading.meta, shown.meta)]
         found = {text for before, after in pairs for text in _hidden(before, after)}
@@ -76,7 +76,7 @@ class Redactor:
 
 
 def without(value: Any, secrets: Collection[str]) -> Any:
-    """Return a JSON value whose texts have lost some secrets."""
+    """Return a JSON value with some secrets taken out of its texts."""
     if isinstance(value, str):
         for secret in secrets:
             value = value.replace(secret, HIDDEN)
@@ -89,7 +89,7 @@ def without(value: Any, secrets: Collection[str]) -> Any:
 
 
 def _hidden(before: Any, after: Any) -> Iterator[str]:
-    """Yield the leaves of a value that another no longer has in their place."""
+    """Yield the texts of a value that the redacted value has not in the same place."""
     if isinstance(before, Mapping):
         rest = after if isinstance(after, Mapping) else {}
         for name, value in before.items():

@@ -24,9 +24,9 @@ logger = logging.getLogger("ojs_bridge")
 
 #: How long a settled reservation is remembered, so that a late copy of its message is dropped.
 KEEP = timedelta(days=1)
-#: How soon a delivery asks again for an attempt that is still reserved, though its time may be over.
+#: How soon at the least a delivery asks again for an attempt that is reserved.
 ASK_AGAIN = timedelta(seconds=1)
-#: Waits after a question that the store did not answer; returns whether to ask it again.
+#: Waits after the store did not answer; returns whether to ask it again.
 Wait: TypeAlias = Callable[[StoreError], bool]
 #: Looked up once, because enumerations are slow and every job comes by here.
 _TAKEN, _LOST, _RESENT = Grant.TAKEN, Grant.LOST, Grant.RESENT
@@ -36,9 +36,9 @@ WORKER_DIED = "its process died, and its message came to another one of the same
 
 
 class TakenOver(BaseException):
-    """The reservation of a run was taken over, so that nothing counts that the run says; drop its delivery.
+    """The reservation of a run was taken over: the outcome of the run does not count, drop its delivery.
 
-    Not an error, and no `except Exception` on its way may take it for one.
+    It is no Exception, so that no `except Exception` on its way catches it.
     """
 
     def __init__(self, job: Job) -> None:
@@ -53,7 +53,7 @@ def reservation_of(job: Job) -> Reservation:
 
 
 class Reservations:
-    """The reservations of one bridge's runs; `length` is for how long an attempt is reserved at a time."""
+    """The reservations of the runs of one bridge; an attempt is reserved for `length` at a time."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Reservations:
     ) -> Run | Lost | Postpone | Drop:
         """Reserve the attempt of a run; return what becomes of it. Raises StoreError if the run can wait.
 
-        `publication` tells one message of a job's first run from another, "" when the broker does not tell.
-        A store that does not answer is asked for as long as `wait` says so.
+        `publication` tells the messages of a job's first run apart; "" if the broker does not tell. A store
+        that does not answer is asked again as long as `wait` returns True.
         """
         if self._heart is None or self._store is None:
             return run
@@ -101,9 +101,9 @@ class Reservations:
         return self._refused(reserved, found)
 
     def reserve_from(self, process: int | None, run: Run, publication: str) -> Run | Postpone | Drop:
-        """Reserve the attempt of a run whose process, on this machine, does nothing more about it.
+        """Reserve the attempt of a run that another process of this machine began, and does not end.
 
-        Never raises StoreError: what was decided may have a place at the broker.
+        Never raises StoreError: the job may go on by way of the broker alone.
         """
         try:
             found = self.reserve(run, publication, can_wait=True)
@@ -117,9 +117,9 @@ class Reservations:
         return found
 
     def check(self, run: Run) -> None:
-        """Raise TakenOver for a run whose reservation the store knows to be another worker's now.
+        """Raise TakenOver for a run if the store says that another worker has its reservation now.
 
-        A store that cannot say does not keep a run from being heard.
+        If the store does not answer, the outcome of the run counts.
         """
         if run.reservation is None or run.abandoned or self._heart is None:
             return
@@ -133,20 +133,20 @@ class Reservations:
             raise TakenOver(run.job)
 
     def settle(self, run: Run) -> None:
-        """Settle a run, unless that was done along with what follows it.
+        """Settle a run, unless it was settled in one step with what follows it.
 
         Raises StoreError: then a later heartbeat settles the run.
         """
         self._end(run, lambda store, settle: store.settle(settle), settle_later=True)
 
     def release(self, run: Run) -> None:
-        """Release a run: its attempt is not used; raises StoreError."""
+        """Release a run, whose attempt is not used; raises StoreError."""
         self._end(run, lambda store, settle: store.release(settle), settle_later=False)
 
     def settle_with(self, run: Run, step: Callable[[Settle], bool]) -> bool:
-        """Settle a run in one step with something else; False where its reservation was taken over.
+        """Settle a run in one step with something else; False if its reservation was taken over.
 
-        Raises StoreError: then the reservation is held on.
+        Raises StoreError: then this process still holds the reservation.
         """
         if run.reservation is None or self._heart is None:
             raise StoreError("this run has no reservation")
@@ -166,7 +166,7 @@ class Reservations:
             self._heart.forget_later(reservation)
 
     def prove(self) -> None:
-        """Reserve and release something, which only a store that can be written does; raises StoreError."""
+        """Prove that the store can be written: reserve and release something; raises StoreError."""
         if self._store is None:
             return
         proof, now = Reservation(f"proof:{uuid.uuid4()}", 0), self._clock()
@@ -175,14 +175,14 @@ class Reservations:
         self._store.release(Settle(proof, "proof", now))
 
     def close(self) -> None:
-        """Settle and release what is left to be; raises StoreError."""
+        """Settle and release the reservations that still have to be; raises StoreError."""
         if self._heart:
             self._heart.close()
 
     def _reserved(
         self, store: Store, heart: Heartbeat, job: Job, publication: str, wait: Wait | None
     ) -> tuple[ReserveAnswer, Job, Reservation]:
-        """Return the store's answer; the job has a chain of its own when a user has sent it twice."""
+        """Return the store's answer; a job that a user has sent twice gets a chain of its own."""
         wanted = reservation_of(job)
         found = self._ask(store, heart, wanted, publication, wait)
         if found.grant is _RESENT:
@@ -210,13 +210,13 @@ class Reservations:
                     until=now + self._length,
                 )
             except BaseException:
-                # A soft time limit may end the question, too.
+                # Not only a StoreError: a soft time limit may break in, too.
                 heart.missed()
                 raise
 
         insist = self._insist.run
         try:
-            # The mark stays, by which the store knows a question that it was asked before.
+            # The mark stays: by it the store knows a question that it was asked before.
             while True:
                 try:
                     return insist(reserve, (StoreError,))
@@ -225,7 +225,7 @@ class Reservations:
                         raise
                     insist = StorageRetry.disabled().run
         except BaseException:
-            # The store may have reserved the attempt all the same, and no worker runs it.
+            # The store may have reserved the attempt all the same, though no worker runs it.
             heart.release_later(self._settling(heart, wanted)._replace(mark=mark))
             raise
 
@@ -258,7 +258,7 @@ class Reservations:
                 heart.settle_later(settle)
             raise
         finally:
-            # Extended for ever, it would keep a redelivery waiting for as long as this process lives.
+            # If it were extended on, a redelivery would wait for as long as this process lives.
             heart.expire(reservation)
 
     def _settling(self, heart: Heartbeat, reservation: Reservation, abandoned: bool = False) -> Settle:
@@ -266,7 +266,7 @@ class Reservations:
 
 
 def asked_at(mark: str) -> datetime | None:
-    """Return when a reservation was asked for, by the clock of its holder, from the mark of that request."""
+    """Return the time of the request for a reservation, by its holder's clock, from the request's mark."""
     try:
         return from_ms(int(mark.rsplit(":", 2)[1]))
     except (IndexError, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""`retry_on`: it says which failures of a task are retried at all; it is never on the wire."""
+"""The rule `retry_on`: it says which failures of a task are retried at all; no message carries it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from ..errors import ConfigurationError
 from ..spec.responses import Response
 
-#: What may be said: `"failure"`, `"asked"`, exception classes, or the dotted names of such classes.
+#: A value of `retry_on`: `"failure"`, `"asked"`, exception classes, or their dotted names.
 RetryOnLike: TypeAlias = "str | type[BaseException] | Sequence[str | type[BaseException]]"
 
 _FAILURE, _ASKED = "failure", "asked"
@@ -21,9 +21,10 @@ NOT_ASKED = "which this task does not ask to retry"
 class RetryOn:
     """The failures of a task that are retried, while attempts are left.
 
-    `"failure"`: all. `"asked"`: those for which the task's code asks. Exception classes: these too, and their
-    subclasses, but none of `never`. A class may be named, as in `"shop.SoldOut"`: a worker imports it when it
-    starts. `place` is where this was said. Raises ConfigurationError.
+    With `"failure"` all failures are retried, and with `"asked"` those for which the task's code asks. With
+    exception classes their instances are retried, too, but none of `never`. A class may be given by its name,
+    as in `"shop.SoldOut"`: a worker imports it when it starts. `place` is where the value was written. Raises
+    ConfigurationError.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class RetryOn:
     ) -> None:
         #: Whether every failure is retried.
         self.is_every = said == _FAILURE
-        #: Whether nothing is retried but what the code asks for.
+        #: Whether a failure is retried only if the code asks for it.
         self.is_asked = said == _ASKED
         self._place, self._never = place, never
         self._named = [] if self.is_every or self.is_asked else _listed(said, place)
@@ -46,7 +47,7 @@ class RetryOn:
         return NOT_ASKED
 
     def resolve(self) -> tuple[type[BaseException], ...]:
-        """Return the classes; raises ConfigurationError for a name that stands for none."""
+        """Return the classes; raises ConfigurationError for a name that stands for no class."""
         if self._classes is None:
             self._classes = tuple(_class(self._place, named) for named in self._named)
         return self._classes
@@ -73,16 +74,16 @@ def _is_exception(cls: object) -> bool:
     return isinstance(cls, type) and issubclass(cls, BaseException)
 
 
-#: The specification: whatever is not non-retryable is retried.
+#: The specification: every failure is retried that is not non-retryable.
 EVERY_FAILURE = RetryOn(_FAILURE)
-#: The rule of a task that asks for retries in its code, if at all, where no owner has said another rule.
+#: The rule of a task whose retries no owner has spoken of: only its code asks for them.
 UNSAID = RetryOn(_ASKED)
 
 
 def imported(place: str, name: Any) -> Any:
-    """Return what a dotted name stands for; a builtin needs no module, and what is no name is itself.
+    """Import a dotted name and return its value; a value that is no text is returned as it is.
 
-    `place` is where the name was written. Raises ConfigurationError.
+    A builtin needs no module. `place` is where the name was written. Raises ConfigurationError.
     """
     if not isinstance(name, str):
         return name

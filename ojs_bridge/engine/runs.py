@@ -14,7 +14,7 @@ from ..spec.policy import AnyPartial, RetryPolicy, said_by
 from ..store import Reservation
 from .retry_on import EVERY_FAILURE, UNSAID, RetryOn
 
-#: The field that says how often, and those that say when, each of which needs the others.
+#: The field that says how often a job runs, and the fields that together say when.
 ATTEMPTS = "max_attempts"
 WAITS = frozenset({"backoff_coefficient", "backoff_strategy", "initial_interval", "jitter", "max_interval"})
 NUMBERS = WAITS | {ATTEMPTS}
@@ -24,8 +24,8 @@ NUMBERS = WAITS | {ATTEMPTS}
 class Native:
     """The retries of a task under its framework alone.
 
-    `beneath` holds what the framework does where nothing is said: it lies under all other layers. `options`
-    holds what the task's own options say: they lie over the app's default.
+    `beneath` is what the framework does without any option: it lies under all other layers. `options` is what
+    the task's own options say: they lie over the app's default.
     """
 
     options: AnyPartial
@@ -33,26 +33,26 @@ class Native:
     retry_on: RetryOn = EVERY_FAILURE
 
     def under(self, said: Collection[str]) -> dict[str, Any]:
-        """Return what still counts of `beneath` where owners have said these fields."""
+        """Return what still counts of `beneath` if an owner has set these fields."""
         gone = frozenset() if NUMBERS.isdisjoint(said) else WAITS
         return {name: value for name, value in self.beneath.items() if name not in gone}
 
     def rule(self, said: Collection[str]) -> RetryOn:
-        """Return which failures are retried where owners have said these fields, and no `retry_on`."""
+        """Return which failures are retried if an owner has set these fields, and no `retry_on`."""
         return EVERY_FAILURE if self.retry_on is UNSAID and ATTEMPTS in said else self.retry_on
 
 
-#: A task that has nothing of its framework's own.
+#: A task without retries of its framework.
 NOTHING = Native({})
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
-    """The settings that one task or actor is retried under: its own over the app's, resolved once.
+    """The settings of one task or actor: its own over the app's, resolved once.
 
-    `said` are the fields that an owner has said, rather than the framework, and `named` those of them that
-    were said of this task: a message's native options do not win over these. With `afresh` a job that was on
-    its way when the bridge came, and is beyond its limit, begins at attempt 1.
+    `said` are the fields that an owner has set, rather than the framework. `named` are the fields that an
+    owner has set for this very task: a message's native options do not win over them. With `afresh` a job
+    that was on its way when the bridge came, and is beyond its limit, begins at attempt 1.
     """
 
     partials: tuple[AnyPartial | None, ...]
@@ -72,28 +72,28 @@ class TaskPolicy:
         """Return the policy of a job that brings its own partial one; raises InvalidRetryPolicy."""
         if not retry:
             return self.policy
-        # A job that says how often it is tried leaves it to its task when.
+        # A job that says how often it runs leaves it to its task when it runs.
         said = self.said | said_by(retry) - {ATTEMPTS}
         return RetryPolicy.merge(self.native.under(said), *self.partials, retry)
 
     def rule(self, retry: AnyPartial | None) -> RetryOn:
-        """Return which failures of a job are retried: all, if it says how often and no owner said which."""
+        """Return which failures of a job are retried: all, if it says how often, and no owner has a rule."""
         asks = self.retry_on is UNSAID and ATTEMPTS in said_by(retry)
         return EVERY_FAILURE if asks else self.retry_on
 
     def keeps_limit(self, retry: AnyPartial | None) -> bool:
-        """Return whether how often a job runs is the framework's to say, as no owner has said it."""
+        """Return whether the framework says how often a job runs, because no owner has said it."""
         return bool(self.native.beneath) and ATTEMPTS not in self.said | said_by(retry)
 
     def keeps_waits(self, retry: AnyPartial | None) -> bool:
-        """Return whether when a job is retried is the framework's to say."""
+        """Return whether the framework says when a job is retried, because no owner has said it."""
         return bool(self.native.beneath) and NUMBERS.isdisjoint(self.said | said_by(retry) - {ATTEMPTS})
 
 
 class Run(NamedTuple):
-    """The handler is to run now, under this policy of its task; `since` is the monotonic time it began.
+    """The handler runs now under this policy; it began at the monotonic time `since`.
 
-    The worker of an `abandoned` run is dead, and another process ends it.
+    The worker of an `abandoned` run is dead, and another process ends the run.
     """
 
     job: Job
@@ -109,16 +109,16 @@ class Run(NamedTuple):
         return self.task.rule(self.job.retry)
 
     def afresh(self) -> Run:
-        """Return the run at attempt 1 if its job, which knows nothing of the bridge, is beyond its limit."""
+        """Return the run at attempt 1 if its job is beyond its limit."""
         is_beyond = self.job.attempt > self.policy.runs
         return self._replace(job=self.job._replace(attempt=1)) if is_beyond else self
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The worker that ran this attempt is gone: the handler is not to run, its failure is to be judged.
+    """The worker that ran this attempt is gone: the handler does not run, and this failure is judged.
 
-    `since` is when the worker began it, by its own clock, as far as that is known.
+    `since` is when the worker began the run, by its own clock, if that is known.
     """
 
     run: Run
@@ -138,7 +138,7 @@ class Postpone:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The delivery is a late copy of what has been dealt with: acknowledge it, and nothing else."""
+    """The delivery is a late copy of an attempt that was settled: acknowledge it, and do nothing else."""
 
     job: Job
     reason: str
@@ -146,11 +146,11 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The message has no policy that can be read; its decision is to keep it."""
+    """The message has a state or a policy that cannot be read; the decision is to keep it."""
 
     job: Job
     decision: DeadLetter
 
 
-#: What becomes of a delivery before its handler runs.
+#: An answer of the engine to a delivery.
 Begun: TypeAlias = Run | Lost | Postpone | Drop | Refuse

@@ -1,4 +1,4 @@
-"""The scheduler: a thread in every worker that publishes parked retries, and does what a fleet does once."""
+"""The scheduler: a thread in every worker that publishes parked retries and does the chores of the fleet."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ POLL_SECONDS = 1.0
 #: How many retries it publishes under one claim, and how long the claim lasts.
 BATCH = 200
 CLAIM = timedelta(seconds=60)
-#: After how many it says so to the store.
+#: After how many published retries the store deletes them.
 UNPARK = 25
-#: How often old reservations are swept away, in seconds, and how many at a time.
+#: How often old reservations are swept away, in seconds, and how many in one step.
 SWEEP_SECONDS = 60.0
 SWEEP = 5000
 
@@ -54,9 +54,9 @@ def reservation_at(name: str, period: timedelta, now: datetime) -> Reservation:
 def once_a_period(
     store: Store, name: str, period: timedelta, clock: Callable[[], datetime], chore: Callable[[], T]
 ) -> T | None:
-    """Do a chore unless another worker has done it in this period, or is at it: then None.
+    """Do a chore; return None if another worker has done it in this period, or is doing it.
 
-    The next period has a reservation of its own, so that a worker that dies does not stop the chore. Raises
+    Each period has a reservation of its own, so that a worker that dies does not stop the chore. Raises
     StoreError.
     """
     now, holder = clock(), uuid.uuid4().hex
@@ -71,9 +71,9 @@ def once_a_period(
 
 @dataclass
 class Scheduler:
-    """Publishes what is due through the publishers of this process.
+    """Publishes the parked retries that are due through the publishers of this process.
 
-    `give_up` is called with a retry whose message cannot be published, and must keep it some other way.
+    `give_up` is called with a retry whose message cannot be published, and keeps it in another way.
     """
 
     store: Store
@@ -93,19 +93,19 @@ class Scheduler:
             self._thread.start()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """Let the thread finish what it publishes, so many seconds at most."""
+        """End the thread; it may publish its batch to the end, for so many seconds at most."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(seconds)
 
     def publish_due(self, framework: str, publisher: Publisher) -> int:
-        """Publish one batch of what is due and return its size; raises StoreError and Unreachable."""
+        """Publish one batch of due retries and return its size; raises StoreError and Unreachable."""
         now, ends = self.clock(), time.monotonic() + CLAIM.total_seconds() / 2
         due = self.store.claim_due(framework, now=now, until=now + CLAIM, limit=BATCH)
         tried = 0
         published: list[Parked] = []
         try:
-            # Who goes on after its claim ended publishes what others publish too, and never gets done.
+            # After the end of the claim other workers publish the same retries: publish none then.
             while tried < len(due.retries) and time.monotonic() < ends:
                 if self._publish(due.retries[tried], publisher):
                     published.append(due.retries[tried])
@@ -124,8 +124,8 @@ class Scheduler:
             published.clear()
 
     def _publish(self, parked: Parked, publisher: Publisher) -> bool:
-        """Publish a retry; False when it stays, claimed for a while, because of an error of its own."""
-        # Somebody may have asked for it sooner than the message itself says.
+        """Publish a retry; False if an error of its own keeps it in the store until its claim ends."""
+        # An operator may have asked for it sooner than its message says.
         state = {**parked.state, "next_retry_at": format_time(parked.next_retry_at)}
         try:
             with _publishing:
@@ -156,7 +156,7 @@ class Scheduler:
         """Publish a framework's batch; return whether there may be more."""
         try:
             more = self._insist(lambda: self.publish_due(framework, publisher)) == BATCH
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again in a second
+        except Exception as error:  # noqa: BLE001 - after any error it is tried again in a second
             if framework not in self._waiting:
                 self._waiting.add(framework)
                 logger.warning("parked retries of %s wait: %r", framework, error)
@@ -178,5 +178,5 @@ class Scheduler:
 def _do(chore: Chore) -> None:
     try:
         chore.do()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it comes again in its time
+    except Exception as error:  # noqa: BLE001 - after any error it comes again in its time
         logger.warning("%s: not done this time: %r", chore.name, error)

@@ -1,4 +1,4 @@
-"""The storage retry: the bridge insists when a broker or a store does not answer at once."""
+"""The storage retry: the bridge tries again if a broker or a store does not answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("ojs_bridge")
 
 T = TypeVar("T")
 
-#: How long a wait is between two looks at whether something interrupts it, in seconds.
+#: A wait is this many seconds at a time, so that an exception can interrupt it.
 _SLICE = 0.05
 
 
@@ -29,8 +29,8 @@ _SLICE = 0.05
 class StorageRetry:
     """The number of tries of an operation on a broker or a store, and the pauses between them.
 
-    Every argument alone may be given; intervals are ISO 8601 durations or timedeltas, `jitter` a fraction of
-    the pause either way. Raises ConfigurationError. Nothing here touches a job's attempts.
+    Each argument may be given alone. Intervals are ISO 8601 durations or timedeltas. A pause is longer or
+    shorter by the fraction `jitter` at most. A job's attempts do not count here. Raises ConfigurationError.
     """
 
     max_attempts: int = 5
@@ -50,7 +50,7 @@ class StorageRetry:
 
     @classmethod
     def disabled(cls) -> StorageRetry:
-        """Return what tries everything exactly once."""
+        """Return a StorageRetry that tries each operation once."""
         return cls(max_attempts=1)
 
     def delay(self, n: int, rng: Rng) -> float:
@@ -69,9 +69,9 @@ class StorageRetry:
         *,
         wait: Callable[[float], object] | None = None,
     ) -> T:
-        """Return what the operation returns, tried again after errors of `retry_on`; raises its last one.
+        """Return what the operation returns; try again after errors of `retry_on`, and raise the last error.
 
-        What ends a thread or a process, time limits and shutdown among it, ends the wait at once.
+        An exception that ends the thread or the process, such as a time limit, ends the wait at once.
         """
         for n in range(1, self.max_attempts):
             try:
@@ -87,7 +87,7 @@ class _Hurry(threading.local):
 
 
 class Insistence:
-    """A bridge's StorageRetry, which a thread that must not wait can put aside."""
+    """The StorageRetry of a bridge; a thread that must not wait can put it aside."""
 
     def __init__(self, retry: StorageRetry) -> None:
         self._retry = retry
@@ -95,7 +95,7 @@ class Insistence:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Have what this thread does tried exactly once."""
+        """Have this thread try each operation once."""
         self._hurry.on = True
         try:
             yield
@@ -110,7 +110,7 @@ class Insistence:
 
 
 def pause(seconds: float) -> None:
-    """Sleep, but let an exception that was sent to this thread in a moment, not at the end."""
+    """Sleep, but let an exception for this thread in at once, and not at the end."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         time.sleep(min(left, _SLICE))
@@ -135,7 +135,7 @@ def _name(operation: Callable[[], object]) -> str:
     return getattr(operation, "__name__", None) or type(operation).__name__
 
 
-#: How everything insists that settles a job.
+#: For operations that settle a job.
 INSISTING = StorageRetry()
-#: How the scheduler's polling insists: less eagerly, because it comes again anyway.
+#: For the scheduler: less eager, because it comes again anyway.
 POLLING = StorageRetry(3, timedelta(milliseconds=500), 2.0, timedelta(seconds=10), 0.2)

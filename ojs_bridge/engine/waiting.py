@@ -1,4 +1,4 @@
-"""Outages that a worker's threads wait out: each keeps what it has and tries again."""
+"""The outages that a worker's threads wait out: each thread keeps its job, and tries again."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ logger = logging.getLogger("ojs_bridge")
 
 #: The shortest and the longest pause between two tries, in seconds; it grows with the outage.
 LEAST, MOST = 0.25, 3.0
-#: For how long after an outage another one is not told of, in seconds.
+#: For how many seconds after an outage the log does not tell of another outage.
 CALM = 5.0
 #: How long a pause is between two looks at whether the worker stops, in seconds.
 _SLICE = 0.05
 
 
 class Outage:
-    """An outage, from the first thread that meets it to the first that finds it over.
+    """An outage, from the first thread that meets it to the first thread that finds it over.
 
-    The log gets `begins` with its first error, and `ends` with how long it took, once each.
+    The log gets the line `begins` with the first error, and the line `ends` with the length, once each.
     """
 
     def __init__(self, begins: str, ends: str) -> None:
@@ -33,7 +33,7 @@ class Outage:
         self._calm_from = 0.0
 
     def wait(self, error: Exception, stops: Callable[[], bool]) -> bool:
-        """Pause before the next try; return False, at once, when the worker stops."""
+        """Pause before the next try; return False at once if the worker stops."""
         seconds = min(LEAST + self._meet(error) / 4, MOST) * random.uniform(0.8, 1.2)
         until = time.monotonic() + seconds
         while not stops():
@@ -53,11 +53,11 @@ class Outage:
             logger.warning("%s, after %.1f s", self._ends, time.monotonic() - since)
 
     def _meet(self, error: Exception) -> float:
-        """Return for how many seconds the outage has lasted; the log hears of it from its first thread."""
+        """Return for how many seconds the outage has lasted; the first thread tells the log."""
         now = time.monotonic()
         with self._lock:
             since = self._since = now if self._since is None else self._since
-            # A thread that asked before the end of an outage may hear of it after another has gone on.
+            # A thread may meet the last error of an outage after another thread has found it over.
             first = not self._said and now >= self._calm_from
             self._said = self._said or first
         if first:

@@ -93,7 +93,8 @@ class Sender:
         if override.retry:
             _check(retry)
         store = self._context.store
-        header = self._context.encode(job.replayed()._replace(retry=retry, queue=override.queue or job.queue))
+        replayed = job.replayed()._replace(retry=retry, queue=override.queue or job.queue)
+        header = self._context.history.encode(replayed)
         if header.left_out and store is not None:
             store.forget_errors(letter.id)
             store.keep_errors(letter.id, header.left_out)
