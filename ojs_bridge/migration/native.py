@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..spec.duration import spoken
 from ..spec.policy import LARGEST, PartialPolicy, RetryPolicy
@@ -38,12 +38,8 @@ class NativeOptions:
     lost: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Backoff:
-    """The options of a backoff, and its waits."""
-
-    options: dict[str, Any]
-    wait: Callable[[int], Wait]
+#: The options of a backoff, and its wait before retry n.
+_Backoff: TypeAlias = tuple[dict[str, Any], Callable[[int], Wait]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +89,10 @@ def _options(framework: _Framework, policy: PartialPolicy) -> NativeOptions:
     if whole.runs == 1:
         return NativeOptions({"max_retries": 0}, tuple(filter(None, never_kept)))
     classes, unnamed = _excluded(whole)
-    waits, backoff = _waits_of(whole), framework.nearest(whole)
-    native = [backoff.wait(n) for n in range(1, len(waits) + 1)]
+    waits, (backoff, wait) = _waits_of(whole), framework.nearest(whole)
+    native = [wait(n) for n in range(1, len(waits) + 1)]
     max_retries = None if whole.max_attempts >= LARGEST else whole.runs - 1
-    options = {**framework.needed, "max_retries": max_retries, **backoff.options}
+    options = {**framework.needed, "max_retries": max_retries, **backoff}
     if classes:
         options[framework.excluding] = classes
     too_long = framework.too_long(*(max(wait.most for wait in found) for found in (waits, native)))
@@ -163,10 +159,10 @@ def _nearest_of_celery(policy: RetryPolicy) -> _Backoff:
     first, most = _spread(policy, mean, mean)
     if first == most and not jitter:
         delay = int(first) if first == int(first) else first
-        return _Backoff({"default_retry_delay": delay}, lambda _n: Wait.of(first))
+        return {"default_retry_delay": delay}, lambda _n: Wait.of(first)
     factor, maximum = (max(round(seconds), 1) for seconds in (first, most))
     options = {"retry_backoff": factor, "retry_backoff_max": maximum, "retry_jitter": jitter}
-    return _Backoff(options, lambda n: celery_wait(n, factor, maximum, jitter=jitter))
+    return options, lambda n: celery_wait(n, factor, maximum, jitter=jitter)
 
 
 def _long_on_celery(_policy: float, native: float) -> str:
@@ -179,12 +175,9 @@ def _long_on_celery(_policy: float, native: float) -> str:
 
 
 def _nearest_of_dramatiq(policy: RetryPolicy) -> _Backoff:
-    least, most = map(_milliseconds, _spread(policy, DRAMATIQ_MEAN, DRAMATIQ_MEAN_AT_CAP))
-    return _Backoff({"min_backoff": least, "max_backoff": most}, lambda n: dramatiq_wait(n, least, most))
-
-
-def _milliseconds(seconds: float) -> int:
-    return min(max(round(seconds * 1000), 1), DRAMATIQ_MAX_BACKOFF)
+    spread = _spread(policy, DRAMATIQ_MEAN, DRAMATIQ_MEAN_AT_CAP)
+    least, most = (min(max(round(seconds * 1000), 1), DRAMATIQ_MAX_BACKOFF) for seconds in spread)
+    return {"min_backoff": least, "max_backoff": most}, lambda n: dramatiq_wait(n, least, most)
 
 
 def _long_on_dramatiq(policy: float, _native: float) -> str:

@@ -32,7 +32,7 @@ def from_ms(ms: int) -> datetime:
 
 def letter_to_json(letter: Letter) -> str:
     """Write a dead letter."""
-    return _write(letter, ("discarded_at", "created_at"))
+    return _write(letter)
 
 
 def letter_from_json(text: str) -> Letter:
@@ -43,7 +43,7 @@ def letter_from_json(text: str) -> Letter:
 
 def parked_to_json(parked: Parked) -> str:
     """Write a parked retry."""
-    return _write(parked, ("next_retry_at", "parked_at"))
+    return _write(parked)
 
 
 def parked_from_json(text: str, *, due_ms: int) -> Parked:
@@ -52,14 +52,13 @@ def parked_from_json(text: str, *, due_ms: int) -> Parked:
     return Parked(**{**record, "next_retry_at": from_ms(due_ms)})
 
 
-def _write(written: Letter | Parked, times: tuple[str, ...]) -> str:
-    record: dict[str, Any] = {name: getattr(written, name) for name in type(written).__slots__}
-    for name in times:
-        record[name] = None if record[name] is None else format_time(record[name])
-    return json.dumps(record, default=_plain_object)
+def _write(written: Letter | Parked) -> str:
+    return json.dumps({name: getattr(written, name) for name in type(written).__slots__}, default=_plain)
 
 
-def _plain_object(value: object) -> object:
+def _plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return format_time(value)
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} has no form in JSON")

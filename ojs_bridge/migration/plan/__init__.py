@@ -142,15 +142,13 @@ def planned(
     for pattern in patterns:
         if not any(matches(name, pattern) for name in names):
             raise ConfigurationError(f"names: {pattern!r} names no {noun}")
-    chosen = (n for n in names if not patterns or any(matches(n, x) for x in patterns))
-    return [_planned(name, read) for name in chosen]
-
-
-def _planned(name: str, read: Callable[[str], Planned]) -> Planned:
-    try:
-        return read(name)
-    except Exception as error:  # noqa: BLE001 - the options are the user's code
-        return Planned(name, unreadable=f"{type(error).__name__}: {error}")
+    found = []
+    for name in (n for n in names if not patterns or any(matches(n, x) for x in patterns)):
+        try:
+            found.append(read(name))
+        except Exception as error:  # noqa: BLE001 - the options are the user's code
+            found.append(Planned(name, unreadable=f"{type(error).__name__}: {error}"))
+    return found
 
 
 def already_ojs(name: str, has: str, policy: RetryPolicy, partial: AnyPartial | None) -> Planned:

@@ -7,8 +7,8 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -42,27 +42,22 @@ _SILENT_SECONDS = 60.0
 _said: dict[str, float] = {}
 
 
-class harmless:  # noqa: N801 - reads as the statement that it is
-    """Logs any exception in its block, once a minute, and goes on; even SystemExit from a `__str__`."""
+@contextmanager
+def harmless(what: str) -> Iterator[None]:
+    """Log any exception in the block, once a minute, and go on; even SystemExit from a `__str__`.
 
-    __slots__ = ("_what",)
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        """Log an error. Only our own errors are shown in full: a message may hold arguments, or raise."""
+    Only our own errors are logged in full: another message may hold arguments, or raise.
+    """
+    try:
+        yield
+    except BaseException as error:  # noqa: BLE001 - shadow mode may fail no job
         now = time.monotonic()
-        if error is not None and now - _said.get(self._what, float("-inf")) >= _SILENT_SECONDS:
-            _said[self._what] = now
+        if now - _said.get(what, float("-inf")) >= _SILENT_SECONDS:
+            _said[what] = now
             with suppress(BaseException):
                 known = isinstance(error, ConfigurationError | InvalidRetryPolicy)
                 text = f"{type(error).__name__}: {error}" if known else type(error).__name__
-                logger.error("shadow mode: %s: %s", self._what, text)
-        return error is not None
+                logger.error("shadow mode: %s: %s", what, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,21 +16,16 @@ SCHEMA_VERSION = 1
 logger = logging.getLogger("ojs_bridge")
 
 
-class RedisNamespace:
+class RedisNamespace(RedisServer):
     """A namespace on a server. All its keys are in one slot of a cluster."""
 
     def __init__(self, url: str, namespace: str, patience: float) -> None:
-        self._server = RedisServer(url, patience)
+        super().__init__(url, patience)
         self._prefix = f"ojs:{{{_without_braces(namespace)}}}:".encode()
         # Workers of earlier releases use the same name, and may run beside this one.
         self._reservations = self.key("turn:")
         self._prepared = False
         self._scripts: dict[str, Script] = {}
-
-    @property
-    def database(self) -> int:
-        """The number of the database that the keys are in."""
-        return self._server.database
 
     def run_id(self) -> str | None:
         """Return the unique id of this server; None where INFO is not allowed."""
@@ -46,7 +41,7 @@ class RedisNamespace:
 
         Raises StoreError for a newer version.
         """
-        found: int = self._run("version", (self.key("schema"),), (SCHEMA_VERSION,))
+        found: int = super().run(Script(lua("version")), (self.key("schema"),), (SCHEMA_VERSION,))
         if found > SCHEMA_VERSION:
             raise StoreError(
                 f"the store has schema {found}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
@@ -59,17 +54,16 @@ class RedisNamespace:
         """Return the answer of a script, given as itself or by its file's name; raises StoreError."""
         if not self._prepared:
             self.prepare()
-        return self._run(script, keys, words)
+        if isinstance(script, str):
+            known = self._scripts.get(script)
+            script = known or self._scripts.setdefault(script, Script(lua(script)))
+        return super().run(script, keys, words)
 
     def ask(self, *words: Word) -> Any:
         """Return the answer to a command; raises StoreError."""
         if not self._prepared:
             self.prepare()
-        return self._server.ask(*words)
-
-    def close(self) -> None:
-        """Close the connections of this process."""
-        self._server.close()
+        return super().ask(*words)
 
     def key(self, name: str) -> bytes:
         """Return a key of the namespace."""
@@ -83,27 +77,18 @@ class RedisNamespace:
         """Return the key of a reservation's record."""
         return self._reservations + index_id(reservation.key).encode()
 
-    def _run(self, script: str | Script, keys: Sequence[bytes], words: Sequence[Word]) -> Any:
-        if isinstance(script, str):
-            known = self._scripts.get(script)
-            script = known or self._scripts.setdefault(script, Script(lua(script)))
-        return self._server.run(script, keys, words)
-
     def _warn(self) -> None:
-        shown, policy = self._server.shown, self._setting("maxmemory-policy")
+        policy = self._setting("maxmemory-policy")
         if policy not in (None, "noeviction") and self._setting("maxmemory") not in (None, "0"):
-            logger.warning(
-                "the store %r may evict what it keeps: set maxmemory-policy noeviction, not %s",
-                shown,
-                policy,
-            )
+            advice = "set maxmemory-policy noeviction, not"
+            logger.warning("the store %r may evict what it keeps: %s %s", self.shown, advice, policy)
         if self._setting("appendonly") == "no" and self._setting("save") == "":
-            logger.warning("the store %r keeps nothing over a restart: set appendonly yes", shown)
+            logger.warning("the store %r keeps nothing over a restart: set appendonly yes", self.shown)
 
     def _setting(self, name: str) -> str | None:
         """Return a setting of the server; None where CONFIG is not allowed."""
         try:
-            answer: list[bytes] = self._server.ask("CONFIG", "GET", name)
+            answer: list[bytes] = super().ask("CONFIG", "GET", name)
         except StoreError:
             return None
         return answer[1].decode() if len(answer) > 1 else None

@@ -201,15 +201,25 @@ def _quick_engine(url: str, patience: float) -> sa.Engine:
         parsed = sa.make_url(url)
     except (ArgumentError, ValueError):
         raise ConfigurationError(f"store: {shown!r} is not a database URL") from None
-    engine = _engine(parsed, shown, patience)
-    if engine.dialect.name == "postgresql":
-        postgres.share(engine, patience)
-        return engine
-    if not parsed.database or ":memory:" in parsed.database:
-        raise ConfigurationError(
-            f"store: {shown!r} would be gone with the process: name a file, as in sqlite:///ojs.db"
+    is_postgres = parsed.get_backend_name() == "postgresql"
+    try:
+        # Parameters are the arguments of jobs, which belong in no log.
+        options = postgres.options(parsed, patience) if is_postgres else {}
+        engine = sa.create_engine(parsed, hide_parameters=True, **options)
+    except ImportError as error:
+        raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {error}") from None
+    except (ArgumentError, TypeError, ValueError) as error:
+        why = (
+            f"no driver has the name {parsed.drivername!r}" if isinstance(error, NoSuchModuleError) else error
         )
-    sqlite.share(engine, synchronous="NORMAL", patience=patience)
+        raise ConfigurationError(f"store: {shown!r} is not a store that ojs-bridge knows: {why}") from None
+    if is_postgres:
+        postgres.share(engine, patience)
+    elif parsed.database and ":memory:" not in parsed.database:
+        sqlite.share(engine, synchronous="NORMAL", patience=patience)
+    else:
+        why = "would be gone with the process: name a file, as in sqlite:///ojs.db"
+        raise ConfigurationError(f"store: {shown!r} {why}")
     return engine
 
 
@@ -220,15 +230,3 @@ def _durable_engine(quick: sa.Engine, patience: float) -> sa.Engine:
     durable = sa.create_engine(quick.url, hide_parameters=True)
     sqlite.share(durable, synchronous="FULL", patience=patience)
     return durable
-
-
-def _engine(url: sa.URL, shown: str, patience: float) -> sa.Engine:
-    options = postgres.options(url, patience) if url.get_backend_name() == "postgresql" else {}
-    try:
-        # Parameters are the arguments of jobs, which belong in no log.
-        return sa.create_engine(url, hide_parameters=True, **options)
-    except ImportError as error:
-        raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {error}") from None
-    except (ArgumentError, NoSuchModuleError, TypeError, ValueError) as error:
-        why = f"no driver has the name {url.drivername!r}" if isinstance(error, NoSuchModuleError) else error
-        raise ConfigurationError(f"store: {shown!r} is not a store that ojs-bridge knows: {why}") from None

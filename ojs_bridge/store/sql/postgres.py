@@ -1,4 +1,4 @@
-"""What PostgreSQL alone needs: an answer, or an error, in time, even on a network that loses packets."""
+"""The special needs of PostgreSQL: an answer, or an error, in time, even on a network that loses packets."""
 
 from __future__ import annotations
 

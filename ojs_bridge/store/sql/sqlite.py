@@ -1,4 +1,4 @@
-"""What SQLite alone needs: processes share a file, and no connection stays open across a fork."""
+"""The special needs of SQLite: processes share a file, and no connection stays open across a fork."""
 
 from __future__ import annotations
 

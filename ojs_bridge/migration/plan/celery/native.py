@@ -37,7 +37,7 @@ def read(fleet: Fleet, task: Task) -> Reading:
     """Read a task's options and its code; nothing is run."""
     code = read_code(fleet, task)
     ways = [*_ways(task, code.asks)]
-    natives = {_native(task, code.asks, *way) for way in ways or [(1, _constant(0))]}
+    natives = {_native(task, code.asks, *way) for way in ways or [(1, _constant(task, 0))]}
     opened = [*code.open, *(code.of_retries if ways else ())]
     if autoretries(task) and retry_kwargs(task).get("eta"):
         opened.append(
@@ -63,10 +63,10 @@ def retry_kwargs(task: Task) -> dict[str, Any]:
 def _ways(task: Task, asks: Iterable[Ask]) -> Iterator[_Way]:
     if autoretries(task):
         given = retry_kwargs(task)
-        wait = _backoff(task) or _constant_of(task, given.get("countdown"))
+        wait = _backoff(task) or _constant(task, given.get("countdown"))
         yield _runs(task, given.get("max_retries")), wait
     for ask in asks:
-        yield _runs(task, ask.max_retries), _constant_of(task, ask.countdown)
+        yield _runs(task, ask.max_retries), _constant(task, ask.countdown)
 
 
 def _runs(task: Task, limit: float | None) -> Runs:
@@ -75,11 +75,8 @@ def _runs(task: Task, limit: float | None) -> Runs:
     return ENDLESS if limit is None or limit == math.inf else max(math.floor(limit), 0) + 1
 
 
-def _constant_of(task: Task, countdown: float | None) -> Callable[[int], Wait]:
-    return _constant(task.default_retry_delay if countdown is None else countdown)
-
-
-def _constant(seconds: float | None) -> Callable[[int], Wait]:
+def _constant(task: Task, countdown: float | None) -> Callable[[int], Wait]:
+    seconds = task.default_retry_delay if countdown is None else countdown
     wait = Wait.of(max(float(seconds or 0), 0.0))
     return lambda _: wait
 

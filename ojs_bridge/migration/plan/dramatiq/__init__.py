@@ -70,7 +70,9 @@ def _plan(askers: Askers, broker: Broker, actor: Actor[..., Any]) -> Planned:
     if native.runs == NOT_KNOWN:
         why = "retry_when says at each failure whether there is a retry"
         opened = (Open(place_of(settings.retry_when), why),)
-    differences, hazards = _differences(native, policy), _hazards(settings, native, broker)
+    merged = RetryPolicy.merge(policy)
+    then = [policy_wait(merged, n) for n in range(1, len(native.waits) + 1)]
+    differences, hazards = differing(native.waits, then), _hazards(settings, native, broker)  # type: ignore[arg-type]
     return Planned(actor.actor_name, native, policy, tuple(differences), tuple(hazards), open=opened)
 
 
@@ -123,11 +125,6 @@ def _policy(settings: Settings) -> dict[str, Any]:
         found["non_retryable_errors"] = [*map(_name, settings.thrown)]
     kind = {"backoff_strategy": "exponential", "backoff_coefficient": 2.0, "jitter": True}
     return partial_to_ojs({**found, **kind, "on_exhaustion": "dead_letter"})
-
-
-def _differences(native: Native, found: dict[str, Any]) -> Iterator[str]:
-    policy = RetryPolicy.merge(found)
-    yield from differing(native.waits, [policy_wait(policy, n) for n in range(1, len(native.waits) + 1)])  # type: ignore[arg-type]
 
 
 def _hazards(settings: Settings, native: Native, broker: Broker) -> Iterator[Hazard]:
