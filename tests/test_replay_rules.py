@@ -120,6 +120,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Bridge(replay_rules=[ReplayRule("a"), ReplayRule("a")]),
         "replay_rules: two rules are called 'a'",
     ),
+    "no list": (lambda: Bridge(replay_rules=7), "replay_rules: 7 must be a list of ReplayRules"),  # type: ignore[arg-type]
     "no rule": (lambda: Bridge(replay_rules=["a"]), "replay_rules: 'a' is not a ReplayRule"),  # type: ignore[list-item]
 }
 

@@ -155,6 +155,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Retention(queues={"a": Retention(queues={"b": Retention()})}),
         "retention: queues: 'a' must have a Retention of max_age and max_count alone",
     ),
+    "no queues": (lambda: Retention(queues=7), "retention: queues: 7 must map queues to a Retention"),  # type: ignore[arg-type]
+    "no path": (lambda: Retention(archive=7), "retention: archive: 7 must be the path of a file"),  # type: ignore[arg-type]
+    "an empty path": (lambda: Retention(archive=""), "retention: archive: '' must be the path of a file"),
     "no retention": (lambda: Bridge(retention=7), "retention: 7 is not a Retention"),  # type: ignore[arg-type]
 }
 

@@ -7,7 +7,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from rich.console import RenderableType
@@ -70,15 +70,11 @@ def _flat(function: Callable[..., int | None]) -> Callable[..., None]:
 
 
 def _options(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
-    group = parameter.annotation
-    if not dataclasses.is_dataclass(group):
-        yield parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        return
-    hints = get_type_hints(group, include_extras=True)
-    for field in dataclasses.fields(group):
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, annotation=hints[field.name], default=field.default
-        )
+    group: Any = parameter.annotation
+    options: Iterable[inspect.Parameter] = [parameter]
+    if dataclasses.is_dataclass(group):
+        options = inspect.signature(group, eval_str=True).parameters.values()  # type: ignore[arg-type]
+    return (option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options)
 
 
 def _told(error: Exception) -> tuple[str, int]:

@@ -66,6 +66,8 @@ class ReplayRule:
 
 def checked(rules: Iterable[ReplayRule]) -> tuple[ReplayRule, ...]:
     """Return the rules; raises ConfigurationError for a wrong type, or for a name that stands twice."""
+    if not isinstance(rules, Iterable):
+        raise ConfigurationError(f"replay_rules: {rules!r} must be a list of ReplayRules")
     found = tuple(rules)
     for rule in found:
         if not isinstance(rule, ReplayRule):

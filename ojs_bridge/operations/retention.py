@@ -46,11 +46,15 @@ class Retention:
             raise ConfigurationError(
                 f"retention: max_count: {self.max_count!r} must be an integer of at least 0"
             )
+        if not isinstance(self.queues, Mapping):
+            raise ConfigurationError(f"retention: queues: {self.queues!r} must map queues to a Retention")
         for queue, own in self.queues.items():
             if not isinstance(own, Retention) or own.queues or own.archive:
                 raise ConfigurationError(
                     f"retention: queues: {queue!r} must have a Retention of max_age and max_count alone"
                 )
+        if self.archive is not None and not (isinstance(self.archive, str | os.PathLike) and self.archive):
+            raise ConfigurationError(f"retention: archive: {self.archive!r} must be the path of a file")
         object.__setattr__(self, "max_age", age)
 
     @property
