@@ -9,6 +9,7 @@ import dramatiq
 from dramatiq.broker import MessageProxy
 from dramatiq.common import xq_name
 
+from ..engine.private_names import numbers_of
 from . import compat
 from .brokers import is_rabbitmq
 from .translate import encodable
@@ -16,7 +17,7 @@ from .translate import encodable
 logger = logging.getLogger("ojs_bridge")
 
 #: Whether Dramatiq publishes to RabbitMQ with the `mandatory` flag.
-_MISSES_QUEUES = tuple(int(part) for part in dramatiq.__version__.split(".")[:2]) >= (2, 2)
+_MISSES_QUEUES = numbers_of(dramatiq.__version__) >= (2, 2)
 
 
 def confirm(broker: Any) -> None:

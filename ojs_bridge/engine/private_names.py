@@ -14,7 +14,6 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 logger = logging.getLogger("ojs_bridge")
@@ -71,9 +70,14 @@ class PrivateName:
         return self.place.partition(":")[0].partition(".")[0]
 
     @property
+    def version(self) -> str:
+        """The framework's installed version. An application in a bundle may have no metadata of it."""
+        return str(import_module(self.framework).__version__)
+
+    @property
     def is_missing(self) -> bool:
         """Whether the installed version should have the name and has not."""
-        if _numbers(version(self.framework)) < _numbers(self.since):
+        if numbers_of(self.version) < numbers_of(self.since):
             return False
         try:
             owner = self._owner()
@@ -88,8 +92,8 @@ class PrivateName:
         return reduce(_part, filter(None, path.split(".")), import_module(module))
 
     def __str__(self) -> str:
-        installed = f"{self.framework} {version(self.framework)}"
-        return f"{installed} has no {self.name} in {self.place}, which the bridge needs to {self.need}"
+        lack = f"{self.framework} {self.version} has no {self.name} in {self.place}"
+        return f"{lack}, which the bridge needs to {self.need}"
 
 
 #: A job may be lost without a vital name.
@@ -114,8 +118,8 @@ def missing_vital(names: Iterable[PrivateName], uses: Container[str]) -> list[Pr
     return lost
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    """Return a version as it can be compared."""
+def numbers_of(text: str) -> tuple[int, ...]:
+    """Return a version as it can be compared, without what is no number in a pre-release."""
     return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
 
 
