@@ -254,7 +254,7 @@ FENCED["migration"] = FENCED["celery"] | FENCED["dramatiq"]
 #: Python's own names with an underscore, and names of a framework's that other objects have, too, or that are
 #: options of a task.
 OF_PYTHON = {"_exit", "_getframe", "_replace"}
-COMMON = {"autoretry_for", "channel", "confirm_delivery", "connection", "max_retries", "queue"}
+COMMON = {"autoretry_for", "channel", "confirm_delivery", "connection", "consumer", "max_retries", "queue"}
 
 
 @pytest.mark.parametrize(

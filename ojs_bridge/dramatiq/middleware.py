@@ -18,7 +18,7 @@ from ..engine.private_names import missing_vital
 from . import compat
 from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError
 from .brokers import say_caveats
-from .compat import ConsumerThread, consumer_threads, settings_of
+from .compat import ConsumerThread, consumer_of_thread, consumer_threads, settings_of
 from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
 from .holding import Holding
@@ -116,8 +116,9 @@ class OJSRetries(Retries):
             watch.stop()
         self._holding.stop(worker)
         for thread in consumer_threads(worker).values():
-            if isinstance(thread.consumer, SettlingConsumer):
-                thread.consumer.stop_fetching()
+            consumer = consumer_of_thread(thread, None)
+            if isinstance(consumer, SettlingConsumer):
+                consumer.stop_fetching()
 
     def after_worker_shutdown(self, broker: Broker, worker: Any) -> None:
         """End the bridge's threads, and let the listeners hear the last events.
