@@ -12,7 +12,7 @@ from typing import Any
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import signals
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 from celery.worker.request import Request
 
@@ -143,7 +143,8 @@ class OJSRequest(Request):  # type: ignore[misc]
         compat.task_ready(state)(self)
         if isinstance(signal, Ignore):
             self.acknowledge()
-        elif isinstance(signal, Hold):
+        elif isinstance(signal, Reject):
+            # Hold, too, where the worker cannot keep the message.
             self.reject(requeue=True)
         elif isinstance(signal, Retry):
             self._ojs_report_retry(signal, exc, exc_info)

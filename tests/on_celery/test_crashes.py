@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import functools
 import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ojs_bridge import Bridge
+from ojs_bridge.celery import install
+from ojs_bridge.store import Reservation, Settle
+from tests.on_celery.by_hand import by_hand
 from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
+from tests.zombies import take_over
 
 #: task and steps -> runs, the type of the last error
 CRASHES: dict[str, tuple[str, list[str], int, str]] = {
@@ -80,3 +88,27 @@ def test_a_warm_shutdown_uses_no_attempt(separate) -> None:
     assert fleet.end(retried) == "SUCCESS"
     assert [len(fleet.runs(one)) for one in (job, retried)] == [1, 2]
     assert fleet.gaps(retried)[0] >= 3
+
+
+@pytest.mark.parametrize("dies", ["killed", "time limit"])
+def test_a_crash_of_a_job_that_another_worker_has_settled_is_not_heard(
+    unique: str, tmp_path: Path, dies: str
+) -> None:
+    """Its message goes back to the queue, where the next delivery is dropped; no failure is shown."""
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db")
+
+    def settle_elsewhere(*_: Any) -> float:
+        take_over(bridge.store, job)
+        later = datetime.now(timezone.utc) + timedelta(days=1)
+        bridge.store.settle(Settle(Reservation(job, 0), "a worker that is gone", later))
+        return 600.0
+
+    policy = {"max_attempts": 5, "backoff_strategy": settle_elsewhere, "max_interval": "PT1H"}
+    hand = by_hand(lambda app: install(app, bridge, policies={"plain": policy}), unique)
+    job = hand.send("plain", "'ok'", headers={"dies": dies})
+    hand.deliver()
+    assert [note[0] for note in hand.notes] == ["delivered", "requeue"]
+    hand.deliver_all()
+    assert [note[0] for note in hand.notes] == ["delivered", "requeue", "delivered", "ack"]
+    assert (hand.runs(job), bridge.retries.count()) == ([], 0)
+    assert hand.state(job)[0] != "FAILURE"
