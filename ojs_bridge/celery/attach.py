@@ -1,4 +1,4 @@
-"""The bridge of a Celery app, the policies of its tasks, and the option `ojs_retry`."""
+"""An app gets its bridge, a task its policy, and a sent job its own policy by the option `ojs_retry`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .publishing import CeleryPublisher
 logger = logging.getLogger("ojs_bridge")
 
 FRAMEWORK = dead_queues.FRAMEWORK
-#: The options with the signatures of jobs that are sent after this job.
+#: The options that hold signatures: jobs that are sent after this job.
 _LATER = ("chain", "link", "link_error", "chord")
 
 #: The errors of the worker itself, and the types that the spec reserves for them.
@@ -42,15 +42,15 @@ WORKER_ERRORS: dict[type[BaseException], Mapped] = {
     WorkerLostError: WORKER_DEATH,
 }
 
-#: Where an app keeps its bridge and `install`'s policies, and a task its resolved policy.
+#: The attributes in which an app keeps its bridge and the policies of `install`, and a task its own settings.
 _BRIDGE = "_ojs_bridge"
 _PREPARED = "_ojs_prepared"
 POLICIES = "_ojs_policies"
-#: Where an app keeps whether `install` has jobs in flight begin afresh.
+#: The attribute of an app that says whether jobs in flight begin afresh.
 AFRESH = "_ojs_afresh"
 _TASK_POLICY = "_ojs_task_policy"
 _EVERY_NAME = Policies(None)
-#: Packages whose lines a user has not written.
+#: Packages whose code is not the user's.
 _INSIDE = ("celery", __name__.partition(".")[0])
 
 
@@ -76,7 +76,7 @@ def _dead_queues_of(app: Celery, bridge: Bridge) -> dead_queues.CeleryDeadQueues
 
 
 def prepare(app: Celery) -> None:
-    """Have an app read `ojs_retry` and check itself when its worker starts; its bridge may come later."""
+    """Have an app read `ojs_retry`, and check itself when its worker starts; its bridge may come later."""
     if not app.__dict__.get(_PREPARED):
         setattr(app, _PREPARED, True)
         app.steps["worker"].add("ojs_bridge.celery.worker:StartUp")
@@ -88,8 +88,8 @@ def prepare(app: Celery) -> None:
 
 
 def _warn_outside(app: Celery) -> None:
-    """Have the warning of a task name that is taken name the first line outside Celery and the bridge."""
-    # Celery 5.7 looks for the first line outside of Celery alone; it offers no other way to say which.
+    """Have Celery's warning of a taken task name point to the line of the user's code."""
+    # Celery 5.7 points to the first line outside Celery, which is the bridge's.
     warn = compat.warn_duplicate_task_name(app, None)
     if warn is None:
         return
@@ -105,7 +105,7 @@ def _warn_outside(app: Celery) -> None:
 
 
 def _level() -> int:
-    """Return how far away the first line outside is from the function that asks."""
+    """Return the stack level of the first line of the user's code, as the caller's `stacklevel`."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
@@ -120,7 +120,7 @@ def policies_of(app: Celery) -> Policies:
 
 
 def policies_for(app: Celery, name: str) -> list[AnyPartial] | None:
-    """Return the partial policies that `install` has for a task; None when the task is to stay native."""
+    """Return the partial policies that `install` has for a task; None for a task that stays native."""
     return policies_of(app).of(name)
 
 
@@ -130,9 +130,9 @@ def is_bridged(task: Task | None) -> bool:
 
 
 def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
-    """Return what a task's jobs are retried under: app, native options, `install`, the task's own.
+    """Return the settings under which a task's jobs are retried.
 
-    It is resolved once, and again when a native option that Celery reads at each retry has another value.
+    They are resolved once, and again when an option that Celery reads at each retry has changed.
     """
     if task is None or not is_bridged(task):
         return attach(app).engine.task(reserved=WORKER_ERRORS)
@@ -145,7 +145,10 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
 
 
 def resolved(engine: Engine, task: Any, policies: Policies, native: Native | None) -> TaskPolicy:
-    """Return what a task's jobs are retried under; raises InvalidRetryPolicy and ConfigurationError."""
+    """Return a task's settings: the app's, Celery's options, `install`'s and its own, in this order.
+
+    Raises InvalidRetryPolicy and ConfigurationError.
+    """
     said = getattr(task, "ojs_retry_on", None)
     own = None if said is None else RetryOn(said, f"task {task.name}: ojs_retry_on")
     try:
@@ -175,7 +178,7 @@ def _read_retry_option(app: Celery) -> None:
         if partial is not None:
             headers = options.get("headers") or {}
             options["headers"] = {**headers, HEADER: _checked(app, name, partial, headers)}
-        # The method of the class is looked up each time: tests put another method in its place.
+        # The class is asked each time: a user's tests put another method there.
         send_task = own or _bound(type(app).send_task, app)
         return send_task(name, *args, **options)
 
@@ -183,7 +186,7 @@ def _read_retry_option(app: Celery) -> None:
 
 
 def _bound(found: Any, app: Celery) -> Any:
-    """Return what an app's class has as the app itself would have it."""
+    """Return an attribute of an app's class, bound to the app."""
     bind = getattr(found, "__get__", None)
     return bind(app, type(app)) if bind else found
 
@@ -201,9 +204,10 @@ def header_for(app: Celery, name: str, partial: AnyPartial) -> str:
 
 
 def _checked(app: Celery, name: str, partial: AnyPartial, headers: Mapping[str, Any]) -> str:
-    """Return the `ojs` header of a job; a header that its producer has made of this policy stays as it is.
+    """Return the `ojs` header of a job; a header that was already made of this policy stays as it is.
 
-    A worker that sends the next job of a chain or a link may know its task as a native task, and refuse it.
+    A worker sends the next job of a chain or a link. For this worker the job's task may be native, and a
+    policy for it an error.
     """
     made = headers.get(HEADER)
     with suppress(TypeError, ValueError, AttributeError):
@@ -213,7 +217,7 @@ def _checked(app: Celery, name: str, partial: AnyPartial, headers: Mapping[str, 
 
 
 def check_signatures(app: Celery, signatures: Any) -> None:
-    """Check the policies of signatures that are sent later, and write them as any serializer can carry them.
+    """Check the policies of signatures that are sent later, and write them in plain JSON types.
 
     Raises InvalidRetryPolicy.
     """
@@ -229,7 +233,7 @@ def check_signatures(app: Celery, signatures: Any) -> None:
 
 
 def _write_policy(app: Celery, name: str, options: dict[str, Any]) -> None:
-    """Write a policy as any serializer can carry it, and as a worker without the bridge sends it too."""
+    """Write a policy in plain JSON types, and as a header, which a worker without the bridge sends, too."""
     given = options.get("headers") or {}
     headers = {key: value for key, value in given.items() if key != HEADER}
     if options[RETRY_OPTION] is not None:
@@ -240,7 +244,7 @@ def _write_policy(app: Celery, name: str, options: dict[str, Any]) -> None:
 
 
 class SentOnCommit:
-    """Refuses an invalid policy where the job is sent; after the commit it is too late to refuse."""
+    """Refuses an invalid policy where the job is sent: after the commit it is too late."""
 
     def apply_async_on_commit(self: Any, *args: Any, **options: Any) -> None:
         """Send the job after the commit, as Celery's own does; raises InvalidRetryPolicy at once."""
@@ -253,12 +257,12 @@ class SentOnCommit:
 
 
 def sent_on_commit(native: type[Task]) -> tuple[type, ...]:
-    """Return what a class needs beside the bridge's own: something for Django's task class alone."""
+    """Return the extra base that a subclass of Django's task class needs."""
     return (SentOnCommit,) if hasattr(native, "apply_async_on_commit") else ()
 
 
 def _settle_success(task: Task | None = None, **_: Any) -> None:
-    """Settle a success once its result is stored and its chain and links are sent, not before."""
+    """Settle a success after its result is stored and its chain and links are sent."""
     ended = vars(task.request).pop("ojs_ended", None) if task else None
     if ended is not None:
         ended.settle()

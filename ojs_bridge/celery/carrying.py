@@ -1,4 +1,4 @@
-"""The ways out of a Celery delivery: sent on, parked, buried, or held by the worker."""
+"""The end of a Celery delivery: its job goes on, is a dead letter, or waits in the worker."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class RefusedJob(Exception):
 
 
 def dropped(job: Job, late: TakenOver, *, returnable: bool) -> Exception:
-    """Say that a run was not heard, and return what has Celery store nothing of it.
+    """Log that the outcome of a run does not count; return the exception with which Celery stores nothing.
 
-    Its message goes back to the queue, because the worker that took the run over may have died since. The
-    next delivery says what is left to do.
+    The message goes back to the queue, because the worker that took the run over may have died since. The
+    next delivery finds out.
     """
     logger.warning("job %s: %s", job.id, late)
     told: Exception = Reject(str(late), requeue=True) if returnable else Ignore(str(late))
@@ -47,7 +47,7 @@ def dropped(job: Job, late: TakenOver, *, returnable: bool) -> Exception:
 
 
 class Conclusion:
-    """The end of one delivery, and its outlet; what Celery is told of it is an exception."""
+    """The end of one delivery, and its outlet for the engine; an exception tells Celery of the end."""
 
     framework = FRAMEWORK
 
@@ -59,16 +59,16 @@ class Conclusion:
         self._request = request
         self._delivery = delivery
         self._wish = wish
-        #: What the task raised, as Celery shows it, and what Celery is told.
+        #: The task's error, as Celery shows it, and the exception that tells Celery of the end.
         self._shown: Exception = Ignore()
         self._signal: Exception = self._shown
         #: The headers of the message that goes on.
         self._headers: dict[str, Any] = {}
 
     def conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
-        """Have a decision carried out; what has no place now is held by the worker.
+        """Have a decision carried out, and return the exception that tells Celery of it.
 
-        A run whose reservation was taken over is dropped.
+        A decision that has no place now waits in the worker. A run that was taken over is dropped.
         """
         self._shown = self._signal = shown
         try:
@@ -93,18 +93,18 @@ class Conclusion:
         return self._signal if refused is None else self.refuse(refused)
 
     def wait(self, error: BaseException) -> Exception:
-        """Have the worker hold the delivery, and hand it to its pool again when the job may begin."""
+        """Have the worker hold the delivery until the job can begin."""
         return Hold(repr(error), needs_store=isinstance(error, StoreError))
 
     def leave(self, error: Exception, outcome: Unsettled | None = None) -> Exception:
-        """Have the worker hold a delivery that has no other place, if the broker still has it."""
+        """Have the worker hold a delivery that has no other place, if the broker still has its message."""
         if self.can_wait:
             return Hold(repr(error), outcome=outcome)
         logger.critical("job %s is lost, being acknowledged before it ran: %r", self._request.id, error)
         return error
 
     def _leave(self, begun: Run | Refuse, decision: Decision, error: Exception) -> Exception:
-        """Leave an outcome that has no place now to the worker; if the worker dies, the attempt is lost."""
+        """Have the worker keep a decision that has no place now; if the worker dies, the attempt is lost."""
         if isinstance(begun, Run):
             self._engine.expire(begun)
         goes_on = isinstance(decision, (RetryAt, Snooze))
@@ -115,7 +115,7 @@ class Conclusion:
 
     @property
     def _reason(self) -> Any:
-        """The error that a retry is shown to be for."""
+        """The error that Celery shows as the cause of a retry."""
         wish = self._wish
         return wish.cause if isinstance(wish, Wish) and self._shown is wish.error else self._shown
 
@@ -126,15 +126,15 @@ class Conclusion:
 
     @property
     def unreachable(self) -> tuple[type[Exception], ...]:
-        """What is raised while the store or the broker is out of reach."""
+        """The errors of a store or a broker that is out of reach."""
         return (StoreError, *sending.out_of_reach(self._task.app))
 
     def prepare(self, onward: Onward) -> bool:
-        """Make what Celery is told, and the headers; an eager retry runs at once, and nothing is sent."""
+        """Make the exception for Celery, and the headers; False for an eager retry, which runs at once."""
         job, decision = onward.job, onward.decision
         if decision is not None:
             signal = Retry(exc=self._reason, when=decision.delay, is_eager=self._request.is_eager)
-            # As Task.retry raises it: while what the task raised is handled, and shown with its traceback.
+            # Celery raises a Retry while it handles the task's error, and shows the error's traceback.
             signal.__context__ = self._shown
             self._signal = signal
             if self._request.is_eager:
@@ -150,7 +150,7 @@ class Conclusion:
     def publish(self, onward: Onward) -> None:
         """Publish the message as it goes on."""
         wire, options = self._asked_for()
-        # A postponement is no news: Celery itself would hold the message.
+        # Nobody is told of a postponement: Celery itself would hold the message.
         told = onward.decision is not None
         self._engine.insist(
             lambda: sending.publish(
@@ -168,10 +168,10 @@ class Conclusion:
         return {**sending.parked_message(wire, self._headers, options), **names}
 
     def sent(self, onward: Onward) -> None:
-        """Leave it to what Celery is told that the delivery leaves its queue."""
+        """Do nothing: the exception for Celery ends the delivery."""
 
     def complete(self) -> None:
-        """Leave a success to Celery, which stores its result."""
+        """Do nothing: Celery stores the result."""
 
     def release(self, decision: GiveBack) -> None:
         """Have Celery give the message back to its queue."""
@@ -182,7 +182,7 @@ class Conclusion:
         self._signal = self._shown
 
     def dead_letter(self, ended: Ended, *, in_store: bool) -> None:
-        """Show the failure; what the store does not have goes to its queue's own dead queue."""
+        """Show the failure; a job that the store does not have goes to its queue's dead queue."""
         self._signal = self._shown
         if in_store or self._request.is_eager:
             return
@@ -191,7 +191,7 @@ class Conclusion:
         sending.bury(self._task.app, self._delivery.wire, {"retries": ended.job.attempt, **state})
 
     def _asked_for(self) -> tuple[Wire, Mapping[str, Any]]:
-        """Return the message and the publishing options, with what `self.retry(...)` changed of them."""
+        """Return the message and the publishing options, as `self.retry(...)` changed them."""
         wire, wish = self._delivery.wire, self._wish
         if wish and wish.arguments:
             wire = wires.with_arguments(wire, *wish.arguments)

@@ -29,10 +29,10 @@ _OFTEN = 5
 
 
 class DeadPlaces(Protocol):
-    """The dead queues that a connection leads to, by name; a queue that does not exist is empty."""
+    """The dead queues of a connection's broker, by name; a queue that does not exist is empty."""
 
     def read(self, name: str, most: int) -> list[Any]:
-        """Return at most so many messages, and leave them where they are."""
+        """Return at most `most` messages, and leave them where they are."""
 
     def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
         """Claim a message, call `then` and delete it, unless `then` raises; False without a message."""
@@ -47,7 +47,7 @@ _UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del'
 
 
 class _OnRedis:
-    """Redis's: for each priority a list, the newest message first."""
+    """Dead queues on Redis: a list for each priority, the newest message first."""
 
     def __init__(self, connection: Connection) -> None:
         from redis import Redis
@@ -68,7 +68,7 @@ class _OnRedis:
         if not self._client.set(lock, token, nx=True, px=int(CLAIM_SECONDS * 1000)):
             return False
         try:
-            # Whoever had the lock before may have dealt with it.
+            # The last owner of the lock may have deleted it.
             if item not in self._client.lrange(key, 0, -1):
                 return False
             then()
@@ -78,7 +78,7 @@ class _OnRedis:
         return True
 
     def _all(self, name: str, most: int = 0) -> Iterator[tuple[str, bytes, Any]]:
-        """Yield keys, what is in them and the message that it is, for each list at most so many, or all."""
+        """Yield the key, the item and the message of each item, from each list at most `most`, or all."""
         for key in self._keys(name):
             for item in self._client.lrange(key, 0, most - 1):
                 message = self._message(item)
@@ -103,7 +103,7 @@ class _OnRedis:
 
 
 class _InQueues:
-    """RabbitMQ's, each reader of which holds what it reads until it gives it back."""
+    """Dead queues on RabbitMQ and others: a reader holds what it reads until it gives it back."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -123,7 +123,7 @@ class _InQueues:
 
 
 def _is_readable(message: Any) -> bool:
-    """Return whether a message is of a Celery job."""
+    """Return whether a message belongs to a Celery job."""
     if not message.errors and message.headers.get("id") and message.headers.get("task"):
         return True
     logger.warning("a message in a dead queue is of no Celery job, and stays there")
@@ -153,13 +153,13 @@ def _looking(connection: Connection, name: str) -> Iterator[Iterator[Any]]:
         yield messages()
     finally:
         if not is_amqp:
-            # Closing alone does so on RabbitMQ, and loses what is held in memory.
+            # On RabbitMQ closing is enough; kombu's memory transport would lose the messages.
             channel.basic_recover(requeue=True)
         channel.close()
 
 
 def _is_renewed(channel: Any, name: str, found: Any) -> bool:
-    """Put a message that was often delivered at the end of its queue anew; return whether that was done."""
+    """Publish a message that was often delivered anew, to the end of its queue; False if it stays."""
     properties = dict(found.properties)
     headers = properties.get("application_headers") or {}
     if headers.get(_COUNT, 0) < _OFTEN:
@@ -177,7 +177,7 @@ def _is_renewed(channel: Any, name: str, found: Any) -> bool:
 def _await_turn(connection: Connection, name: str) -> None:
     """Wait until no other reader looks through a queue: a reader hides the messages that it reads.
 
-    An exclusive queue belongs to the connection, and goes with it. Nothing is lost without it.
+    An exclusive queue is the lock: it belongs to the connection, and is deleted with it.
     """
     channel, waited = connection.channel(), 0.0
     while waited < _PATIENCE:

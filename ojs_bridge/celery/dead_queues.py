@@ -1,4 +1,4 @@
-"""The dead queues of an app, `<queue>.dead`, read as dead letters; a dead letter is taken out of them."""
+"""The messages in an app's dead queues, `<queue>.dead`, as dead letters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FRAMEWORK = "celery"
 
 
 class CeleryDeadQueues:
-    """The dead queues of all queues that an app's configuration names, or that it has met."""
+    """The dead queues of all queues that an app consumes, routes to or has sent to."""
 
     def __init__(self, app: Celery, engine: Engine, policy_of: Callable[[str], TaskPolicy]) -> None:
         self._app = app
@@ -35,7 +35,7 @@ class CeleryDeadQueues:
         self._policy_of = policy_of
 
     def read(self, most: int) -> Sequence[Letter]:
-        """Return at most so many letters; on RabbitMQ the oldest of each queue, on Redis the newest."""
+        """Return at most `most` letters; on RabbitMQ the oldest of each queue, on Redis the newest."""
         found: list[Letter] = []
         with self._reaching() as places:
             for queue in sorted(_queues_of(self._app)):
@@ -45,7 +45,7 @@ class CeleryDeadQueues:
         return found
 
     def take(self, letter: Letter, then: Callable[[Letter], object]) -> bool:
-        """Have a letter to oneself, call `then`, and delete it; False when that cannot be."""
+        """Claim a letter, call `then`, and delete the letter; False for a letter that is gone or claimed."""
         queue = letter.queue
 
         def is_it(message: Any) -> bool:
@@ -59,7 +59,7 @@ class CeleryDeadQueues:
 
     @contextmanager
     def _reaching(self) -> Iterator[DeadPlaces]:
-        """Give the dead queues through a connection of its own, to where dead letters are written."""
+        """Give the dead queues, through a new connection to the broker that the app writes to."""
         try:
             with self._app.connection_for_write() as connection:
                 yield dead_places_of(connection)
@@ -67,7 +67,7 @@ class CeleryDeadQueues:
             raise Unreachable(f"{type(error).__name__}: {error}") from error
 
     def _letter(self, message: Any, queue: str) -> Letter | None:
-        """Return the dead letter that a message is; None when it cannot be read."""
+        """Return the dead letter of a message; None for a message that cannot be read."""
         try:
             return self._read(message, queue)
         except Exception as error:  # noqa: BLE001 - it may be anything that no worker could read
@@ -81,7 +81,7 @@ class CeleryDeadQueues:
         return found_letter(begun, FRAMEWORK, self._kept(wire), at=None, now=self._engine.now())
 
     def _wire(self, message: Any, queue: str) -> Wire:
-        """Return the wire form of a dead message, which its own queue is to get again."""
+        """Return the wire form of a dead message, with the queue that it came from."""
         parts = carried(message, message.body, None, self._app)
         found = delivered(self._app, parts, message.properties, {"routing_key": queue})
         own = {name: value for name, value in found.headers.items() if name not in sending.BROKER_HEADERS}
@@ -92,7 +92,7 @@ class CeleryDeadQueues:
         return {**to_json(wire), "parameters": [*parameters_of(task.run)] if task else []}
 
     def _ended(self, wire: Wire) -> Job:
-        """Return the job that Celery alone says a dead message was; its last run is counted already."""
+        """Return the job as Celery alone describes it; the counter has its last run already."""
         headers = wire.headers
         attempt = count_of(headers.get("retries")) or 1
         return Job(

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
         ) -> AsyncResult: ...
 
     class Decorator(Protocol):
-        """What makes a task of a function; of `@ojs_task` without parentheses it is the task itself.
+        """The result of `ojs_task(...)`; after `@ojs_task` without parentheses it is the task itself.
 
-        A checker that does not know Celery's types cannot tell an app from a function.
+        A type checker that does not know Celery's types cannot tell an app from a function.
         """
 
         @overload
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
     class BindingDecorator(Protocol):
-        """What makes a task of a function whose first parameter is the task."""
+        """The result of `ojs_task(..., bind=True)`: the function's first parameter is the task."""
 
         def __call__(self, fun: Callable[Concatenate[Any, P], R], /) -> TaskOf[P, R]: ...
 
@@ -124,7 +124,7 @@ def ojs_task(
 
 
 def _shared(fun: Callable[..., Any], base: type[Task] | None, options: dict[str, Any]) -> Any:
-    """Do as Celery's `shared_task` does, with each app's own default class as the base."""
+    """Do what Celery's `shared_task` does, with each app's own default class as the base."""
 
     def add_to(app: Celery) -> None:
         prepare(app)
@@ -145,7 +145,7 @@ def _shared(fun: Callable[..., Any], base: type[Task] | None, options: dict[str,
 def _with_bridge(base: type[Task]) -> type[Task]:
     if issubclass(base, Bridged):
         return base
-    # Where Celery's own class is the base there is nothing that could override.
+    # Celery's own class overrides nothing.
     last = () if base is Task else (ReplacedMethods,)
     bases = (*sent_on_commit(base), OJSTask, base, *last)
     return type(base.__name__, bases, {"abstract": True, "__module__": base.__module__})

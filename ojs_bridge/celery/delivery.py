@@ -22,19 +22,19 @@ class Delivery:
     def __init__(self, task: Task, request: Any) -> None:
         self._task = task
         self._request = request
-        #: The decision on a run that has ended already, which could not be carried out.
+        #: The decision on a run that has ended, if it could not be carried out yet.
         self.unsettled: Unsettled | None = None
         self._parts = self._take_parts(request)
         self._headers = (request.headers or {}) if self._parts is None else self._parts[3]
 
     @property
     def publication(self) -> str:
-        """The mark by which two messages of the job's first run differ, where the broker gives one."""
+        """The mark by which two messages of the job's first run differ; "" if the broker gives none."""
         return "" if self._parts is None else self._parts[4]
 
     @property
     def is_plain(self) -> bool:
-        """Whether no retry state came along."""
+        """Whether the message has no retry state."""
         return HEADER not in self._headers
 
     @property
@@ -57,11 +57,11 @@ class Delivery:
             headers: Mapping[str, Any] = self.wire.headers
             queue = self.wire.queue
         else:
-            # Not the whole message, which only a job that goes on needs.
+            # The whole message takes time to make, and only a job that goes on needs it.
             headers, queue = self._headers, wires.queue_of(app, request.delivery_info or {})
         retries = count_of(request.retries) or 0
         return Job(
-            # A producer may give it another type, which stores, events and replays do not know.
+            # A producer may send an id of another type.
             id=str(request.id),
             type=self._task.name,
             queue=queue,
@@ -81,11 +81,11 @@ class Delivery:
         return job if isinstance(job, Job) else bare
 
     def job(self, bare: Job) -> Job | InvalidState:
-        """Return the job with the state that its message carries, or why that cannot be read."""
+        """Return the job with the state in its message, or why the state cannot be read."""
         return decoded(self._headers.get(HEADER), bare, self._request.retries)
 
     def _take_parts(self, request: Any) -> Carried | None:
-        """Return the message a request carries, and take what is the bridge's from what users pass on."""
+        """Return the message that a request carries, and hide the bridge's properties from the task."""
         properties = dict(request.properties or {})
         parts: Carried | None = properties.pop(KEY, None)
         self.unsettled = properties.pop(OUTCOME, None)

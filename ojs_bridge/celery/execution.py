@@ -1,4 +1,4 @@
-"""One run of a Celery task: begin, run, have it judged, execute the decision."""
+"""One run of a Celery task: it begins, the task's code runs, and the decision is carried out."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ logger = logging.getLogger("ojs_bridge")
 
 T = TypeVar("T")
 
-#: When a job is due that only waits for the next delivery.
+#: When a message is due that is published only to be delivered anew.
 SOON = timedelta(seconds=1)
 
 
 class LostAttempt(Exception):
-    """The worker that ran this attempt is gone, so that its task is not run, and the attempt has failed."""
+    """The worker that ran this attempt is gone: the attempt has failed, and its task is not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """A run that succeeded, whose reservation is settled when Celery has carried its success on."""
+    """A run that succeeded; it is settled after Celery has stored its result and sent what follows."""
 
     engine: Engine
     run: Run
 
     def settle(self) -> None:
-        """Settle it and tell of it; never raises."""
+        """Settle the run; never raises."""
         self.engine.settle(self.run, Complete())
 
 
 class TaskRun:
-    """One run of a task under the bridge: it translates and executes, it never decides."""
+    """One run of a task under the bridge; the engine decides, the run carries out."""
 
     def __init__(self, task: Task, request: Any) -> None:
         self._task = task
@@ -68,20 +68,20 @@ class TaskRun:
         return task_policy(self._task.app, self._task)
 
     def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run the user's code and carry out what is decided; raises what tells Celery of it."""
+        """Run the user's code and carry the decision out; raises the exception that tells Celery of it."""
         if self._delivery.unsettled is not None:
             with undisturbed():
                 raise self._safely(self._end, self._delivery.unsettled)
         if self.engine.store or self.engine.listened_to or not self._delivery.is_plain:
             self._begin_in_time()
-        # Otherwise there is nothing to read and nobody to tell: the job is begun when it fails.
+        # Otherwise there is nothing to read and nobody to tell: the job begins only if it fails.
         try:
             result = body(*args, **kwargs)
         except (Ignore, Reject) as exc:
             self._end_natively(exc)
             raise
-        except BaseException as exc:  # noqa: BLE001 - what is not the task's own is raised again below
-            # Without this frame, which raising it again would show a second time.
+        except BaseException as exc:  # noqa: BLE001 - an error of the pool is raised again below
+            # Raising it again adds this frame a second time.
             raised = exc.with_traceback(exc.__traceback__ and exc.__traceback__.tb_next)
         else:
             if self._wish is None or self._wish.refused:
@@ -97,14 +97,14 @@ class TaskRun:
         raise signal
 
     def ask(self, wish: Wish) -> BaseException:
-        """Take what `self.retry(...)` asks for, and return what it raises; raises ValueError for no time."""
+        """Judge a call of `self.retry(...)`, and return what it raises; ValueError for an invalid time."""
         begun = self._limited(self._as_of_now(self._begun or self._begin()), wish)
         wish.decision = self.engine.judge(begun, self._outcome(begun, wish.signal, wish))
         self._wish, self._begun = wish, begun
         return wish.answer()
 
     def _limited(self, begun: Run, wish: Wish) -> Run:
-        """Return the run under the `max_retries` of a `self.retry(...)`, where no owner has said a limit."""
+        """Return the run under the `max_retries` of a `self.retry(...)`, unless an owner has set a limit."""
         limit = wish.max_attempts
         if limit is None or not begun.task.keeps_limit(begun.job.retry):
             return begun
@@ -122,9 +122,9 @@ class TaskRun:
         return self.engine.resume(job, bare, self._policy, publication=publication, process=process)
 
     def judge_crash(self, begun: Run, crash: Exception) -> Decision:
-        """Return what becomes of a job whose process was killed, or died; no code of the task heard of it.
+        """Return the decision on a job whose process was killed, or died.
 
-        A death after which the broker still has the message is a lost attempt, whatever `retry_on` says.
+        If the broker still has the message, the attempt is lost, whatever `retry_on` says.
         """
         lost = isinstance(crash, WorkerLostError) and self._task.acks_late
         final = None if lost else begun.retry_on.rules_out(crash)
@@ -148,20 +148,20 @@ class TaskRun:
             return conclusion.leave(worse)
 
     def send_on(self) -> Exception:
-        """Have a job that waits delivered anew, and return the exception that tells Celery of it."""
+        """Publish the message of a job that waits anew, and return the exception that tells Celery of it."""
         job, at = self._delivery.job(self._delivery.bare_job()), self.engine.now() + SOON
         if not isinstance(job, Job):
             return Hold("its message cannot be read")
         return self.postpone(Postpone(job.waiting(at), at))
 
     def _end(self, unsettled: Unsettled) -> Exception:
-        """Carry out what was decided of a run that has ended."""
+        """Carry out the decision on a run that has ended."""
         begun = self.resume(unsettled.process)
         match begun:
             case Run():
                 return self._conclusion(unsettled).conclude(begun, unsettled.decision, unsettled.shown)
             case Postpone():
-                # Until its reservation has run out, in case that somebody else has it.
+                # Another worker may have the reservation: wait until it has run out.
                 return Hold(f"attempt {begun.job.attempt} is reserved", outcome=unsettled)
             case Refuse():
                 return self._conclusion().refuse(begun)
@@ -173,7 +173,7 @@ class TaskRun:
         return Conclusion(self.engine, self._task, self._request, self._delivery, unsettled or self._wish)
 
     def _succeed(self) -> None:
-        """End the run; one that is reserved when Celery has stored its result and sent what follows it."""
+        """End the run; a reserved run ends after Celery has stored its result and sent what follows."""
         if self._begun is None:
             return
         end, job = Succeeded(self.engine, self._begun), self._begun.job
@@ -189,7 +189,7 @@ class TaskRun:
         self._request.ojs_ended = end
 
     def _begin_in_time(self) -> None:
-        """Begin, and have the delivery wait when its time is up before the store said that it may run."""
+        """Begin; the delivery waits if a soft time limit strikes before the store has answered."""
         try:
             self._begin()
         except SoftTimeLimitExceeded as struck:
@@ -205,21 +205,21 @@ class TaskRun:
         return self.conclude(begun, decision, struck)
 
     def _safely(self, end: Callable[[T], Exception], what: T) -> Exception:
-        """Return how a delivery ends that is not run; one that cannot even end that way is kept."""
+        """End a delivery that is not run; if that fails, keep its job as one that could not be begun."""
         try:
             return end(what)
-        except Exception as error:  # noqa: BLE001 - it would be acknowledged, and gone
+        except Exception as error:  # noqa: BLE001 - Celery would acknowledge the message
             return self.unbegun(error)
 
     def _begin(self) -> Run:
-        """Ask the bridge whether the delivered job runs, and raise what Celery is told when it does not."""
+        """Return the run of the delivered job; if the job does not run, raise what tells Celery so."""
         try:
             begun = self._asked()
         except StoreError as error:
             raise self._conclusion().wait(error) from None
         except SoftTimeLimitExceeded:
             raise
-        except Exception as error:  # noqa: BLE001 - Celery would take it for the task's own
+        except Exception as error:  # noqa: BLE001 - Celery would take it for an error of the task
             with undisturbed():
                 raise self.unbegun(error) from None
         if isinstance(begun, Run):
@@ -257,7 +257,7 @@ class TaskRun:
                 return dropped
 
     def _end_natively(self, signal: Ignore | Reject) -> None:
-        """End the run's reservation as Celery will end the message."""
+        """End the run's reservation: the task itself has told Celery what to do with the message."""
         if self._begun is None:
             return
         if isinstance(signal, Reject) and signal.requeue:
@@ -282,7 +282,7 @@ class TaskRun:
             return self.engine.impossible(begun.job, None, error)
 
     def _as_of_now(self, begun: Run) -> Run:
-        """Return a run under what its task says by now: the code of a task may set its native options."""
+        """Return a run under its task's settings as they are now: its code may have changed its options."""
         task = self._policy
         return (
             begun if task is begun.task else begun._replace(task=task, policy=task.for_job(begun.job.retry))

@@ -1,9 +1,9 @@
-"""Jobs that a worker holds: they can neither begin nor end now, and the worker tries them again.
+"""Jobs that can neither begin nor end now: the worker holds them, and tries them again.
 
 RabbitMQ counts how often it delivers a message of a quorum queue, and drops the message at a limit. So a
 delivery that has to wait does not go back to its queue: its message stays unacknowledged in the worker's main
-process, which hands the same request to the pool again. The prefetch count bounds what a worker keeps, and a
-worker that has so many messages takes no more.
+process, which hands the same request to the pool again. A worker holds no more of them than its prefetch
+count.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .wish import Arguments
 
 logger = logging.getLogger("ojs_bridge")
 
-#: For how many seconds nothing must have come to wait before an outage is over.
+#: An outage is over when no message has begun to wait for so many seconds.
 QUIET = 5.0
 #: After how many seconds a message that waits is published anew. RabbitMQ closes the channel of a consumer
 #: that keeps a message for half an hour, and counts that as a delivery, too.
@@ -39,7 +39,7 @@ _HOLDING = "_ojs_holding"
 
 
 class Unsettled(NamedTuple):
-    """The decision on a run, made in the process of this number, that could not be carried out."""
+    """A decision that could not be carried out; `process` is the number of the process that made it."""
 
     process: int
     decision: Decision
@@ -51,8 +51,8 @@ class Unsettled(NamedTuple):
 class Hold(Reject):  # type: ignore[misc]
     """Raised where a task runs: the worker is to hold the delivery, and to hand it to its pool again.
 
-    For a request of another class than the bridge's, and for a worker that stops, it is a Reject like any
-    other: the delivery goes back to its queue. `outcome` is what is left to do of a run that has ended.
+    Without the bridge's request, and in a worker that stops, it is a Reject like any other: the message goes
+    back to its queue. `outcome` is the decision on a run that has ended, to be carried out later.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Hold(Reject):  # type: ignore[misc]
 
 
 class _Unsaid(logging.Filter):
-    """Leaves out Celery's warning of each job that is rejected: what waits is said once for all."""
+    """Leaves out Celery's warning of each rejected job: one line tells of all jobs that wait."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], Hold))
@@ -82,15 +82,15 @@ logging.getLogger("celery.app.trace").addFilter(_Unsaid())
 
 
 def portable(unsettled: Unsettled) -> Unsettled | None:
-    """Return an outcome that another process can read; None where it cannot be sent to a process."""
+    """Return an outcome that can be sent to another process; None if there is no such form of it."""
     failed = HandlerFailed(f"{type(unsettled.shown).__name__}: {unsettled.shown}")
     return next(filter(_can_be_sent, (unsettled, unsettled._replace(shown=failed))), None)
 
 
 def _can_be_sent(unsettled: Unsettled) -> bool:
     try:
-        pickle.loads(pickle.dumps(unsettled))  # noqa: S301 - it is our own
-    except Exception:  # noqa: BLE001 - whatever a class of the user's raises
+        pickle.loads(pickle.dumps(unsettled))  # noqa: S301 - the line itself has pickled it
+    except Exception:  # noqa: BLE001 - a user's class may raise anything
         return False
     return True
 
@@ -103,7 +103,7 @@ class _Waiting(NamedTuple):
 
 
 class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Keeps requests, and tries each again after a pause; says when that begins and when it is over."""
+    """Keeps requests, and tries each again after a pause; logs when that begins and when it is over."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -126,13 +126,13 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             self._channel = consumer.task_consumer.channel
 
     def stop(self, _: Any) -> None:
-        """Forget what waits: its connection ends, with which the broker has it back."""
+        """Forget all requests: their connection ends, and the broker delivers the messages again."""
         with self._lock:
             self._channel = None
             self._waiting.clear()
 
     def hold(self, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
-        """Keep a request, to call `again` or hand it to the pool later; False where it cannot be kept."""
+        """Keep a request, and later call `again` or hand it to the pool; False if it cannot be kept."""
         with self._lock:
             if not self._has(request):
                 return False
@@ -175,7 +175,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         return True
 
     def _try_again(self) -> None:
-        """Try the requests that wait; where they need the store, one question to it stands for all."""
+        """Try the requests that wait; the store is asked once for all that need it."""
         with self._lock:
             waiting = tuple(self._waiting.values())
         needy = any(held.needs_store for held in waiting)
@@ -198,7 +198,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             return self._waiting.pop(held.request, None) is not None
 
     def _send(self, held: _Waiting) -> None:
-        """Have a message delivered anew; a message that cannot be published waits on."""
+        """Publish a message anew; if that fails, it waits on."""
         if self._takes_out(held) and not held.request.ojs_send_on():
             with self._lock:
                 if self._has(held.request):
@@ -206,13 +206,13 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def hold(app: Celery, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
-    """Have an app's worker keep a request; False when it stops, or the broker has the message back."""
+    """Have an app's worker keep a request; False if the worker stops, or the broker has the message back."""
     holding: RequestHolding | None = vars(app).get(_HOLDING)
     return holding is not None and holding.hold(request, why, again)
 
 
 def _reserve(request: Any) -> None:
-    """Put a request where Celery has those that wait for a free process of its pool."""
+    """Put a request among those that wait for a free process of the pool."""
     request.time_start = request.worker_pid = None
     compat.active_requests(state).discard(request)
     compat.task_reserved(state)(request)

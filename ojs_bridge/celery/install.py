@@ -1,4 +1,4 @@
-"""`install`: it puts a whole Celery app under the bridge, and leaves the code of its tasks alone."""
+"""`install` puts a whole Celery app under the bridge, and leaves the code of its tasks alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def install(
 
 
 def _adopt_new_tasks(app: Celery) -> None:
-    """Adopt the tasks there are, and each one that is registered later."""
+    """Adopt the tasks that there are, and each task that is registered later."""
     create, register = compat.task_from_fun(app), app.register_task
 
     @functools.wraps(create)
@@ -75,7 +75,7 @@ def _adopt_new_tasks(app: Celery) -> None:
 
 
 def _adopt(task: Task, app: Celery) -> None:
-    """Put a registered task under the bridge when `install` says so; its own class stays its base."""
+    """Put a registered task under the bridge if a policy names it; its own class stays its base."""
     if is_bridged(task) or task.name.startswith("celery.") or policies_for(app, task.name) is None:
         return
     native = type(task)
@@ -87,7 +87,7 @@ def _adopt(task: Task, app: Celery) -> None:
     }
     if compat.orig_run.is_own(task):
         setattr(task, AUTORETRYING, task.run)
-        # autoretry_for becomes a rule on which errors are final; the policy does the retrying.
+        # The policy retries; autoretry_for says only which errors are retried.
         task.run = autoretrying_outside(task) if attributes["ojs_outside"] else compat.orig_run(task)
     bases = (*sent_on_commit(native), Bridged, native, ReplacedMethods)
     task.__class__ = type(native.__name__, bases, attributes)

@@ -1,4 +1,4 @@
-"""Celery's own retry options, in the words of a retry policy, and the options that a task may not set."""
+"""Celery's own retry options as a retry policy, and the options that a task may not set."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from . import compat
 NATIVE = "celery.app.task"
 #: Where a task keeps its `run` with Celery's automatic retries around it, when it runs without them.
 AUTORETRYING = "_ojs_autoretrying"
-#: Seconds in place of none at all, which is no interval, and of more than a calendar has: a century.
+#: The shortest and the longest interval, in seconds: a policy has none of zero, and a calendar ends.
 _SHORTEST = 0.001
 _LONGEST = 100 * 365 * 86_400
 
-#: The main process raises these for a child that it killed, or that died; no task ever sees them.
+#: The main process raises these for a child that it killed, or that died; no task sees them.
 KILLED = (TimeLimitExceeded, WorkerLostError)
 
 _REFUSED = (
@@ -73,9 +73,9 @@ def explicit(task: Task, option: str) -> bool:
 
 
 def automatic(task: Task, option: str, *, default: Any) -> Any:
-    """Return an option of the automatic retries as Celery reads it: once, when it puts them around a task.
+    """Return an option of the automatic retries as Celery has read it, when it made the task.
 
-    Celery does not read what an annotation, or an assignment, says later.
+    Celery does not read a later annotation or assignment.
     """
     if compat.orig_run.is_own(task):
         run = vars(task).get(AUTORETRYING, vars(task).get("run"))
@@ -84,14 +84,14 @@ def automatic(task: Task, option: str, *, default: Any) -> Any:
 
 
 def native_of(task: Task) -> Native:
-    """Return what Celery alone does with a task that fails: what its options say, or else its defaults."""
+    """Return how Celery alone retries a task: by the task's options, or else by Celery's defaults."""
     delay = task.default_retry_delay or 0
     beneath = {"max_attempts": attempts(task.max_retries), **_schedule("none", delay, delay, jitter=False)}
     return Native(options_as_policy(task), beneath, _native_rule(task))
 
 
 def _native_rule(task: Task) -> RetryOn:
-    """Return what the task's code asks for, and the errors that its `autoretry_for` names."""
+    """Return which failures Celery retries: those that the code asks for, and those in `autoretry_for`."""
     named = _autoretry_for(task)
     if not named:
         return UNSAID
@@ -100,12 +100,12 @@ def _native_rule(task: Task) -> RetryOn:
 
 
 def _autoretry_for(task: Task) -> tuple[type[BaseException], ...]:
-    """Return the errors for which Celery itself retries a task; what is set later it does not read."""
+    """Return the errors for which Celery itself retries a task."""
     return tuple(automatic(task, "autoretry_for", default=())) if compat.orig_run.is_own(task) else ()
 
 
 def options_as_policy(task: Task) -> dict[str, Any]:
-    """Return the partial policy that a task's native options amount to; no options, no fields."""
+    """Return a task's native options as a partial policy; without options it has no fields."""
     named = bool(_autoretry_for(task))
     given = dict(automatic(task, "retry_kwargs", default=None) or {}) if named else {}
     partial = _attempts(task, given.get("max_retries"))
@@ -131,7 +131,7 @@ def _attempts(task: Task, asked: float | None) -> dict[str, Any]:
 
 
 def attempts(max_retries: float | None) -> int:
-    """Return the runs that so many retries make; to Celery None is no limit, -1 are none, and 2.5 are 2."""
+    """Return the number of runs for `max_retries`; Celery reads None as no limit, -1 as 0 and 2.5 as 2."""
     if max_retries is None or max_retries >= LARGEST:
         return LARGEST
     return max(math.floor(max_retries), 0) + 1

@@ -25,20 +25,20 @@ from . import compat
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How often a delivery is renewed before its visibility timeout ends.
+#: How often a delivery is renewed within its visibility timeout.
 _BEATS = 3
-#: How many lost deliveries go back to their queues at a time.
+#: The most deliveries of dead workers that go back to their queues at a time.
 _SWEEP = 1000
 #: Seconds that an idle worker waits at one queue before it looks at all of them, priorities included.
 _WAIT_SECONDS = 0.5
-#: How many packed commands a channel keeps, one for each order of its queues.
+#: The most packed commands that a channel keeps: one for each order of its queues.
 _MOST_PACKED = 100
 
 _TAKE = files(__package__).joinpath("take.lua").read_text(encoding="utf-8")
 
 
 def take_safely(app: Celery) -> None:
-    """Have an app's worker take messages from Redis, and note in the same step that it has them."""
+    """Have an app's worker take a message from Redis and note that in the same step."""
     connect = app.connection_for_read
 
     @functools.wraps(connect)
@@ -74,13 +74,13 @@ def _taking(channel: Any) -> Any:
 
 
 class Taking:
-    """Mixed into kombu's Redis channel; the channel of a server without BLMOVE stays as it is."""
+    """Mixed into kombu's Redis channel; on a server without BLMOVE the channel works as kombu's."""
 
     #: Whether the next command waits for a message, because the queues were empty.
     _ojs_idle = False
     _ojs_waits = 0
     _ojs_stock = False
-    #: The queues that are consumed without acknowledgement: a worker that mingles reads the answers so.
+    #: The queues that are consumed without acknowledgement, such as those for the answers of other workers.
     _ojs_unacknowledged: frozenset[str] = frozenset()
     #: The packed commands for each order of the queues: redis-py packs one in tens of microseconds.
     _ojs_packed: Mapping[tuple[str, ...], list[bytes]] = MappingProxyType({})
@@ -92,7 +92,7 @@ class Taking:
         return super().basic_consume(queue, no_ack, *args, **options)  # type: ignore[misc]
 
     def _ojs_ask(self: Any, *args: Any, **options: Any) -> None:
-        """Send the command that takes a message or, where the queues were empty, waits for one."""
+        """Send the command that takes a message or, if the queues were empty, the one that waits for it."""
         queues = compat.queue_cycle(self).consume(len(self.active_queues))
         if self._ojs_stock or not queues:
             compat.brpop_start(super())(*args, **options)
@@ -111,7 +111,7 @@ class Taking:
         compat.send_packed_command(connection)(packed)
 
     def _ojs_take(self: Any, queues: list[str]) -> tuple[Any, ...]:
-        """Return the command that takes a message: the same for the same order of the queues."""
+        """Return the command that takes a message; it depends on the order of the queues alone."""
         list_of, prefix = compat.q_for_pri(self), self.global_keyprefix
         lists = [list_of(queue, step) for step in self.priority_steps for queue in queues]
         keys = [prefix + key for key in (self.unacked_key, self.unacked_index_key, *lists)]
@@ -119,7 +119,7 @@ class Taking:
         return "EVAL", _TAKE, len(keys), *keys, flags * len(self.priority_steps)
 
     def _ojs_wait(self: Any, queues: list[str]) -> tuple[Any, ...]:
-        """Wait for a message at one queue, and put it back where it was."""
+        """Return the command that waits for a message at one queue, and leaves it there."""
         self._ojs_waits += 1
         queue = queues[self._ojs_waits % len(queues)]
         key = self.global_keyprefix + compat.q_for_pri(self)(queue, self.priority_steps[0])
@@ -138,7 +138,7 @@ class Taking:
         return found
 
     def _ojs_waited(self: Any, **options: Any) -> Any:
-        """Read the answer to a wait; whatever it is, the next command looks at every queue."""
+        """Read the answer to a wait; the next command looks at every queue in any case."""
         connection = compat.client_connection(self.client)
         try:
             compat.parse_response(self.client)(connection, "BLMOVE", **options)
@@ -155,14 +155,14 @@ class Taking:
 
 
 class Owing:
-    """Mixed into the account that kombu keeps of a Redis channel's deliveries."""
+    """Mixed into the class in which kombu counts a Redis channel's deliveries."""
 
     def __init__(self: Any, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._ojs_owed: dict[str, None] = {}
 
     def ack(self: Any, delivery_tag: str) -> None:
-        """Acknowledge a delivery; without a connection it is acknowledged when Redis is back."""
+        """Acknowledge a delivery, or without a connection note it, to acknowledge it when Redis is back."""
         try:
             super().ack(delivery_tag)  # type: ignore[misc]
         except self.channel.connection_errors:
@@ -171,7 +171,7 @@ class Owing:
         self._ojs_owed.pop(delivery_tag, None)
 
     def _ojs_may_consume(self: Any) -> bool:
-        """Return whether the consumer may take a next message; its loop asks at every turn."""
+        """Return whether the consumer may take another message; its loop asks each time."""
         if self._ojs_owed:
             self._ojs_pay()
         return bool(compat.can_consume(super())())
@@ -185,10 +185,10 @@ class Owing:
 
 
 class Visibility(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Renews what a worker runs, or holds until it is due, and puts back what dead workers held.
+    """Renews the deliveries that a worker has, and puts back those of dead workers.
 
-    Redis measures the visibility timeout from the delivery, and kombu never renews it (DESIGN section 7.2).
-    It has a thread of its own, because a warm shutdown ends Celery's timers while jobs still run.
+    The visibility timeout begins with the delivery, and kombu never renews it. A thread does so here, because
+    a warm shutdown ends Celery's timers while jobs still run.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -209,10 +209,10 @@ class Visibility(bootsteps.StartStopStep):  # type: ignore[misc]
             beating.start()
 
     def stop(self, consumer: Any) -> None:
-        """Go on: the connection is being renewed, or a warm shutdown waits for what runs."""
+        """Go on: the worker connects anew, or a warm shutdown waits for running jobs."""
 
     def shutdown(self, _: Any) -> None:
-        """End: what is unacknowledged goes back to its queue now."""
+        """End: unacknowledged messages go back to their queues now."""
         if self._over is not None:
             self._over.set()
 
@@ -228,11 +228,11 @@ def _beat(consumer: Any, over: threading.Event, seconds: float) -> None:
 
 
 def renew(channel: Any) -> None:
-    """Renew every delivery that a channel has, and put back those that nobody renewed in time."""
+    """Renew every delivery that a channel has, and put back those that no worker has renewed in time."""
     tags = list(compat.deliveries(channel.qos))
     if tags:
         now = time.time()
         with compat.conn_or_acquire(channel)() as client:
             client.zadd(channel.unacked_index_key, dict.fromkeys(tags, now), xx=True)
-    # Green workers never do it themselves, and others only every 100 seconds.
+    # Kombu does it every 100 seconds, and in green workers never.
     compat.restore_visible(channel.qos)(num=_SWEEP, interval=1)

@@ -1,4 +1,4 @@
-"""Outcomes of a task in the bridge's words and in Celery's, and the exceptions by which a pool ends it."""
+"""The outcome of a task for the bridge and for Celery, and the exceptions by which a pool ends a task."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _SOFT_TIMEOUT = compat.soft_timeout_signal(pool)
 
 
 class HandlerFailed(Exception):
-    """Stands for what a task raised and Celery's pools cannot carry, such as MemoryError or SystemExit."""
+    """Stands for an exception that Celery's pools cannot carry, such as MemoryError or SystemExit."""
 
 
 def task_outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run, now: datetime) -> Outcome:
-    """Return what came of a run whose task raised; a wish's own word, or Celery's, asks for a retry."""
+    """Return the outcome of a run whose task raised; the wish's exception, or Celery's, asks for a retry."""
     zone = task.app.timezone
     if wish is not None and wish.raised_as(raised):
-        # Where an owner has said nothing of waits, the policy's are about autoretry_for.
+        # Unless an owner has set waits, those of the policy are for autoretry_for alone.
         default = wish.default_delay if run.task.keeps_waits(run.job.retry) else None
         return _asked(wish.cause or wish.error, wish.after(now, zone), run.task.errors, default)
     if isinstance(raised, Retry):
@@ -57,14 +57,14 @@ def _reason(signal: Retry) -> BaseException:
 
 
 def _hint(signal: Retry, now: datetime, zone: Any) -> timedelta | None:
-    """Return when Celery's signal says that the retry is due; what it says may be no time."""
+    """Return the delay that Celery's Retry asks for; None if it is no time."""
     with suppress(ValueError):
         return countdown_of(signal.when) if isinstance(signal.when, Real) else until(signal.when, now, zone)
     return None
 
 
 def shown_exception(raised: BaseException, wish: Wish | None) -> Exception:
-    """Return the exception that Celery is shown: its pools can carry it, and it ends the job."""
+    """Return the exception for Celery: its pools can carry it, and it ends the job."""
     if wish and raised is wish.signal:
         raised = wish.error
     elif isinstance(raised, Retry):
@@ -76,14 +76,14 @@ def shown_exception(raised: BaseException, wish: Wish | None) -> Exception:
 
 
 def is_the_tasks_own(exc: BaseException, task: Task, request: Any) -> bool:
-    """Tell a failure of the task from what Celery's pools raise in it to end it."""
+    """Return whether the task itself raised this, and not Celery's pool, to end it."""
     if isinstance(exc, (WorkerShutdown, WorkerTerminate)):
         return False
     if isinstance(exc, SystemExit):
         return not _pool_ends_the_process()
     if isinstance(exc, Exception) or not type(exc).__module__.startswith(_GREEN):
         return True
-    # A task may have timeouts of its own; the pool's is there only with a hard time limit.
+    # A task may use timeouts itself; the pool has one only for a hard time limit.
     limited = bool((request.timelimit or (None,))[0] or task.time_limit)
     return "Timeout" in type(exc).__name__ and not limited
 
@@ -102,7 +102,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def _pool_ends_the_process() -> bool:
-    """Return whether SystemExit may be billiard's own way of unwinding a terminated child."""
+    """Return whether billiard may have raised SystemExit, to end a terminated child."""
     fired = compat.terminate_handler_fired(common, None)
-    # Older billiard does not say; only its children end this way.
+    # An older billiard does not say so; only its child processes end this way.
     return bool(fired()) if fired else current_process().name != "MainProcess"

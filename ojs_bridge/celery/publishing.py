@@ -1,4 +1,4 @@
-"""Publishing what the store kept: dead letters that are replayed, and parked retries that are due."""
+"""Messages from the store are published: replayed dead letters, and parked retries that are due."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class CeleryPublisher:
     _now: Callable[[], datetime]
 
     def knows(self, type_: str) -> bool:
-        """Return whether there is such a task, or none but Celery's own."""
+        """Return whether the app has this task, or no tasks but Celery's own."""
         tasks = self._app.tasks
         return type_ in tasks or all(name.startswith("celery.") for name in tasks)
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
-        """Publish the letter's message under its own id, with fresh attempts; a past expiry is dropped."""
+        """Publish the letter's message under its own id, at attempt 1; a past expiry is dropped."""
         kept = _kept(letter.message)
         if override.args is not None or override.kwargs is not None:
             kept = _with_arguments(kept, letter, override)
@@ -50,7 +50,7 @@ class CeleryPublisher:
         self._publish(kept, changes, {"queue": override.queue} if override.queue else None)
 
     def publish(self, parked: Parked, state: Mapping[str, Any], *, due: datetime | None = None) -> None:
-        """Publish a parked retry's message, due now or with the whole `eta`, which no worker has to renew."""
+        """Publish a parked retry's message, due now, or with the whole delay as its `eta`."""
         changes = {"eta": due.isoformat() if due else None, HEADER: json.dumps(state)}
         kept = _kept(parked.message)
         self._publish(kept, changes, parked.message.get("route"), due)
@@ -71,7 +71,7 @@ class CeleryPublisher:
 
 
 def _kept(message: Mapping[str, Any]) -> wire.Wire:
-    """Return the message that the store kept; raises Unpublishable for a damaged one."""
+    """Return a message from the store; raises Unpublishable for a damaged message."""
     try:
         return wire.from_json(message)
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Receipt of a message: a message that no worker can carry out is kept, and neither dropped nor deadly.
+"""The receipt of messages: a message that no worker can handle is kept.
 
 Celery drops what it cannot decode. A message with a part of another type ends the worker's main process, and
 the next worker gets the same message.
@@ -50,7 +50,7 @@ _NOT_EMBEDDED = frozenset(
 
 
 def keeping(task: Task, consumer: Any, handler: Handler) -> Handler:
-    """Return a task's message handler that keeps what it cannot handle."""
+    """Return a task's message handler, which keeps a message that it cannot handle."""
     errors = (*consumer.connection_errors, *consumer.channel_errors, MemoryError)
     # Kombu's Redis counts KeyError among them, which a message without an id raises.
     out_of_reach = tuple(error for error in errors if not issubclass(error, LookupError))
@@ -76,7 +76,7 @@ def keeping(task: Task, consumer: Any, handler: Handler) -> Handler:
 
 
 def _free_place(controller: Any, error: Exception) -> None:
-    """Free the place in the pool that a message was given which could not be handed to it."""
+    """Free the place in the pool of a message that could not be handed to the pool."""
     semaphore, trace = compat.semaphore(controller, None), error.__traceback__
     while semaphore is not None and trace is not None:
         if trace.tb_frame.f_code.co_name == compat.execute_using_pool.name:
@@ -86,7 +86,7 @@ def _free_place(controller: Any, error: Exception) -> None:
 
 
 def _check(headers: Mapping[str, Any], payload: Any) -> None:
-    """Raise InvalidTaskError for what would fail later, in the worker's timer or before the task is begun."""
+    """Raise InvalidTaskError for a message that would fail later, in the worker's timer or in its pool."""
     if headers.get("timelimit") not in _NO_LIMITS:
         _check_limits(headers["timelimit"])
     if headers.get("stamped_headers"):
@@ -162,9 +162,9 @@ class _AsItCame(Outlet):
 
 
 def _is_kept(task: Task, message: Any, error: Exception) -> bool:
-    """Keep a message as a dead letter, or as it is in its queue's dead queue; False when it stays here.
+    """Keep a message as a dead letter, or as it is in its queue's dead queue; False if both fail.
 
-    Celery's main process then has it, unacknowledged: to give it back would bring it here again at once.
+    The message then stays in the worker's main process, unacknowledged: its queue would send it back at once.
     """
     engine = attach(task.app).engine
     try:

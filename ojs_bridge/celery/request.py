@@ -1,4 +1,4 @@
-"""The request in the worker's main process: it carries the message along, and speaks for a killed child."""
+"""The request in the worker's main process: it sends the message along, and judges the crash of a child."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger("ojs_bridge")
 
 
 class OJSRequest(Request):  # type: ignore[misc]
-    """A request whose task runs under the bridge."""
+    """A request whose job runs under the bridge."""
 
     _ojs_settled = False
     _ojs_held_at = 0.0
@@ -42,7 +42,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         self.request_dict["properties"] = {**self.request_dict["properties"], KEY: parts}
 
     def acknowledge(self) -> None:
-        """Acknowledge the message; the store forgets a reservation later if the job had no other message."""
+        """Acknowledge the message; if the job had no other, the store can forget its reservation."""
         super().acknowledge()
         try:
             self._ojs_forget()
@@ -57,7 +57,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             engine.acknowledged(Reservation(key_of(str(self.id), chain_of(headers)), 0))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
-        """Handle a failure; what the child could not report, because it died, is judged here."""
+        """Handle a failure; the crash of a child is judged here."""
         raised = _raised(exc_info)
         if isinstance(raised, Hold) and self._ojs_hold(raised):
             return None
@@ -70,7 +70,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         return self._ojs_end(crash, exc_info, self.worker_pid, natively)
 
     def on_timeout(self, soft: bool, timeout: float) -> Any:
-        """Handle a time limit; the hard one is judged here, once."""
+        """Handle a time limit; a hard one is judged here, once."""
         if soft:
             return super().on_timeout(soft, timeout)
         if self._ojs_settled:
@@ -80,11 +80,11 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     @property
     def ojs_age(self) -> float:
-        """For how many seconds the worker has held the message."""
+        """The seconds for which the worker has held the message."""
         return time.monotonic() - self._ojs_held_at if self._ojs_held_at else 0.0
 
     def ojs_send_on(self) -> bool:
-        """Publish the message anew and acknowledge it; return whether that could be done."""
+        """Publish the message anew, and acknowledge it; False if it cannot be published."""
         execution = self._ojs_execution()
         with execution.engine.at_once():
             sent = isinstance(execution.send_on(), Ignore)
@@ -94,27 +94,27 @@ class OJSRequest(Request):  # type: ignore[misc]
         return sent
 
     def _ojs_hold(self, why: Hold, again: Callable[[], object] | None = None) -> bool:
-        """Have the worker keep the message; False when it cannot, so that it goes back to its queue."""
+        """Have the worker keep the message; False if it cannot."""
         self._ojs_held_at = self._ojs_held_at or time.monotonic()
         if why.outcome is not None:
             self.request_dict["properties"] = {**self.request_dict["properties"], OUTCOME: why.outcome}
         return hold(self.app, self, why, again)
 
     def _ojs_execution(self) -> TaskRun:
-        # An execution takes the message out of its context, and another execution may follow.
+        # A run takes the message out of its context, and another run may follow.
         return TaskRun(self.task, copy(compat.context(self)))
 
     def _ojs_succeeded(self, crash: Exception) -> bool:
-        """Return whether the task had succeeded before its process died (Celery 5.7 and newer look)."""
+        """Return whether the task had succeeded before its process died (Celery 5.7 and newer)."""
         look = compat.success_was_stored(self, None)
         stored = look() if look and isinstance(crash, WorkerLostError) else None
         if stored:
-            # Celery only acknowledges; its process may have died before the chord has counted the job.
+            # Celery only acknowledges. The chord may not have counted the job.
             count_in_chord(self.task, compat.context(self), stored.get("result"))
         return bool(stored)
 
     def _ojs_give_back(self) -> None:
-        """Leave the message to the broker, its attempt unused: the worker itself has ended the process."""
+        """Leave the message to the broker, its attempt unused: the worker's shutdown ended the process."""
         self._ojs_settled = True
         compat.task_ready(state)(self)
         execution = self._ojs_execution()
@@ -126,11 +126,11 @@ class OJSRequest(Request):  # type: ignore[misc]
     def _ojs_end(
         self, exc: Exception, exc_info: Any, process: int | None, natively: Callable[[], object]
     ) -> Any:
-        """Have a crash judged; `natively` has Celery end the job when it was not sent on."""
+        """Have a crash judged; `natively` lets Celery end a job that does not go on."""
         self._ojs_settled = True
-        # This is the worker's main process, which must not wait.
         try:
             execution = self._ojs_execution()
+            # The worker's main process must not wait.
             with execution.engine.at_once():
                 signal = self._ojs_judged(execution, exc, process)
         except Exception as error:
@@ -144,7 +144,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         if isinstance(signal, Ignore):
             self.acknowledge()
         elif isinstance(signal, Reject):
-            # Hold, too, where the worker cannot keep the message.
+            # Another worker has the job, or this worker cannot hold the message.
             self.reject(requeue=True)
         elif isinstance(signal, Retry):
             self._ojs_report_retry(signal, exc, exc_info)
@@ -152,12 +152,12 @@ class OJSRequest(Request):  # type: ignore[misc]
             natively()
 
     def _ojs_judged(self, execution: TaskRun, exc: Exception, process: int | None) -> Exception:
-        """Return what tells Celery of what was decided of a crash."""
-        # The process is unknown where the child died before its word of the beginning was read.
+        """Carry out the decision on a crash; return the exception that tells Celery of it."""
+        # The process is not known if the child died at once.
         begun = execution.resume(process)
         match begun:
             case Drop():
-                # The child died after it had ended the job, and before it could say so.
+                # The child had ended the job, and died before it could report that.
                 logger.info("job %s: %s", self.id, begun.reason)
                 dropped: Exception = Ignore(begun.reason)
                 return dropped
@@ -191,12 +191,12 @@ def _raised(exc_info: Any) -> BaseException:
 
 
 def _is_over(request: Any) -> bool:
-    """Return whether Celery itself has ended the run, and said so."""
+    """Return whether Celery itself has ended the run."""
     return bool(compat.already_cancelled(request) or compat.already_revoked(request))
 
 
 def _crash(exc: BaseException) -> Exception | None:
-    """Return what killed the process that ran the task, or None for what the task itself raised."""
+    """Return the error of a process that died, or None for an error of the task itself."""
     if isinstance(exc, Exception):
         return exc if isinstance(exc, (WorkerLostError, TimeLimitExceeded)) else None
     lost: Exception = WorkerLostError(f"the worker process ended: {exc!r}")

@@ -1,4 +1,4 @@
-"""A job in the result backend: its state RETRY, the success of a dead worker, and its chord."""
+"""A job in the result backend: its retries, its chord, and a success whose worker died."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ logger = logging.getLogger("ojs_bridge")
 
 
 def carried_on(task: Task, request: Any, since: datetime | None) -> bool:
-    """Return whether the dead worker of a job had stored its success, and have the job's chord count it.
+    """Return whether the dead worker of a job had stored its success; if so, the job's chord counts it.
 
-    By then Celery has sent its chain and its links. A success that was stored before the worker began, at
-    `since`, is another job's with the same id. Never raises.
+    Celery sends the chain and the links before it stores the success. A success from before `since`, when the
+    worker began, is of an earlier job with the same id. Never raises.
     """
     if since is None or task.ignore_result:
         return False
@@ -41,7 +41,7 @@ def carried_on(task: Task, request: Any, since: datetime | None) -> bool:
 
 
 def count_in_chord(task: Task, request: Any, result: Any) -> None:
-    """Have a job's chord, if it is in one, count its success, perhaps again; never raises."""
+    """Have a job's chord count its success, perhaps a second time; never raises."""
     if not request.chord:
         return
     try:
@@ -54,15 +54,15 @@ def _is_after(since: datetime, result: AsyncResult, task: Task) -> bool:
     at: datetime | None = result.date_done
     if at is None:
         return False
-    # A database keeps no zone: it is the app's, or the server's. A time in the future proves nothing.
+    # A time without a zone is the app's, or the database server's: one in the future proves nothing.
     aware = at if at.tzinfo else at.replace(tzinfo=task.app.timezone)
     return since <= aware <= datetime.now(timezone.utc)
 
 
 def reopen_chord(task: Task, request: Any) -> None:
-    """Have a chord on Redis take the success of a replayed member in the place of its failure; never raises.
+    """Have a chord on Redis replace the failure of a replayed member by its success; never raises.
 
-    A chord that has failed sends its body once no failure is left in it.
+    A chord that has failed sends its body when no failure is left in it.
     """
     if not (request.chord and request.group and _is_redis(task.backend)):
         return
@@ -78,8 +78,8 @@ def _is_redis(backend: Any) -> bool:
 
 
 def _reopen(backend: Any, job_id: str, group_id: str) -> None:
-    # Only these keys say what a chord has counted: its parts, how many are added to its size, its size, and
-    # since Celery 5.7 the jobs that are counted and the job that sends the body.
+    # The state of a chord: its parts, what is added to its size, its size, and since Celery 5.7 the jobs that
+    # are counted and the job that sends the body.
     key_of = compat.get_key_for_group(backend)
     parts, more, size, counted, claim = (key_of(group_id, f".{key}") for key in "jtsdc")
     redis, is_ordered = backend.client, compat.chord_zset(backend)
@@ -97,7 +97,7 @@ def _reopen(backend: Any, job_id: str, group_id: str) -> None:
         if marks:
             pipe.srem(counted, *marks)
         if known is None or len(found) >= int(known) + extra:
-            # It has failed: Celery counts again where this was the last failure, and is silent where not.
+            # The chord has failed. Celery counts again if this was its last failure.
             pipe.delete(claim, size)
             if len(failed) == len(own):
                 pipe.set(size, len(found) - extra, ex=backend.expires or None)
@@ -105,7 +105,7 @@ def _reopen(backend: Any, job_id: str, group_id: str) -> None:
 
 
 def store_retry(task: Task, request: Any, signal: Retry) -> None:
-    """Store that a job is retried, if Celery would; it then does not store it again. Never raises."""
+    """Store the state RETRY of a job, if Celery would; Celery does not store it again. Never raises."""
     try:
         compat.handle_error_state(_EarlyRetry(RETRY, signal))(task, request)
     except Exception:
@@ -113,7 +113,7 @@ def store_retry(task: Task, request: Any, signal: Retry) -> None:
 
 
 class _EarlyRetry(compat.TraceInfo):  # type: ignore[misc]
-    """Celery's own rule on which jobs' errors are stored, without what else it does about a retry."""
+    """Celery's rule on which errors are stored, without its other steps of a retry."""
 
     __slots__ = ()
 
@@ -123,7 +123,7 @@ class _EarlyRetry(compat.TraceInfo):  # type: ignore[misc]
 
 
 class _MarkOnce:
-    """A backend's `mark_as_retry`, which passes over the requests whose retry is stored."""
+    """A backend's `mark_as_retry`, which skips the requests whose retry is stored already."""
 
     def __init__(self, mark: Callable[..., Any]) -> None:
         self._mark = mark

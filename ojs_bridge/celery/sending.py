@@ -1,4 +1,4 @@
-"""Publishing a Celery message again to the letter, and how it waits until it is due."""
+"""A Celery message is published again as it came; until it is due, it waits at the broker or in a worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from . import compat
 from .wire import DELAY_PREFIX, Wire, to_json
 
 _OPTION = "confirm_publish"
-#: Where an app keeps what its confirmed connections are made from.
+#: The attribute in which an app keeps the connection for confirmed publishing.
 _CONNECTION = "_ojs_confirmed"
 #: Headers that the broker added to a delivery; a message that goes on must not claim them.
 BROKER_HEADERS = frozenset(
@@ -36,17 +36,16 @@ BROKER_HEADERS = frozenset(
         "x-last-death-reason",
     }
 )
-#: Kombu's own, in seconds, and the longest a message waits in a worker.
+#: Kombu's default, in seconds, and the longest time that a message waits in a worker.
 _VISIBILITY_TIMEOUT = 3600
 _LONGEST_HOP = timedelta(minutes=10)
 
 
 def confirmed_producer(app: Celery) -> AbstractContextManager[Any]:
-    """Acquire a producer for as long as the context lasts; an app that sets `confirm_publish` is left alone.
+    """Acquire a producer whose publishing RabbitMQ confirms, or the app's own if it sets `confirm_publish`.
 
-    Its connection is used for nothing else. Were all of Celery's to confirm, a green worker, which reads from
-    its events' connection while another greenlet sends an event there, could take that greenlet's confirm;
-    and every greenlet with an event to send, the shutdown's included, would wait for the next frame.
+    Its connection has no other use. If all of Celery's connections confirmed, greenlets that share one for
+    events could take each other's confirmations, or wait for them, even at the shutdown.
     """
     if _OPTION in (app.conf.broker_transport_options or {}) or not _can_confirm(app):
         stock: AbstractContextManager[Any] = app.producer_or_acquire(None)
@@ -62,7 +61,7 @@ def confirmed_producer(app: Celery) -> AbstractContextManager[Any]:
 
 
 def _connection(app: Celery) -> Any:
-    """Return the connection that an app's pool of producers makes others from."""
+    """Return the connection after which an app's pool of producers makes others."""
     return compat.connections(app.producer_pool).connection
 
 
@@ -107,11 +106,10 @@ def publish(
 
 
 def _arriving(producer: Any, route: dict[str, Any]) -> dict[str, Any]:
-    """Have a message refused that no queue takes where a task chose the exchange: it would be dropped.
+    """Have the broker refuse a message that no queue takes, if the task chose the exchange.
 
-    Raises ValueError where kombu itself is the broker, as it is of Redis.
+    Raises ValueError on Redis, where kombu itself does the routing.
     """
-    # Kombu's own name: nothing public says which queues an exchange leads to.
     lookup = compat.lookup(producer.channel, None)
     if lookup is None:
         return {**route, "mandatory": True}
@@ -122,7 +120,7 @@ def _arriving(producer: Any, route: dict[str, Any]) -> dict[str, Any]:
 
 
 def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
-    """Return what publishing raises while the broker cannot be reached."""
+    """Return the errors of publishing while the broker is out of reach."""
     connection = _connection(app)
     recoverable: tuple[type[Exception], ...] = connection.recoverable_connection_errors
     return (OperationalError, ConnectionError, *recoverable)
@@ -130,7 +128,7 @@ def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
 
 @contextmanager
 def told_of_outages(producer: Any) -> Iterator[None]:
-    """Raise OperationalError where kombu trips over a channel that an outage has closed, and drop that."""
+    """Raise OperationalError for a channel that an outage has closed, and drop the channel."""
     try:
         yield
     except AttributeError as error:
@@ -141,7 +139,7 @@ def told_of_outages(producer: Any) -> Iterator[None]:
 
 
 def _sent_event(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what Celery's event `task-sent` tells of a job, as far as its headers say."""
+    """Return Celery's event `task-sent` of a job, as far as its headers say."""
     same = ("root_id", "parent_id", "retries", "eta", "expires")
     shown = {"args": headers.get("argsrepr"), "kwargs": headers.get("kwargsrepr")}
     told = {"uuid": headers.get("id"), "name": headers["task"], **shown}
@@ -167,16 +165,16 @@ def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _exchange(app: Celery, wire: Wire) -> dict[str, Any]:
-    """Return the exchange a delivery came through; on Redis only one that is declared has its type."""
+    """Return the exchange that a delivery came through, with its type if the queue declares it."""
     queue = app.amqp.queues.get(wire.queue)
     declared = queue is not None and queue.exchange.name == wire.exchange
     return {"exchange": wire.exchange, "declare": [queue.exchange] if declared else None}
 
 
 def _delayed(app: Celery, wire: Wire, route: dict[str, Any], due: datetime | None) -> dict[str, Any]:
-    """Have RabbitMQ delay what is due later where the app's queues need it; the rest is the worker's.
+    """Return a route by which RabbitMQ delays a message, if the app has quorum queues.
 
-    RabbitMQ delays whole seconds, and never through a direct exchange.
+    RabbitMQ delays whole seconds, and never through a direct exchange; a worker waits for the rest.
     """
     seconds = int((due - datetime.now(timezone.utc)).total_seconds()) if due else 0
     if seconds < 1 or not _uses_native_delay(app):
@@ -192,7 +190,7 @@ def _delayed(app: Celery, wire: Wire, route: dict[str, Any], due: datetime | Non
 
 
 def _hop(app: Celery) -> timedelta:
-    """Return for how long at most a message waits in a worker; one that comes early is sent on again.
+    """Return how long a message waits in a worker at most; a message that comes early is sent on again.
 
     Redis delivers a second time what is not acknowledged within the visibility timeout, and RabbitMQ closes
     the channel of a consumer that waits for half an hour.
@@ -201,7 +199,7 @@ def _hop(app: Celery) -> timedelta:
 
 
 def visibility_timeout(app: Celery) -> float:
-    """Return after how many seconds Redis gives an unacknowledged message to somebody else."""
+    """Return after how many seconds Redis delivers an unacknowledged message again."""
     options = app.conf.broker_transport_options or {}
     return float(options.get("visibility_timeout", _VISIBILITY_TIMEOUT))
 
@@ -242,7 +240,7 @@ def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
 
 
 def parked_message(wire: Wire, changes: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as the store keeps it until it is published, with where `options` send it."""
+    """Return a message as the store keeps it, with the route that `options` ask for."""
     route = {name: getattr(value, "name", value) for name, value in _chosen(options).items()}
     headers = {**wire.headers, **changes, "eta": None}
     return {**to_json(replace(wire, headers=headers)), "route": route}

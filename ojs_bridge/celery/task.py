@@ -1,4 +1,4 @@
-"""`OJSTask`: a Celery task whose failures the bridge judges."""
+"""`OJSTask`, a Celery task under the bridge: `__call__` is the entrance of a job."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How often in a row an eager task may snooze: nothing waits, so what it waits for may never come.
+#: How often in a row an eager task may snooze: as no time passes, it might snooze for ever.
 EAGER_SNOOZES = 100
 
 _RUNNING = "ojs_execution"
-# Celery takes what its class does not know for a header, and copies it when a task calls itself.
+# Without it, Celery would take this attribute of a request for a header, and send it along.
 setattr(Context, _RUNNING, None)
 
 
@@ -62,7 +62,7 @@ class Bridged:
         keep(cls)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the task: under the bridge when a worker or `apply` does it, plainly when it is just called."""
+        """Run the task: under the bridge in a worker and in `apply`, plainly in a direct call."""
         request = self.request
         if request.called_directly or run_of(request) or runs_natively(request):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
@@ -79,11 +79,11 @@ class Bridged:
         try:
             return execution.run(body, args, kwargs)
         finally:
-            # The execution knows its request: keeping it would keep both, and the job's arguments, alive.
+            # The run and its request know each other: together they would keep the job's arguments alive.
             delattr(request, _RUNNING)
 
     def start_strategy(self: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
-        """Return what the worker calls with each message of this task."""
+        """Return the function that the worker calls with each message of this task."""
         handler: Handler = compat.start_strategy(super())(app, consumer, **options)
         if self.ojs_outside is not None:
             start = compat.start_strategy(super(Bridged, type(self)))
@@ -115,7 +115,7 @@ class Bridged:
 
 
 class NativeTask(Proxy):  # type: ignore[misc]
-    """A task without the bridge's attributes, by which Celery's own requests handle the jobs outside."""
+    """A task without the bridge's attributes: Celery's own request needs it for a job outside the canary."""
 
     def __getattr__(self, name: str) -> Any:
         task = compat.get_current_object(self)()
@@ -124,7 +124,7 @@ class NativeTask(Proxy):  # type: ignore[misc]
 
 
 class ReplacedMethods(Task):  # type: ignore[misc]
-    """Methods in place of Celery's own, which a user's class may override as those, and call by `super()`."""
+    """Methods in place of Celery's own; a user's class may override them, and call them by `super()`."""
 
     abstract = True
 
@@ -185,7 +185,7 @@ class CheckedSignature(Signature):  # type: ignore[misc]
 
 
 def own_options(cls: type[Task]) -> dict[str, Any]:
-    """Return what the classes between a task and Celery's own Task set."""
+    """Return the attributes that a task's classes set, without Celery's and the bridge's."""
     options: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if base not in (Bridged, ReplacedMethods, OJSTask, object) and base.__module__ != "celery.app.task":
@@ -236,7 +236,7 @@ def autoretrying_outside(task: Task) -> Callable[..., Any]:
 
 
 def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
-    """Keep a job that could not be begun; return what tells Celery of it."""
+    """Keep a job that could not be begun; return the exception that tells Celery of it."""
     try:
         execution = run_of(request) or TaskRun(task, request)
         vars(request).pop(_RUNNING, None)
@@ -247,7 +247,7 @@ def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
 
 
 def _hide_state(request: Any) -> None:
-    """Take the job's state from the headers that users pass on to other jobs."""
+    """Hide the job's state from its task, which may pass its headers on to other jobs."""
     if request.headers and HEADER in request.headers:
         request.headers = {name: value for name, value in request.headers.items() if name != HEADER}
 
@@ -262,14 +262,14 @@ def _user_call(cls: Any) -> Any:
 
 
 def _body(task: Any) -> Any:
-    """Return what runs the user's code: a `__call__` of the user's own base class, or `run`."""
+    """Return the user's code: `__call__` of the user's own base class, or `run`."""
     call = _user_call(task.__class__)
     return task.run if call is None else call.__get__(task)
 
 
 @dataclass(frozen=True, slots=True)
 class EagerRetry:
-    """The result of applying an eager retry's signature: the next run, in place of its result."""
+    """The result of an eager retry's signature: the arguments of the next run, not its outcome."""
 
     args: Any
     kwargs: Any
@@ -298,8 +298,7 @@ def _apply_once(apply: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
         return apply(*args, **options)
     except Retry as signal:
-        # With task_eager_propagates Celery would let the first retry out instead of running it, as it does
-        # with the first retry of a job outside the bridge.
+        # With task_eager_propagates Celery raises the first retry and does not run it.
         if signal.sig is None or EAGER_RETRIES not in signal.sig.options:
             raise
         return signal.sig.apply(throw=True)

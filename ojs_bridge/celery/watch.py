@@ -1,7 +1,7 @@
-"""The end of a worker that takes no more messages, and does not say so.
+"""A worker that silently takes no more messages is ended.
 
-After some reconnects Celery's consumer is never asked for messages again (celery#8030, #8091, #8384, #10302):
-the process lives, its queues fill. Only a thread, or a process, beside the consumer can tell.
+After some reconnects Celery's consumer never reads messages again (celery#8030, #8091, #8384, #10302): the
+process lives, and its queues fill. A thread beside the consumer notices that.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from . import compat
 
 logger = logging.getLogger("ojs_bridge")
 
-#: Seconds between two looks, and how many in a row find a worker silent until it is said, until the worker is
-#: asked to end, and until it ends at once, because its main thread does not hear.
+#: Seconds between two looks. After so many silent looks in a row the worker says so, is asked to end, and
+#: ends at once, because its main thread does not react.
 LOOK = 30.0
 SAID, ASKED, FORCED = 2, 4, 6
-#: For how many seconds at most a look waits for the broker.
+#: The seconds for which a look waits for the broker at most.
 _PATIENCE = 10.0
 #: The exit status of a worker that ended itself: a temporary failure, so that supervisors start it anew.
 _STATUS = os.EX_TEMPFAIL
 
-#: The options of each kind of connection for the time that it waits; other brokers are not watched.
+#: The timeouts of each kind of connection; other brokers are not watched.
 _TIMEOUTS = {
     "amqp": {"read_timeout": _PATIENCE, "write_timeout": _PATIENCE},
     "redis": {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE},
 }
-#: Arguments of queues whose messages need not be for this worker, though it is free.
+#: Arguments of queues whose messages the broker may keep from a free worker.
 _UNEVEN = ("x-single-active-consumer", "x-priority")
 
 
 class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Looks from a thread of its own whether a worker with free places takes what its queues have."""
+    """Looks, from its own thread, whether a free worker takes the messages of its queues."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -53,7 +53,7 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
             compat.create_task_handler.set(consumer, self._noting(create))
 
     def _noting(self, create: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a maker of message handlers whose handlers note that a message has come."""
+        """Return a `create_task_handler` whose handlers note that a message has come."""
 
         @functools.wraps(create)
         def create_noting(*args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
         return create_noting
 
     def start(self, consumer: Any) -> None:
-        """Begin, once, where the broker can be asked how many messages a queue has."""
+        """Begin, once, if the broker can say how many messages a queue has."""
         if self._over is None and self._hears and consumer.connection.transport.driver_type in _TIMEOUTS:
             self._over = threading.Event()
             threading.Thread(
@@ -98,7 +98,7 @@ class ConsumerWatch(bootsteps.StartStopStep):  # type: ignore[misc]
                 _act(silent, queue)
 
     def _neglected(self, consumer: Any) -> str | None:
-        """Return a queue with messages, of which this free worker took none since the last look."""
+        """Return a queue with messages, if this free worker has taken none since the last look."""
         takes, self._takes = self._takes, False
         if takes or not _is_free(consumer):
             return None
@@ -117,7 +117,7 @@ def _is_free(consumer: Any) -> bool:
 
 
 def _filled(app: Celery, driver: str) -> str | None:
-    """Return a queue with messages for any worker that consumes from it, asked of the broker on its own."""
+    """Return a queue that has messages for this worker; a new connection asks the broker."""
     queues = [queue for queue in app.amqp.queues.consume_from.values() if _is_for_all(queue)]
     with app.connection_for_read(
         connect_timeout=_PATIENCE, transport_options=_TIMEOUTS[driver]
@@ -141,7 +141,7 @@ def _act(silent: int, queue: str) -> None:
         logger.error("this worker is free and takes nothing, though the queue %r has messages", queue)
     elif silent == ASKED:
         logger.critical("this worker still takes nothing, and ends; its supervisor is to start it anew")
-        # As its signal handlers do, which leave a status of 0.
+        # Celery's signal handlers do this, too, but with a status of 0.
         compat.should_stop.set(state, _STATUS)
     elif silent >= FORCED:
         logger.critical("this worker does not hear that it is to end, and ends at once")

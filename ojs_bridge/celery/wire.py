@@ -1,4 +1,4 @@
-"""A Celery message as it was delivered, and as stores keep it."""
+"""A Celery message, as the broker delivers it and as the store keeps it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from kombu.utils import json as kombu_json
 
 from . import compat
 
-#: The key among a request's properties under which its message travels to the process that runs the task.
+#: The property in which a request takes its message along to the process that runs the task.
 KEY = "ojs_wire"
-#: The key under which what was decided of its run travels along, until it can be carried out.
+#: The property with a decision that could not be carried out yet.
 OUTCOME = "ojs_outcome"
-#: The option of an eager retry that says how often it was retried before; a snooze does not count.
+#: The option of an eager retry with the number of its retries so far; a snooze does not count.
 EAGER_RETRIES = "ojs_eager_retries"
 
 #: The properties that belong to a message, and not to its transport.
 _PROPERTIES = ("correlation_id", "reply_to", "priority", "delivery_mode")
 #: The routing key prefix of RabbitMQ's native delayed delivery: 28 bits of delay.
 DELAY_PREFIX = re.compile(r"^(?:[01]\.){28}")
-#: The mark of a value that JSON does not have, in Kombu's JSON.
+#: Kombu's JSON marks a value of another type with this.
 _KOMBUS_OWN = '"__type__"'
 #: The exchanges from which RabbitMQ delivers what it has delayed.
 _DELAYED = "celery_delayed_"
 
 
-#: Body, content type, content encoding, headers and publication of a delivery, as a request takes them along.
+#: Body, content type, content encoding, headers and publication of a delivery, which a request takes along.
 Carried: TypeAlias = tuple[bytes | str, str, str, Mapping[str, Any], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """One delivery: body bytes, content type, headers and properties, and where it came from."""
+    """A message and the place that it came from."""
 
     body: bytes | str
     content_type: str
@@ -57,7 +57,7 @@ class Wire:
 
 
 def carried(message: Any, body: Any, headers: Mapping[str, Any] | None, app: Celery) -> Carried:
-    """Return what of a received message its request does not carry by itself; parts of it, not copies."""
+    """Return the parts of a received message that its request has not; they are not copied."""
     content_type, encoding = message.content_type, message.content_encoding
     if not isinstance(body, (bytes, str)):
         name = compat.type_to_name(registry).get(content_type, app.conf.task_serializer)
@@ -89,7 +89,7 @@ def _publication(message: Any) -> str:
 
 
 def queue_of(app: Celery, info: Mapping[str, Any]) -> str:
-    """Return the queue a delivery came from, which names only its exchange and routing key itself."""
+    """Return the queue that a delivery came from; the delivery names its exchange and routing key only."""
     exchange, routing_key = info.get("exchange") or "", info.get("routing_key") or ""
     key = DELAY_PREFIX.sub("", routing_key)
     if not exchange:
@@ -120,7 +120,7 @@ def _pattern(key: str) -> re.Pattern[str]:
 
 
 def eager(app: Celery, name: str, request: Any, headers: Mapping[str, Any]) -> Wire:
-    """Return the wire form that an eagerly applied task would have had."""
+    """Return the message that an eagerly applied task would have had."""
     message = compat.as_task_v2(app.amqp)(
         request.id,
         name,
@@ -138,7 +138,7 @@ def eager(app: Celery, name: str, request: Any, headers: Mapping[str, Any]) -> W
 
 
 def _dumps_if_possible(body: Any, serializer: str) -> Any:
-    """Encode an eager task's body; arguments that no message could carry become their repr."""
+    """Encode a body; arguments that cannot be encoded become their repr."""
     try:
         return dumps(body, serializer=serializer)
     except Exception:  # noqa: BLE001 - eager tasks take arguments that only this process can hold
@@ -148,7 +148,7 @@ def _dumps_if_possible(body: Any, serializer: str) -> Any:
 
 
 def with_arguments(wire: Wire, args: Any, kwargs: Any) -> Wire:
-    """Return the wire form with other arguments, encoded as the original was; links and chord stay."""
+    """Return the message with other arguments in the same encoding; its links and its chord stay."""
     embed = loads(wire.body, wire.content_type, wire.content_encoding, force=True)[2]
     name = compat.type_to_name(registry)[wire.content_type]
     content_type, encoding, body = dumps((args, kwargs, embed), serializer=name)
@@ -157,7 +157,7 @@ def with_arguments(wire: Wire, args: Any, kwargs: Any) -> Wire:
 
 
 def to_json(wire: Wire) -> dict[str, Any]:
-    """Return the wire form as a dead letter keeps it."""
+    """Return a message as the store keeps it."""
     body = wire.body.encode("utf-8") if isinstance(wire.body, str) else wire.body
     try:
         text, body_encoding = body.decode("utf-8"), "utf-8"
@@ -177,7 +177,7 @@ def to_json(wire: Wire) -> dict[str, Any]:
 
 
 def from_json(message: Mapping[str, Any]) -> Wire:
-    """Return the wire form that a dead letter kept."""
+    """Return a message that the store kept."""
     text: str = message["body"]
     return Wire(
         body=base64.b64decode(text) if message["body_encoding"] == "base64" else text.encode("utf-8"),
@@ -192,14 +192,14 @@ def from_json(message: Mapping[str, Any]) -> Wire:
 
 
 def _revived(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return JSON with what Kombu alone can write in it, such as times, as it was."""
+    """Return a mapping with the values that only Kombu's JSON has, such as times."""
     text = json.dumps(values)
     revived: dict[str, Any] = kombu_json.loads(text) if _KOMBUS_OWN in text else dict(values)
     return revived
 
 
 def chain_of(headers: Mapping[str, Any]) -> str:
-    """Return the mark by which a job that `self.replace(...)` has sent differs from the job it replaces."""
+    """Return the mark of a job that `self.replace(...)` has sent: its id is that of the job before."""
     nesting = headers.get("replaced_task_nesting")
     return f"r{nesting}" if nesting else ""
 

@@ -1,4 +1,4 @@
-"""A call of `self.retry(...)`: what it asks for, and the arguments that it changes."""
+"""A wish is a call of `self.retry(...)`: a delay, a limit, and other arguments for the next run."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_
 
 
 def changed(run: Callable[..., Any], given: Arguments, args: Any, kwargs: Any) -> Arguments:
-    """Return the arguments of a retry: what `args` and `kwargs` say in place of those `given` to this run.
+    """Return the arguments of a retry: `args` and `kwargs` replace those that were `given` to this run.
 
-    A parameter that was passed the other way is replaced, not passed twice. Raises TypeError for what no
-    message can carry as arguments.
+    A parameter that was passed the other way, by place or by name, is not passed twice. Raises TypeError for
+    arguments that no message can carry.
     """
     if args is not None and not isinstance(args, (list, tuple)):
         raise TypeError(f"self.retry(args={args!r}): must be a list or a tuple")
@@ -52,14 +52,14 @@ def changed(run: Callable[..., Any], given: Arguments, args: Any, kwargs: Any) -
 
 
 def _not_among(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the keyword arguments whose parameters are not passed by place now."""
+    """Return the keyword arguments without those that are passed by place now."""
     by_place = [p for p in _parameters(run).values() if p.kind in _BY_PLACE]
     passed = {p.name for p in by_place[: len(args)] if p.kind is p.POSITIONAL_OR_KEYWORD}
     return {name: value for name, value in kwargs.items() if name not in passed}
 
 
 def _by_name(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
-    """Return arguments by place with those replaced that are now passed by name."""
+    """Return the arguments with those replaced that are passed by name now."""
     parameters, rest = _parameters(run), dict(kwargs)
     replaced = list(args)
     for place, parameter in enumerate(p for p in parameters.values() if p.kind in _BY_PLACE):
@@ -79,9 +79,8 @@ def _parameters(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 class Wish:
     """A call of `self.retry(...)`; raises TypeError and ValueError for what no message can carry.
 
-    `given` are the arguments of this run. `cause` is the error it was asked for; `signal` what it raises, and
-    `error` what it raises when no attempt is left, as Celery's own does: the `exc` it was given, or
-    MaxRetriesExceededError.
+    `given` are the arguments of this run, and `cause` is the error that the retry is for. The call raises
+    `signal` or, when no attempt is left, `error`: its `exc`, or MaxRetriesExceededError, as Celery does.
     """
 
     task: Task
@@ -111,7 +110,7 @@ class Wish:
 
     @property
     def max_attempts(self) -> int | None:
-        """How often the job may run, if this call says so; raises TypeError for what is no number."""
+        """The most attempts that this call allows, if it says so; raises TypeError for no number."""
         return None if self.max_retries is None else attempts(self.max_retries)
 
     def after(self, now: datetime, zone: Any) -> timedelta | None:
@@ -123,11 +122,11 @@ class Wish:
 
     @property
     def default_delay(self) -> timedelta:
-        """How long Celery waits where the call says nothing."""
+        """The delay that Celery takes if the call names none."""
         return timedelta(seconds=min(max(self.task.default_retry_delay or 0, 0), _LONGEST))
 
     def answer(self) -> BaseException:
-        """Return what `self.retry(...)` raises, now that it is decided on."""
+        """Return the exception that the call raises, after the decision."""
         if not self.refused:
             signal: BaseException = self.signal
             return signal
@@ -136,7 +135,7 @@ class Wish:
         return self.error
 
     def raised_as(self, exc: BaseException) -> bool:
-        """Return whether an exception is this wish's own word."""
+        """Return whether the call itself has raised an exception."""
         return exc is self.signal or exc is self.error
 
     @property
@@ -145,7 +144,7 @@ class Wish:
         return self.decision is not None and not isinstance(self.decision, RetryAt)
 
     def _exceeded(self) -> BaseException:
-        """Return the error that Celery raises, in its words; its class is a task's to say."""
+        """Return the error that Celery raises, with its text; the task may have another class for it."""
         args, kwargs = self.arguments or self.given
         name, job_id = self.task.name, self.task.request.id
         error: BaseException = self.task.MaxRetriesExceededError(
@@ -181,7 +180,7 @@ def countdown_of(countdown: Any) -> timedelta | None:
 
 
 def _raised(exc: Any) -> BaseException:
-    """Return what raising `exc` raises: itself, an instance of it, or why it cannot be raised."""
+    """Return what `raise exc` raises: `exc`, an instance of it, or the error that it cannot be raised."""
     if isinstance(exc, BaseException):
         return exc
     try:
@@ -191,7 +190,7 @@ def _raised(exc: Any) -> BaseException:
 
 
 def _check_options(app: Celery, options: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError for options under which a parked retry would fail when it is due."""
+    """Raise TypeError or ValueError for options with which a parked retry could not be published."""
     for name, kinds in _KINDS.items():
         value = options.get(name)
         if value is not None and not isinstance(value, kinds):

@@ -1,4 +1,4 @@
-"""The start of a worker: it checks its app, its settings and the frameworks, and starts the threads."""
+"""The start of a worker: it checks the app, its settings and the frameworks, and starts the threads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .sending import visibility_timeout
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How many tasks a line names.
+#: The most tasks that a log line names.
 _NAMED = 5
 
 
 class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Checks an app when its worker starts, and stops the worker where it cannot work; runs the threads."""
+    """Checks an app when its worker starts, and stops a worker that cannot work; runs the threads."""
 
     # After the pool, whose processes are better forked before there are threads.
     requires = ("celery.worker.components:Pool",)
@@ -43,20 +43,21 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
 
 
 def check_app(app: Celery) -> None:
-    """Raise ConfigurationError for what cannot work, and say in the log what goes without a store."""
+    """Raise ConfigurationError for settings that cannot work, and log the promises that others weaken."""
     policies_of(app).check(app.tasks, f"task of the app {app.main!r}")
     for task in app.tasks.values():
         task_policy(app, task).retry_on.resolve()
     check_canary(app)
     bridge = attach(app)
-    _say_caveats(app, bridge)
+    _check_acknowledgements(app)
+    _check_visibility(app, bridge)
     bridge.engine.try_store("`<queue>.dead` on the broker")
 
 
 def fit_frameworks(app: Celery) -> None:
-    """Check the frameworks' names that a worker needs, and have it take from Redis in the bridge's way.
+    """Check the frameworks' private names, and have the worker take messages from Redis in the bridge's way.
 
-    Raises ConfigurationError for a missing name that keeps jobs from being lost.
+    Raises ConfigurationError for a missing name without which jobs may be lost.
     """
     uses = _uses(app)
     compat.check_names(uses)
@@ -77,12 +78,6 @@ def _uses(app: Celery) -> set[str]:
 
 def _consumes_from_redis(app: Celery) -> bool:
     return bool(app.connection_for_read().transport.driver_type == "redis")
-
-
-def _say_caveats(app: Celery, bridge: Bridge) -> None:
-    """Log what an app's settings take from the promises; raises ConfigurationError for what cannot work."""
-    _check_acknowledgements(app)
-    _check_visibility(app, bridge)
 
 
 def _check_acknowledgements(app: Celery) -> None:
