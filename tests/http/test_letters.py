@@ -327,7 +327,7 @@ def test_one_that_is_being_replayed(door: House) -> None:
 
 
 def test_a_task_that_is_gone(door: House) -> None:
-    """So for a framework that this process does not have: the letter stays, and the message says why."""
+    """The letter stays, and the message says why; a framework that is not here is refused in the same way."""
     door.bury("j-1", type="gone")
     door.bury("j-2", framework="elsewhere")
     door.outbox.strangers = {"gone"}
