@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,7 +23,7 @@ from kombu import Queue
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery.attach import attach
-from tests.on_celery.forking import celery
+from tests.forking import ROOT, Forked, module
 from tests.on_celery.project import Settings, client, make_app
 from tests.servers import eventually
 
@@ -54,6 +55,16 @@ class Ran:
     def attempt(self) -> int:
         """The attempt that the message says it is."""
         return self.ojs.get("attempt", 1)
+
+
+def celery(arguments: list[str], env: Mapping[str, str], log: Path) -> Forked | subprocess.Popen[bytes]:
+    """Start a `celery` command that writes to a log; a green one by itself, before anything is imported."""
+    if "gevent" not in arguments:
+        return Forked(module, "celery", *arguments, env=env, log=log)
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "celery", *arguments], cwd=ROOT, env=env, stdout=out, stderr=out
+        )
 
 
 class Worker:

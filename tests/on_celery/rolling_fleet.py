@@ -16,8 +16,8 @@ from celery import Celery, Signature, chain, chord
 from celery.result import AsyncResult
 
 from ojs_bridge.celery.attach import attach
-from tests.on_celery.fleet import ENDED
-from tests.on_celery.forking import ROOT, celery
+from tests.forking import ROOT
+from tests.on_celery.fleet import ENDED, celery
 from tests.on_celery.rolling import Side, ledger, make_app
 from tests.servers import eventually
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, RetryPoli
 from ojs_bridge.celery import OJSTask, install, ojs_task
 from ojs_bridge.celery.attach import attach, task_policy
 from ojs_bridge.celery.worker import check_app
-from tests.on_celery.forking import ROOT
+from tests.forking import Forked, module
 
 
 @pytest.fixture
@@ -251,17 +249,13 @@ def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str
     started = {}
     for number, (name, (code, _)) in enumerate(BROKEN.items()):
         (folder / f"broken{number}.py").write_text(head + code)
-        command = [sys.executable, "-m", "celery", "-A", f"broken{number}", "worker", "-P", "solo"]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        started[name] = subprocess.Popen(
-            command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        words, log = ("-A", f"broken{number}", "worker", "-P", "solo"), folder / f"log{number}"
+        started[name] = Forked(module, "celery", *words, env=os.environ, log=log, cwd=folder), log
     try:
-        outputs = {name: process.communicate(timeout=60)[0] for name, process in started.items()}
+        return {name: (process.wait(60), log.read_text()) for name, (process, log) in started.items()}
     finally:
-        for process in started.values():
+        for process, _ in started.values():
             process.kill()
-    return {name: (started[name].returncode, output) for name, output in outputs.items()}
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import pytest
 
 from ojs_bridge import LetterNotFound
+from tests.forking import code, run
 from tests.on_celery.fleet import Fleet
-from tests.on_celery.forking import ROOT
 from tests.servers import eventually
 
 
@@ -30,7 +28,7 @@ import sys
 from tests.on_celery.project import Settings, make_app
 from ojs_bridge.celery.attach import attach
 app = make_app(Settings.from_env())
-print(attach(app).dead_letters.retry(sys.argv[1]).replay_count)
+assert attach(app).dead_letters.retry(sys.argv[1]).replay_count == 1
 """
 
 
@@ -43,9 +41,7 @@ def test_a_replay_from_elsewhere_keeps_an_expiry_that_is_to_come(fleet: Fleet) -
     assert letter.message["headers"]["expires"]
     time.sleep(max(0.0, 8.1 - (time.time() - fleet.runs(expired)[0].at)))
 
-    command = [sys.executable, "-c", REPLAY, job.id]
-    env = {**fleet.settings.to_env(), "PYTHONPATH": str(ROOT)}
-    assert subprocess.run(command, env=env, capture_output=True, check=True, text=True).stdout == "1\n"
+    run(code, REPLAY, job.id, env=fleet.settings.to_env())
     fleet.bridge.dead_letters.retry(expired.id)
 
     for again in (job, expired):

@@ -12,12 +12,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ojs_bridge import Letter, open_store
 from ojs_bridge.store import LetterFilter
+from tests.forking import Forked, code, run, script
 
 COMMANDS = Path(sys.executable).parent
+Process: TypeAlias = "Forked | subprocess.Popen[bytes]"
 
 
 class Application:
@@ -42,16 +44,27 @@ class Application:
         }
 
     def start(
-        self, *, command: str = "dramatiq", fault: str = "", processes: int = 1, threads: int = 4
-    ) -> subprocess.Popen[bytes]:
-        """Start the command in a process group of its own."""
-        words = [COMMANDS / command, self.module, "--processes", str(processes), "--threads", str(threads)]
+        self,
+        *,
+        command: str = "dramatiq",
+        fault: str = "",
+        processes: int = 1,
+        threads: int = 4,
+        fresh: bool = False,
+    ) -> Process:
+        """Start the command in a process group of its own, and before anything is imported if it is to be."""
+        words = [
+            *(str(COMMANDS / command), self.module),
+            *("--processes", str(processes), "--threads", str(threads)),
+        ]
         environment = {**self.environment, "APP_FAULT": fault}
+        if not fresh:
+            return Forked(script, *words, env=environment, log=self.log, leads=True)
         with self.log.open("ab") as log:
             return subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
 
     @contextmanager
-    def working(self, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    def working(self, **options: Any) -> Iterator[Process]:
         """Run the command, as `start` takes it, until the block ends."""
         process = self.start(**options)
         try:
@@ -85,18 +98,18 @@ class Application:
             over.set()
             thread.join()
 
-    def produce(self, code: str) -> None:
+    def produce(self, text: str) -> None:
         """Run a producer process."""
-        self._run(textwrap.dedent(code))
+        self._run(textwrap.dedent(text))
 
     def ask(self, expression: str) -> Any:
         """Return what an expression is in a producer process, from JSON."""
-        return json.loads(self._run(f"import json\nprint(json.dumps({expression}))", stdout=subprocess.PIPE))
+        answer = self.log.with_name("answer")
+        self._run(f"import json\nPath({str(answer)!r}).write_text(json.dumps({expression}))")
+        return json.loads(answer.read_text())
 
-    def _run(self, code: str, **options: Any) -> bytes:
-        command = [sys.executable, "-c", f"from {self.module} import *\n{code}"]
-        done = subprocess.run(command, env=self.environment, check=True, timeout=120, **options)
-        return bytes(done.stdout or b"")
+    def _run(self, text: str) -> None:
+        run(code, f"from pathlib import Path\nfrom {self.module} import *\n{text}", env=self.environment)
 
     def times(self, word: str) -> list[float]:
         """When a job has run."""
@@ -120,7 +133,7 @@ class Application:
         return {letter.type: letter.error_type for letter in self.letters()}
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
+def end(process: Process) -> None:
     """Stop a worker in good order, and whatever is left of its group after that."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)

@@ -77,7 +77,7 @@ def test_a_worker_that_is_set_up_wrongly_does_not_start(
 @pytest.mark.skipif(shutil.which("dramatiq-gevent", path=str(COMMANDS)) is None, reason="gevent is missing")
 @pytest.mark.parametrize("application", ["redis"], indirect=True)
 def test_gevent_workers(application: Application) -> None:
-    with application.working(command="dramatiq-gevent") as process:
+    with application.working(command="dramatiq-gevent", fresh=True) as process:
         application.produce(SENDING)
         eventually(lambda: application.counts() == EXPECTED and application.dead() == DEAD, seconds=30)
     assert process.returncode == 0

@@ -21,7 +21,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.common import dq_name
 
 from ojs_bridge.store import LetterFilter
-from tests.on_dramatiq.application import Application, end
+from tests.on_dramatiq.application import Application, Process, end
 from tests.on_dramatiq.fleet import dead_messages, left_in
 from tests.servers import Valkey, eventually
 
@@ -56,10 +56,10 @@ class Rollout:
         self.broker, self.queue = RedisBroker(url=url, namespace=queue), queue
         self._processes = ExitStack()
 
-    def start(self, version: str, canary: str = "100") -> subprocess.Popen[bytes]:
-        """Start a worker."""
+    def start(self, version: str, canary: str = "100") -> Process:
+        """Start a worker; an old one imports nothing of the bridge."""
         self.application.environment["OJS_BRIDGE_CANARY"] = canary
-        process = self.application.start(fault=version)
+        process = self.application.start(fault=version, fresh=version == "old")
         self._processes.callback(kill, process)
         return process
 
@@ -196,7 +196,7 @@ def test_a_fleet_rolls_out_and_back(rollout: Rollout) -> None:
     assert rollout.ended() == dict.fromkeys(rollout.sent(), 1)
 
 
-def kill(worker: subprocess.Popen[bytes]) -> None:
+def kill(worker: Process) -> None:
     """End a worker that has nothing to do any more, with all its processes."""
     with suppress(ProcessLookupError):
         os.killpg(worker.pid, signal.SIGKILL)
