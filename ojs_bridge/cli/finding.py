@@ -45,7 +45,7 @@ class Place:
         Option(rich_help_panel=_PANEL, help=f"URL of the store, such as sqlite:///ojs.db, or {_STORE}."),
     ] = None
     namespace: Annotated[
-        str | None, Option(rich_help_panel=_PANEL, help="Its namespace, or OJS_BRIDGE_NAMESPACE.")
+        str | None, Option(rich_help_panel=_PANEL, help="Namespace in the store, or OJS_BRIDGE_NAMESPACE.")
     ] = None
     app: Annotated[
         str | None,
@@ -54,8 +54,8 @@ class Place:
             envvar="OJS_BRIDGE_APP",
             show_envvar=False,
             rich_help_panel=_PANEL,
-            help="The Celery app or Dramatiq broker, as its framework writes it, or OJS_BRIDGE_APP: its own "
-            "bridge is used, with its store, retention and redaction. Replays and drains need it.",
+            help="The Celery app or Dramatiq broker, as its framework writes it, or OJS_BRIDGE_APP. The "
+            "command uses its bridge, with its store, retention and redaction. Replays and drains need it.",
         ),
     ] = None
 

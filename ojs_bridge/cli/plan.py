@@ -43,30 +43,28 @@ class Answer:
         Format,
         Option("--format", help="A table for people, Markdown for a review, JSON one task a line."),
     ] = Format.TABLE
-    every: Annotated[
-        bool, Option("--all", help="All tasks and all that is said of them, not only what matters.")
-    ] = False
+    every: Annotated[bool, Option("--all", help="Show all tasks, with all statements about them.")] = False
     file: Annotated[
         str | None,
         Option(
             "--write",
             metavar="FILE.toml",
-            help="Also write the policies, as `install` reads them; to a file that is there, add what it "
-            "does not name.",
+            help="Also write the policies to a file for `install`; to an existing file, add the tasks that "
+            "it does not name.",
         ),
     ] = None
     other: Annotated[
         str | None,
         Option(
-            "--diff", metavar="FILE", help="Only show how this file differs from the plan, and exit 1 if so."
+            "--diff", metavar="FILE", help="Only show how this file differs from the plan; exit 1 if it does."
         ),
     ] = None
     verify: Annotated[
         bool,
         Option(
             "--verify",
-            help="Also run what can be run, in memory, with failures in place of the bodies, and show what "
-            "shadow mode has seen. Runs hooks and receivers of signals.",
+            help="Also run tasks in memory, with failures in place of their bodies, and show what shadow "
+            "mode has recorded. Hooks and receivers of signals run, too.",
         ),
     ] = False
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an import that fails.")] = False
@@ -79,18 +77,20 @@ def plan(
     ],
     tasks: Annotated[
         list[str] | None,
-        Argument(metavar="TASK", help="Only these: names, or patterns such as a.*"),
+        Argument(metavar="TASK", help="Only these tasks: names, or patterns such as a.*"),
     ] = None,
     modules: Annotated[
         list[str] | None,
-        Option("--import", metavar="MODULE", help="Import this one too, as `dramatiq broker MODULE` does."),
+        Option(
+            "--import", metavar="MODULE", help="Import this module, too, as `dramatiq broker MODULE` does."
+        ),
     ] = None,
     *,
     answer: Answer,
 ) -> int:
-    """Show what each task does today when it fails, the retry policy nearest to that, and what to look at.
+    """Show what each task does today when it fails, the nearest retry policy, and the hazards.
 
-    No task is called, nothing is sent; with --verify tasks run in memory, without their bodies.
+    No task is called, and nothing is sent. With --verify tasks run in memory, without their bodies.
     """
     if answer.file is not None:
         check_path(answer.file)

@@ -13,9 +13,7 @@ from ..migration.plan.waits import Wait
 from ..spec.duration import spoken
 from .printing import counted, plain, show
 
-_OVERRIDES = (
-    "What a message or a handler says itself (send_with_options, apply_async, Retry) wins over these numbers."
-)
+_OVERRIDES = "A message or a handler can override these numbers (send_with_options, apply_async, Retry)."
 _NOTHING = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)"
 #: The columns of a page.
 _WIDTH = 80

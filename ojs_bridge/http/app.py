@@ -64,7 +64,7 @@ def serve(
 
 def guarded(bridge: Bridge, access: Access) -> Starlette:
     """Return the app behind a guard with this access; raises ConfigurationError without a store."""
-    needed(bridge.store, "what the HTTP door shows")
+    needed(bridge.store, "the page and the HTTP API")
     letters, retries = Letters(bridge), Retries(bridge)
     api = [
         *(operation.route(letters) for operation in LETTERS),

@@ -114,7 +114,7 @@ def access_at(host: str, operator: str | None, reader: str | None) -> Access:
     if operator is None and not is_loopback(host):
         raise ConfigurationError(
             f"host: {host!r} can be reached from elsewhere, so operator_token must be given; without one the "
-            "HTTP door listens on a loopback address only"
+            "server listens on a loopback address only"
         )
     return Access(operator, reader, LOOPBACK | {host.lower()})
 

@@ -243,7 +243,7 @@ Opens = Callable[[Bridge], object]
             lambda b: serve(b, host="jobs.example.com"),
             "host: 'jobs.example.com' can be reached from elsewhere",
         ),
-        (lambda b: serve(Bridge()), "what the HTTP door shows need"),
+        (lambda b: serve(Bridge()), "the page and the HTTP API need a store"),
     ],
 )
 def test_closed_by_default(door: House, opens: Opens, told: str) -> None:
