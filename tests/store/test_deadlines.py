@@ -176,6 +176,12 @@ def test_a_store_is_waited_for_within_a_reservation(
     assert asked == [seconds]
 
 
+def test_a_thread_waits_for_a_free_connection_in_time() -> None:
+    """SQLAlchemy itself waits for half a minute, which is longer than a reservation may be."""
+    store: Any = open_store("postgresql+psycopg://h/db", patience=PATIENCE)
+    assert [engine.pool.timeout() for engine in (store._quick, store._durable)] == [PATIENCE] * 2
+
+
 @pytest.mark.parametrize(
     "url",
     [

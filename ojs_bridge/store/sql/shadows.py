@@ -11,29 +11,19 @@ import sqlalchemy as sa
 from ..records import from_ms, index_id, index_text, to_ms
 from ..shadows import Tally
 from .database import Database
-from .statements import INSERTS, batches
+from .statements import New, Upsert
 from .tables import shadows as table
 
 _c = table.c
 
 
-def _adding(statement: Any) -> sa.Insert:
-    """Return an insert that adds its counts to an earlier row."""
-    new = statement.excluded
-    more = new.shown >= _c.shown
-    sums = {
-        "total": _c.total + new.total,
-        "last_ms": new.last_ms,
-        "explanation": new.explanation,
-        "examples": sa.case((more, new.examples), else_=_c.examples),
-        "shown": sa.case((more, new.shown), else_=_c.shown),
-    }
-    keys = [column.name for column in table.primary_key]
-    adding: sa.Insert = statement.on_conflict_do_update(index_elements=keys, set_=sums)
-    return adding
+def _added(new: New) -> dict[str, Any]:
+    more = new["shown"] >= _c.shown
+    examples = {name: sa.case((more, new[name]), else_=_c[name]) for name in ("examples", "shown")}
+    return {"total": _c.total + new["total"], **examples}
 
 
-_ADD = {name: _adding(insert(table)) for name, insert in INSERTS.items()}
+_ADD = Upsert(table, "last_ms", "explanation", changes=_added)
 
 
 class SQLShadows(Database):
@@ -44,8 +34,8 @@ class SQLShadows(Database):
         # All processes write in the same order, so that no two of them wait for each other's rows.
         rows = sorted((self._row(tally) for tally in tallies), key=lambda row: row["key"])
         with self._transaction() as connection:
-            for batch in batches(rows):
-                connection.execute(_ADD[connection.dialect.name], batch)
+            for row in rows:
+                _ADD(connection, row)
 
     def shadows(self) -> list[Tally]:
         """Return all tallies, in the order of framework, task and kind."""

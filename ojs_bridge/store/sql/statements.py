@@ -34,14 +34,18 @@ class New(Protocol):
 class Upsert:
     """An insert that, on a condition, replaces columns of the row that has the same primary key.
 
-    It is atomic. Without columns to replace, the earlier row stays. A module builds it once, because building
-    it takes longer than a round trip.
+    It is atomic. `changes` computes columns from the new row. Without columns to replace, the earlier row
+    stays. A module builds it once, because building it takes longer than a round trip.
     """
 
     def __init__(
-        self, table: sa.Table, *replaced: str, where: Callable[[New], sa.ColumnElement[bool]] | None = None
+        self,
+        table: sa.Table,
+        *replaced: str,
+        changes: Callable[[New], Mapping[str, Any]] = lambda _new: {},
+        where: Callable[[New], sa.ColumnElement[bool]] | None = None,
     ) -> None:
-        self._table, self._replaced, self._where = table, replaced, where
+        self._table, self._replaced, self._changes, self._where = table, replaced, changes, where
         self._statements = {
             name: self._on_conflict(insert(table)).execution_options(preserve_rowcount=True)
             for name, insert in INSERTS.items()
@@ -59,7 +63,9 @@ class Upsert:
         new = statement.excluded
         where = None if self._where is None else self._where(new)
         replacing: sa.Insert = statement.on_conflict_do_update(
-            index_elements=keys, set_={name: new[name] for name in self._replaced}, where=where
+            index_elements=keys,
+            set_={**{name: new[name] for name in self._replaced}, **self._changes(new)},
+            where=where,
         )
         return replacing
 
