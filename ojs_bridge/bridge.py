@@ -159,7 +159,7 @@ class Bridge:
         return prune, replay
 
     def stop(self) -> None:
-        """End what `start` began, and let the listeners hear the last events."""
+        """End the scheduler, and let the listeners hear the last events."""
         if self._scheduler:
             self._scheduler.stop()
             self._scheduler = None

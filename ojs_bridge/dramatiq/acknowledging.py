@@ -55,7 +55,7 @@ class Acknowledging:
         self._engine.settle(run, Complete())
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
-        """Acknowledge a settled run's message; raises what `ack` raises."""
+        """Acknowledge the message of a settled run; raises the errors of `ack`."""
         ack(message)
 
     def in_one_step(self, run: Run, message: MessageProxy) -> bool:  # noqa: ARG002
@@ -129,7 +129,7 @@ class Ending:
     _settled: bool = False
 
     def acknowledge(self, message: MessageProxy, ack: Ack) -> None:
-        """Settle the run and acknowledge the message; raises StoreError, and what `ack` raises."""
+        """Settle the run and acknowledge the message; raises StoreError, and the errors of `ack`."""
         if self._settled or not self._by.in_one_step(self._run, message):
             self.settle()
             self._by.acknowledge(self._run, message, ack)

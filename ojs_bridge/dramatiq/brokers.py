@@ -46,7 +46,7 @@ def told(error: Exception) -> str:
 
 
 def redis_outages() -> tuple[type[Exception], ...]:
-    """Return the errors of a Redis outage, those included that Dramatiq does not take for an outage."""
+    """Return the errors of a Redis outage; Dramatiq does not take all of them for an outage."""
     if "dramatiq.brokers.redis" not in sys.modules:
         return ()
     from redis import exceptions as e

@@ -115,9 +115,9 @@ stub_timeout = _stub("timeout", f"{STUB}:_StubConsumer", "look again when a dela
 stub_queue = _stub("queue", f"{STUB}:_StubConsumer", "give a message back in unit tests")
 
 # Middleware
-#: The settings of the stock `Retries`, which those actors keep that say nothing themselves.
+#: The settings of the stock `Retries`. An actor without options of its own keeps them.
 retries_settings = {
-    name: minor(name, f"{_MIDDLEWARE}:Retries", "retry an actor that says nothing as it was retried before")
+    name: minor(name, f"{_MIDDLEWARE}:Retries", "retry an actor without options of its own as before")
     for name in ("max_retries", "min_backoff", "max_backoff", "retry_when")
 }
 limit_manager = vital("manager", f"{_MIDDLEWARE}:TimeLimit", "keep a time limit away from a job's outcome")
@@ -151,7 +151,7 @@ def ids_of(broker: Any, queue_name: str) -> str:
 
 
 def messages_of(broker: Any, queue_name: str) -> str:
-    """Return the key of a queue's messages by their ids, those that workers have included."""
+    """Return the key of a queue's messages by their ids; the messages that workers have are there, too."""
     return f"{ids_of(broker, queue_name)}{messages.name}"
 
 
@@ -161,7 +161,7 @@ def dead_of(broker: Any, queue_name: str) -> str:
 
 
 def acks_of(broker: Any, queue_name: str) -> str:
-    """Return the key of the ids of what this worker has fetched from a queue and not acknowledged."""
+    """Return the key of the ids that this worker has fetched from a queue and not acknowledged."""
     return f"{namespace(broker)}{acks.name}{worker_id(broker)}.{queue_name}"
 
 

@@ -142,7 +142,7 @@ class SettlingConsumer(Consumer):
                 self._inner.requeue(given)
 
     def __iter__(self) -> Any:
-        # A broker in memory loses no connection: what it delivers without delay needs no notes.
+        # A broker in memory loses no connection: its deliveries without a delay need no notes.
         return self if self._takes or self._is_tagged or self._is_delayed else iter(self._inner)
 
     def __next__(self) -> MessageProxy | None:
@@ -155,7 +155,7 @@ class SettlingConsumer(Consumer):
         return message
 
     def stop_fetching(self) -> None:
-        """Leave new messages to other workers; on RabbitMQ those that they get first."""
+        """Leave new messages to other workers. On RabbitMQ this worker still gets its share."""
         if self._takes and not self._is_delayed:
             # The consumer of the delayed queue goes on: by its fetches Redis knows that this worker lives.
             compat.redis_prefetch.set(self._inner, 0)
@@ -192,7 +192,7 @@ def _closing() -> Iterator[None]:
 
 
 def wrap(broker: Any) -> None:
-    """Have a broker hand out consumers under the bridge, and RabbitMQ confirm what is published; once."""
+    """Have a broker hand out consumers under the bridge, and RabbitMQ confirm publications; works once."""
     consume = broker.consume
     if getattr(consume, "_ojs_wrapped", False):
         return

@@ -43,8 +43,8 @@ class Holding:
             "jobs cannot begin, the worker keeps those it has and takes no more", "jobs can begin again"
         )
         self._ending = Outage(
-            "what became of jobs can be neither published nor stored, the worker keeps them",
-            "what became of jobs can be published or stored again",
+            "the outcomes of jobs can be neither published nor stored, the worker keeps them",
+            "the outcomes of jobs can be published or stored again",
         )
         self._interrupts: Interrupts | None = None
         self._stopping: list[Any] = []

@@ -77,7 +77,7 @@ class Hands:
 
 
 def forget(inner: Any, message: MessageProxy) -> None:
-    """Have a consumer fetch another message in the place of one that has left."""
+    """Have a consumer fetch another message: this one has left."""
     queued_message_ids(inner, set()).discard(message.message_id)
 
 

@@ -42,7 +42,7 @@ class Processing:
         self._acknowledging = acknowledging_on(broker, self._engine)
 
     def begin(self, broker: Broker, message: Any) -> None:
-        """Begin a job: it runs, or this raises what keeps its actor from running."""
+        """Begin a job: its actor runs, or this raises an exception that keeps the actor from running."""
         # Attributes, not items of `__dict__`: building that costs more, and every job comes by here.
         inside = message_in(message)
         options = inside.options

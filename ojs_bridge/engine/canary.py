@@ -51,7 +51,7 @@ class Canary:
         return self.percentage(name) == _WHOLE
 
     def check(self, names: Iterable[str], what: str) -> None:
-        """Raise ConfigurationError for a pattern that matches none of these names; `what` has such names."""
+        """Raise ConfigurationError for a pattern that matches none of these names, which are of a `what`."""
         known = list(names)
         for pattern in self._patterns:
             if pattern != "*" and not any(matches(name, pattern) for name in known):

@@ -66,7 +66,7 @@ class Carrying:
         except Exception as error:
             if outlet.can_wait and isinstance(error, outlet.unreachable):
                 raise NotCarried(decision, error) from error
-            logger.exception("job %s: what was decided cannot be carried out", begun.job.id)
+            logger.exception("job %s: its decision cannot be carried out", begun.job.id)
             decision = self.impossible(begun.job, decision, error)
             try:
                 self._carry(begun, decision, outlet)

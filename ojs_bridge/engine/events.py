@@ -52,7 +52,7 @@ class Event:
         }
 
 
-#: A listener is a plain callable; what it returns is ignored, what it raises is logged.
+#: A listener is a plain callable. Its return value is ignored, and its errors are logged.
 Listener: TypeAlias = Callable[[Event], object]
 
 
@@ -269,6 +269,6 @@ class Harmless:
         if not isinstance(error, Exception):
             return False
         with suppress(Exception):
-            told = "job %s: what follows a decision failed; the job is not affected"
+            told = "job %s: an error after its decision was carried out; the job is not affected"
             logger.error(told, self._job.id, exc_info=error)
         return True

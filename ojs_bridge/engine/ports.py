@@ -54,7 +54,7 @@ class Ended:
 
 
 class Outlet(Protocol):
-    """One delivery; its adapter does with it what the engine cannot do.
+    """One delivery; its adapter sends it on or ends it for the engine.
 
     For a job that goes on, the engine calls `prepare`, then `publish` or `kept`, and last `sent`.
     """

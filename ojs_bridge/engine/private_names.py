@@ -12,7 +12,7 @@ import logging
 import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from importlib import import_module
 from typing import Any
 
@@ -49,7 +49,7 @@ class PrivateName:
         delattr(owner, self.name)
 
     def reader(self) -> Callable[[Any], Any]:
-        """Return what reads this name of an object in the shortest time, for what every job needs."""
+        """Return the fastest function that reads this name, for a name that every job needs."""
         return operator.attrgetter(self.name)
 
     def is_in(self, owner: object) -> bool:
@@ -119,7 +119,7 @@ def missing_vital(names: Iterable[PrivateName], uses: Container[str]) -> list[Pr
 
 
 def numbers_of(text: str) -> tuple[int, ...]:
-    """Return a version as it can be compared, without what is no number in a pre-release."""
+    """Return the numbers of a version, to be compared; those of a pre-release may be fewer."""
     return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
 
 
@@ -127,6 +127,7 @@ def _part(owner: Any, name: str) -> Any:
     return owner[name] if isinstance(owner, dict) else getattr(owner, name)
 
 
+@cache
 def _in_code_of(owner: Any) -> set[object]:
     """Return the names and texts in the code of a function, or the attributes that a class's methods set."""
     if inspect.isfunction(owner):

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("ojs_bridge")
 
-#: How often a scheduler looks for what is due, in seconds.
+#: How often a scheduler looks for due retries, in seconds.
 POLL_SECONDS = 1.0
 #: How many retries it publishes under one claim, and how long the claim lasts.
 BATCH = 200
@@ -47,7 +47,7 @@ class Chore:
 
 
 def reservation_at(name: str, period: timedelta, now: datetime) -> Reservation:
-    """Return the reservation of the period that a time is in, kept beside those of jobs."""
+    """Return the reservation of the period that a time is in; the store keeps it like that of a job."""
     return Reservation(f"ojs-bridge:{name}", int(now.timestamp() // period.total_seconds()))
 
 

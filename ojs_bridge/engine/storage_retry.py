@@ -103,7 +103,7 @@ class Insistence:
             self._hurry.on = False
 
     def run(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...]) -> T:
-        """Return what the operation returns; raises its last error of `retry_on`, and any other."""
+        """Return what the operation returns; raises its last error of `retry_on`, and any other error."""
         if self._hurry.on:
             return operation()
         return self._retry.run(operation, retry_on)
