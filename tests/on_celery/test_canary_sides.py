@@ -110,6 +110,17 @@ def test_outside_the_canary_a_job_still_waits_for_its_time(unique: str, dies: st
     assert json.loads(waiting.headers["ojs"])["attempt"] == 2
 
 
+def test_a_lowered_canary_leaves_a_retry_of_the_bridge_to_celery(unique: str) -> None:
+    """Celery itself waits for the message's time; only a retry that is due later is the bridge's."""
+    hand = by_hand(lambda app: install(app, Bridge(), canary=100), unique)
+    lowered = by_hand(outside, unique).app.tasks["plain"].ojs_outside
+    hand.send("plain", "self.retry(countdown=50)")
+    assert hand.deliver()
+    headers = hand.take().headers
+    assert (headers["retries"], "ojs" in headers) == (1, True)
+    assert [lowered.has(headers), lowered.has({**headers, "eta": None})] == [True, False]
+
+
 def test_outside_the_canary_a_parked_retry_is_parked_again(unique: str, tmp_path: Path) -> None:
     """When it came long before its time; published when due, it is Celery's."""
     bridge = Bridge(store=f"sqlite:///{tmp_path}/ojs.db")
