@@ -58,6 +58,8 @@ class Forked:
         leads: bool = False,
     ) -> None:
         log.touch()
+        # `make quick` leaves out every test that starts a process.
+        sys.audit("subprocess.Popen", sys.executable, words, str(cwd), None)
         self._process = _forkserver.Process(target=_begin, args=(program, words, dict(env), log, cwd, leads))
         self._process.start()
         assert self._process.pid

@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
@@ -42,8 +43,13 @@ class Mention:
     of: str = ""
 
 
-def mentions(code: CodeType) -> Iterator[Mention]:
-    """Yield the words in a function's code and in the functions inside it."""
+@cache
+def mentions(code: CodeType) -> tuple[Mention, ...]:
+    """Return the words in a function's code and in the functions inside it."""
+    return tuple(_mentions(code))
+
+
+def _mentions(code: CodeType) -> Iterator[Mention]:
     lines = {offset: line or 0 for start, end, line in code.co_lines() for offset in range(start, end)}
     before: dis.Instruction | None = None
     for step in dis.get_instructions(code):
