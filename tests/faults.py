@@ -23,8 +23,8 @@ class OddStoreError(StoreError):
 KINDS: Mapping[str, type[Exception]] = {
     error.__name__: error for error in (RuntimeError, MemoryError, RecursionError, OddStoreError)
 }
-#: The steps of each framework's jobs between their receipt and their handler.
-STEPS = [
+#: The steps of a job of each framework, from its receipt to its handler.
+_SHARED = [
     "engine.engine:Engine.begin",
     "engine.engine:Engine.admit",
     "engine.engine:Engine.early",
@@ -34,6 +34,47 @@ STEPS = [
     "engine.reservations:reservation_of",
     "engine.heartbeat:Heartbeat.start",
 ]
+STEPS_OF = {
+    "celery": [
+        *_SHARED,
+        "engine.events:started",
+        "engine.events:Dispatcher.emit",
+        "celery.request:carried",
+        "celery.receiving:_check",
+        "celery.task:_is_outside",
+        "celery.task:_body",
+        "celery.task:_execution_of",
+        "celery.task:_hide_state",
+        "celery.delivery:Delivery.__init__",
+        "celery.execution:attach",
+        "celery.execution:task_policy",
+        "celery.execution:TaskRun._asked",
+        "celery.delivery:Delivery.bare_job",
+        "celery.delivery:Delivery.job",
+        "celery.delivery:decoded",
+        "celery.wire:queue_of",
+        "celery.wire:expiry",
+    ],
+    "dramatiq": [
+        *_SHARED,
+        "dramatiq.middleware:OJSRetries._begin",
+        "dramatiq.middleware:Execution.__init__",
+        "dramatiq.actors:Actors.of_message",
+        "dramatiq.execution:Execution.begin",
+        "dramatiq.execution:Execution._ask",
+        "dramatiq.execution:bare_job",
+        "dramatiq.execution:max_age",
+        "dramatiq.execution:carry_wishes",
+        "dramatiq.execution:names_exceptions",
+        "dramatiq.execution:job_of",
+        "dramatiq.execution:publication",
+        "dramatiq.translate:decoded",
+        "dramatiq.receiving:_flaw",
+        "dramatiq.on_redis:Hands.take",
+    ],
+}
+#: The steps of Celery after a crash, and after a job has ended.
+AFTERWARDS = ["celery.execution:TaskRun.resume", "celery.request:OJSRequest._ojs_forget"]
 
 
 class Faults:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from ojs_bridge import Bridge, Letter
@@ -12,7 +12,7 @@ from ojs_bridge.engine.ports import Override
 from ojs_bridge.engine.runs import Run
 from ojs_bridge.spec.decision import DeadLetter, Decision, RetryAt
 from ojs_bridge.spec.job import Header, Job, decode
-from ojs_bridge.store import Parked
+from ojs_bridge.store import Parked, Reservation
 
 FRAMEWORK = "outbox"
 #: Kept when exhausted.
@@ -91,3 +91,12 @@ def live_and_die(bridge: Bridge, job_id: str, message: str = "down", *, state: s
         if not isinstance(decision, RetryAt):
             return last
         job, _bare = delivered(job_id, job.attempt, last)
+
+
+def reserve_and_die(bridge: Bridge, job_id: str, *, seconds: float) -> float:
+    """Reserve a job for a worker that is dead already, and return when its time ends."""
+    store, now = bridge.store, bridge.engine.now()
+    assert store is not None
+    until = now + timedelta(seconds=seconds)
+    store.reserve(Reservation(job_id, 0), publication="", holder="dead", mark="dead", now=now, until=until)
+    return until.timestamp()

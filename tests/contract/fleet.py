@@ -1,20 +1,19 @@
-"""What the contract asks of a fleet, and how each framework's fleet answers."""
+"""A fleet as the contract sees it: it sends jobs, starts workers, and reads the notes of its workers."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+import signal
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 from ojs_bridge import Bridge
 from ojs_bridge.spec.job import parse_time
-from tests.contract.steps import ERRORS, KEEP, step
-from tests.on_celery import fleet as celery_fleet
-from tests.on_dramatiq import fleet as dramatiq_fleet
+from tests.contract.notes import Noting, Settings
 from tests.servers import eventually
 
-Fields: TypeAlias = dict[str, Any]
 ENDS = ("job.completed", "job.discarded")
 
 
@@ -25,6 +24,7 @@ class Run:
     at: float
     retries: int
     ojs: dict[str, Any]
+    pid: int
 
     @property
     def attempt(self) -> int:
@@ -33,7 +33,7 @@ class Run:
 
     @property
     def due(self) -> float:
-        """When it was due."""
+        """The time that the message names for it."""
         return parse_time(self.ojs["next_retry_at"]).timestamp()
 
 
@@ -45,124 +45,164 @@ class Told:
     data: dict[str, Any]
 
 
-class Fleet(Protocol):
-    """An app or a broker under a bridge, with a worker.
+@dataclass(frozen=True)
+class Wishes:
+    """The options of a job: its policy, its retry state, its headers, its id.
 
-    It has two tasks, whose jobs do what their arguments say: `act`, and `act_kept`, which has two attempts
-    and is kept. Its bridge waits for PT0.1S before a retry, without jitter.
+    A job that is followed keeps its result, and hands it to a next job, which notes it under a word.
+    The first worker that would send a deadly next job dies instead.
     """
 
-    framework: str
-    bridge: Bridge
-    #: The store's URL, if there is one.
-    store: str
-    queue: str
-    #: How late a run may be on a loaded machine, in seconds.
-    late: float
+    policy: dict[str, Any] | None = None
+    state: dict[str, Any] | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+    id: str | None = None
+    followed_by: str = ""
+    deadly: bool = False
 
-    def send(
-        self,
-        task: str,
-        *steps: str,
-        policy: Fields | None = None,
-        state: Fields | None = None,
-        meta: Fields | None = None,
-    ) -> str:
-        """Send a job with a policy, a retry state and headers of its own, and return its id."""
+
+class Worker(Protocol):
+    """A worker of either framework."""
+
+    process: Any
+
+    @property
+    def log(self) -> str:
+        """The log of the fleet's workers so far."""
+
+    @property
+    def processes(self) -> list[int]:
+        """The ids of its processes, or of their group as a negative number."""
+
+    def await_ready(self) -> None:
+        """Wait until the worker consumes."""
+
+    def ask_to_stop(self) -> None:
+        """Ask the worker to end the jobs that it runs, and itself."""
+
+    def stop(self) -> int:
+        """Stop the worker in good order, and return its exit status."""
+
+    def kill(self) -> None:
+        """Kill every process of the worker with signal 9."""
+
+    def say_where_it_stands(self) -> str:
+        """Return the end of the log, with the stacks of the worker where it can tell them."""
+
+
+class Fleet(ABC):
+    """An app or a broker under a bridge, its queue, and its workers.
+
+    Its tasks do what the arguments of their jobs say: `act`; `act_kept`, which has two attempts and is kept;
+    `interruptible`, whose runs hear of a shutdown. Its bridge waits for PT0.1S before a retry, no jitter.
+    """
+
+    framework: ClassVar[str]
+    #: How late a run may be on a loaded machine, in seconds.
+    late: ClassVar[float]
+    #: The signal at which a worker ends in good order, but does not wait for its jobs.
+    hurry: ClassVar[signal.Signals]
+    bridge: Bridge
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.queue, self.store = settings, settings.queue, settings.store or ""
+        self.workers: list[Worker] = []
+        self._notes = Noting(settings.backend)
+
+    @property
+    def worker(self) -> Worker:
+        """The worker that was started last."""
+        return self.workers[-1]
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that RabbitMQ must keep if it is killed."""
+        return [self.queue]
+
+    @property
+    @abstractmethod
+    def other_queue(self) -> str:
+        """Another queue of the workers."""
+
+    @abstractmethod
+    def start(self, threads: int = 4, *options: str, **env: str) -> Worker:
+        """Start a worker, which runs so many jobs side by side."""
+
+    def send(self, task: str, *steps: str, **wishes: Any) -> str:
+        """Send a job with the wishes of `Wishes`, and return its id."""
+        return self._send(task, steps, Wishes(**wishes))
+
+    @abstractmethod
+    def _send(self, task: str, steps: tuple[str, ...], wishes: Wishes) -> str: ...
+
+    @abstractmethod
+    def put(self, step: str = "'ok'", *, body: bytes = b"", **differs: Any) -> tuple[str, bytes]:
+        """Put a job of `act` into the queue past the framework's own producer; return its id and its body.
+
+        Its message differs from a good one by headers on Celery, by fields on Dramatiq, or has another body.
+        """
+
+    @abstractmethod
+    def dead_bodies(self) -> list[bytes]:
+        """Return the bodies of what the broker's dead queue has; on RabbitMQ they may be gone from there."""
+
+    @abstractmethod
+    def result(self, job: str) -> Any:
+        """Return the result of a job that is followed."""
+
+    def followed(self, word: str) -> list[Any]:
+        """Return what the next job of a word was given, at each of its runs."""
+        return self._notes.read("followed", word)
+
+    def calls(self, job: str, name: str) -> int:
+        """Count the calls of a handler of a name for a job; `after_publish` is one."""
+        return self._notes.read("calls", job).count([name])
+
+    @abstractmethod
+    def left(self) -> int:
+        """Count the messages that the queue has; on RabbitMQ without those that a worker has."""
+
+    @abstractmethod
+    def give_out_again(self) -> None:
+        """Have Redis give out again what workers have, as if they were dead."""
+
+    def replace(self, threads: int = 4) -> Worker:
+        """Kill the worker and start another one."""
+        self.worker.kill()
+        return self.start(threads)
 
     def runs(self, job: str) -> list[Run]:
         """Every run of a job so far."""
+        notes = self._notes.read("runs", job)
+        return [Run(note["at"], note["retries"], _loaded(note["state"]), note["pid"]) for note in notes]
 
     def events(self, job: str) -> list[Told]:
         """The events of a job so far."""
+        return [Told(event["type"], event["data"]) for event in self._notes.read("events", job)]
+
+    def types(self, job: str) -> list[str]:
+        """The types of the events of a job so far."""
+        return [event.type for event in self.events(job)]
+
+    def lines(self, job: str) -> list[str]:
+        """The lines of the workers' log about the decisions on a job."""
+        return [line for line in self.worker.log.splitlines() if f"job {job} (" in line]
+
+    def dead(self) -> set[str]:
+        """The jobs in the broker's dead queue."""
+        return {letter.id for letter in self.bridge.broker_letters.list().letters}
+
+    def close(self, *, badly: bool = False) -> None:
+        """Kill the workers, after a failed test with a word on where they stand."""
+        for worker in self.workers:
+            if badly:
+                print(worker.say_where_it_stands())
+            worker.kill()
 
 
-class OnCelery:
-    """A Celery fleet: its worker is another process."""
-
-    framework = "celery"
-    late = celery_fleet.LATE
-
-    def __init__(self, fleet: celery_fleet.Fleet) -> None:
-        self._fleet = fleet
-        self.bridge, self.queue = fleet.bridge, fleet.settings.queue
-        self.store = fleet.settings.store or ""
-
-    def send(
-        self,
-        task: str,
-        *steps: str,
-        policy: Fields | None = None,
-        state: Fields | None = None,
-        meta: Fields | None = None,
-    ) -> str:
-        """Send a job."""
-        options: Fields = {"headers": dict(meta or {})}
-        if policy:
-            options["ojs_retry"] = policy
-        if state:
-            options["headers"]["ojs"] = json.dumps(state)
-            options["retries"] = state["attempt"] - 1
-        return str(self._fleet.send(task, *steps, **options).id)
-
-    def runs(self, job: str) -> list[Run]:
-        """What the worker's process has noted."""
-        return [Run(run.at, run.retries, run.ojs) for run in self._fleet.runs(self._result(job))]
-
-    def events(self, job: str) -> list[Told]:
-        """What the worker's listener has noted."""
-        return [Told(event["type"], event["data"]) for event in self._fleet.events(self._result(job))]
-
-    def _result(self, job: str) -> Any:
-        return self._fleet.app.AsyncResult(job)
-
-
-class OnDramatiq:
-    """A Dramatiq fleet: its worker is threads of this process."""
-
-    framework = "dramatiq"
-    late = 6.0
-
-    def __init__(self, fleet: dramatiq_fleet.Fleet, store: str | None) -> None:
-        self._fleet = fleet
-        self.store = store or ""
-        self._sent: dict[str, dramatiq_fleet.Sent] = {}
-        self.bridge, self.queue = fleet.bridge, fleet.queue
-        kept = {"max_attempts": 2, **KEEP}
-        self._actors = {
-            "act": fleet.actor(_act, name=f"{fleet.queue}.act", ojs_errors=ERRORS),
-            "act_kept": fleet.actor(_act, name=f"{fleet.queue}.act_kept", ojs_errors=ERRORS, ojs_retry=kept),
-        }
-
-    def send(
-        self,
-        task: str,
-        *steps: str,
-        policy: Fields | None = None,
-        state: Fields | None = None,
-        meta: Fields | None = None,
-    ) -> str:
-        """Send a job."""
-        options = dict(meta or {})
-        if policy:
-            options["ojs_retry"] = policy
-        if state:
-            options |= {"ojs": state, "retries": state["attempt"] - 1}
-        sent = self._fleet.send(self._actors[task], *steps, **options)
-        self._sent[sent.id] = sent
-        return sent.id
-
-    def runs(self, job: str) -> list[Run]:
-        """What the actor has noted."""
-        return [Run(run.at, run.options.get("retries", 0), run.ojs) for run in list(self._sent[job].runs)]
-
-    def events(self, job: str) -> list[Told]:
-        """What the listener has heard."""
-        return [Told(event.type, dict(event.data)) for event in list(self._fleet.heard.events[job])]
-
-
-def _act(n: int, *steps: str) -> None:
-    step(n, steps)
+def _loaded(state: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(state) if isinstance(state, str) else state or {}
+    return found
 
 
 def end(fleet: Fleet, job: str, *, nth: int = 1, seconds: float = 60) -> Told:
@@ -174,9 +214,21 @@ def end(fleet: Fleet, job: str, *, nth: int = 1, seconds: float = 60) -> Told:
     try:
         eventually(lambda: len(ends()) >= nth, seconds=seconds)
     except TimeoutError:
-        types = [event.type for event in fleet.events(job)]
-        raise AssertionError(f"{job} has not ended: {types}, {len(fleet.runs(job))} runs") from None
+        log = fleet.worker.say_where_it_stands()
+        told = f"{job} has not ended: {fleet.types(job)}, {len(fleet.runs(job))} runs"
+        raise AssertionError(f"{told}\n{log}") from None
     return ends()[nth - 1]
+
+
+def await_runs(fleet: Fleet, *jobs: str, runs: int = 1) -> None:
+    """Wait until each job has begun so many runs."""
+    for job in jobs:
+        eventually(lambda job=job: len(fleet.runs(job)) >= runs, seconds=60, what=f"run {runs} of {job}")
+
+
+def attempts(fleet: Fleet, job: str) -> list[int]:
+    """The attempt of each run of a job."""
+    return [run.attempt for run in fleet.runs(job)]
 
 
 def retries(fleet: Fleet, job: str) -> list[dict[str, Any]]:

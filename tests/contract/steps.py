@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from ojs_bridge import DeadLetter, Discard, Fail, Retry, Snooze
+from tests.contract.notes import until
 
 KEEP = {"on_exhaustion": "dead_letter"}
 
@@ -44,9 +48,27 @@ def perform(text: str, names: Mapping[str, Any]) -> Any:
     return value
 
 
-def step(n: int, steps: tuple[str, ...]) -> Any:
+def step(n: int, steps: tuple[str, ...], **names: Any) -> Any:
     """Do the step of the nth run; the last one repeats."""
-    return perform(steps[min(n, len(steps)) - 1], {**globals(), "n": n})
+    return perform(steps[min(n, len(steps)) - 1], {**globals(), "n": n, **names})
 
 
-__all__ = ["DeadLetter", "Discard", "Fail", "Retry", "Snooze"]
+def sigkill() -> None:
+    """Die."""
+    time.sleep(0.1)  # a child that dies within its first milliseconds is run again by Celery itself
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def os_exit() -> None:
+    """Die by the job's own will."""
+    time.sleep(0.1)
+    os._exit(3)
+
+
+def nap(seconds: float) -> None:
+    """Sleep so lightly that an exception from another thread is heard at once."""
+    for _ in range(round(seconds * 100)):
+        time.sleep(0.01)
+
+
+__all__ = ["DeadLetter", "Discard", "Fail", "Retry", "Snooze", "until"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from ojs_bridge import LetterNotFound
 from ojs_bridge.errors import Unreachable
+from tests.contract.conftest import FLEETS
 from tests.contract.fleet import Fleet, end
 from tests.servers import eventually
 
@@ -104,9 +107,9 @@ def test_they_are_deleted(fleet: Fleet) -> None:
     letters = fleet.bridge.broker_letters
     letters.delete(jobs[1])
     assert ids(fleet) == [jobs[2], jobs[0]]
-    for use in (letters.get, letters.retry, letters.delete):
-        with pytest.raises(LetterNotFound, match=jobs[1]):
-            use(jobs[1])
+    for use, gone in itertools.product((letters.get, letters.retry, letters.delete), (jobs[1], "never-was")):
+        with pytest.raises(LetterNotFound, match=f"there is no dead letter .*{gone}"):
+            use(gone)
     eventually(lambda: fleet.events(jobs[1])[-1].type == "dead_letter.deleted", what="the event of the end")
 
 
@@ -154,3 +157,20 @@ def test_one_that_cannot_be_published_stays_once(fleet: Fleet, monkeypatch: pyte
     letters.retry(jobs[0])
     assert end(fleet, jobs[0], nth=2).type == "job.completed"
     assert ids(fleet) == [jobs[1]]
+
+
+@pytest.mark.parametrize("kind", FLEETS)
+def test_they_are_there_too_if_a_store_fails(made: Callable[..., Fleet], kind: str) -> None:
+    """No attempt is repeated where the bridge fails open, though the history has no room in the header."""
+    fleet = made(kind, store="sqlite:////nowhere/at/all.db", fail_open=True, insist=1)
+    fleet.start()
+    job = fleet.send("act_kept", "OSError()")
+    long = fleet.send("act_kept", "OSError()", policy={"max_attempts": 13, "max_interval": "PT0.1S"})
+    for each in (job, long):
+        end(fleet, each)
+    eventually(lambda: fleet.dead() == {job, long}, what="the dead letters")
+    assert [len(fleet.runs(each)) for each in (job, long)] == [2, 13]
+    (letter,) = (letter for letter in fleet.bridge.broker_letters.list().letters if letter.id == long)
+    assert [error["attempt"] for error in letter.errors] == list(range(4, 14))
+    for said in ("until the store works, dead letters go to", "kept in the broker's dead queue, not in the"):
+        assert said in fleet.worker.log

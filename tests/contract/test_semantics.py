@@ -190,7 +190,10 @@ def test_the_message_keeps_ten_errors_and_the_dead_letter_all_of_them(fleet: Fle
     letter = fleet.bridge.dead_letters.get(job)
     assert [error["attempt"] for error in letter.errors] == list(range(1, 15))
     assert [error["message"].split(" x")[0] for error in letter.errors] == [f"run {n}" for n in range(1, 15)]
-    eventually(lambda: fleet.bridge.store.kept_errors(job) == [])  # type: ignore[union-attr]
+    discarded = fleet.send("act", "OSError()", policy={**policy, "on_exhaustion": "discard"})
+    end(fleet, discarded)
+    for ended in (job, discarded):
+        eventually(lambda ended=ended: fleet.bridge.store.kept_errors(ended) == [], what="an empty history")
 
 
 def size(state: dict[str, Any]) -> int:
@@ -256,14 +259,40 @@ def test_a_replay_that_fails_again_is_a_dead_letter_again(fleet: Fleet) -> None:
     assert len(fleet.runs(job)) == 6
 
 
-def test_events_come_in_order_and_say_what_happened(fleet: Fleet) -> None:
+@pytest.mark.requirement("DLQ-R002")
+def test_a_replay_with_other_arguments_on_another_queue(fleet: Fleet) -> None:
+    job = fleet.send("act_kept", "OSError('one')", "OSError('two')", meta={"tenant": "acme"})
+    end(fleet, job)
+    letter = fleet.bridge.dead_letters.get(job)
+    assert (letter.reading.args, letter.reading.kwargs) == (["OSError('one')", "OSError('two')"], {})
+    assert letter.reading.meta["tenant"] == "acme"
+    changes: dict[str, Any] = {"args": ["DeadLetter('a.b', named['word'])"], "kwargs": {"word": "given"}}
+    fleet.bridge.dead_letters.retry(job, **changes, queue=fleet.other_queue, meta={"tenant": "other"})
+    assert end(fleet, job, nth=2).data["queue"] == fleet.other_queue
+    letter = fleet.bridge.dead_letters.get(job)
+    assert [entry["message"] for entry in letter.errors] == ["one", "two", "given"]
+    assert (letter.queue, letter.reading.meta["tenant"]) == (fleet.other_queue, "other")
+    assert (letter.reading.args, letter.reading.kwargs) == (changes["args"], changes["kwargs"])
+    publisher = fleet.bridge.engine.context.publishers[fleet.framework]
+    assert (publisher.knows("act_kept"), publisher.knows("gone")) == (True, False)
+
+
+def test_events_and_log_lines_come_in_order_and_say_what_happened(fleet: Fleet) -> None:
+    """The log has a line for each decision, and never the arguments."""
     # Each attempt is told of by its own process, and the first one's may be late.
-    job = fleet.send("act_kept", "OSError('down')", policy={"initial_interval": "PT4S"})
+    secret = "OSError('down') if 'secret argument' else 0"
+    job = fleet.send("act_kept", secret, policy={"initial_interval": "PT4S"})
     end(fleet, job)
     attempt = ["job.started", "job.failed"]
     eventually(lambda: len(fleet.events(job)) == 7, what="seven events")
-    types = [event.type for event in fleet.events(job)]
-    assert types == [*attempt, "job.retrying", *attempt, "job.discarded", "dead_letter.added"]
+    assert fleet.types(job) == [*attempt, "job.retrying", *attempt, "job.discarded", "dead_letter.added"]
     (retrying,) = retries(fleet, job)
     assert (retrying["attempt"], retrying["delay_ms"]) == (1, 4000)
     assert retrying["next_retry_at"] == fleet.runs(job)[1].ojs["next_retry_at"]
+    eventually(lambda: len(fleet.lines(job)) == 2, what="two lines")
+    retried, buried = fleet.lines(job)
+    assert "WARNING" in retried
+    assert "(act_kept) retrying: attempt 1 of 2 failed with builtins.OSError; retry 1 in 4.000 s" in retried
+    assert "ERROR" in buried
+    assert "dead-lettered: attempt 2 of 2 failed with builtins.OSError, and no attempt is left" in buried
+    assert "secret argument" not in retried + buried

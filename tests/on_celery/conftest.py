@@ -9,8 +9,8 @@ from uuid import uuid4
 
 import pytest
 
+from tests.contract.notes import Settings
 from tests.on_celery.fleet import Fleet, Worker
-from tests.on_celery.project import Settings
 from tests.servers import RabbitMQ, Valkey
 
 Fleets = Callable[[str, bool], Fleet]

@@ -23,8 +23,9 @@ from kombu import Queue
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery.attach import attach
+from tests.contract.notes import Noting, Settings, client
 from tests.forking import ROOT, Forked, module
-from tests.on_celery.project import Settings, client, make_app
+from tests.on_celery.project import make_app
 from tests.servers import eventually
 
 #: How late a run may be on a loaded machine, in seconds; Redis under gevent alone is up to 4 s late.
@@ -204,8 +205,7 @@ class Fleet:
 
     def runs(self, job: AsyncResult) -> list[Ran]:
         """Every run of a job so far."""
-        found = [json.loads(text) for text in self._list("runs", job)]
-        return [Ran(run["at"], run["retries"], run["state"], run) for run in found]
+        return [Ran(run["at"], run["retries"], run["state"], run) for run in self._list("runs", job)]
 
     def gaps(self, job: AsyncResult) -> list[float]:
         """Seconds from each run to the next."""
@@ -214,12 +214,12 @@ class Fleet:
 
     def calls(self, job: AsyncResult, name: str | None = None) -> list[list[Any]]:
         """Which handlers were called for a job, and with what, or only those of a name."""
-        found = [json.loads(text) for text in self._list("calls", job)]
+        found = self._list("calls", job)
         return [call for call in found if call[0] == name or (name is None and "publish" not in call[0])]
 
     def events(self, job: AsyncResult) -> list[dict[str, Any]]:
         """The events of a job, in the order in which listeners heard them."""
-        return [json.loads(text) for text in self._list("events", job)]
+        return self._list("events", job)
 
     def ending(self, job: AsyncResult, *, nth: int = 1) -> dict[str, Any]:
         """Wait for the nth event that ends a job, and return its data."""
@@ -254,5 +254,5 @@ class Fleet:
         assert self.worker
         return [line for line in self.worker.log.splitlines() if f"job {job.id} (" in line]
 
-    def _list(self, kind: str, job: AsyncResult) -> list[str]:
-        return client(self.settings.backend).lrange(f"{kind}:{job.id}", 0, -1)
+    def _list(self, kind: str, job: AsyncResult) -> list[Any]:
+        return Noting(self.settings.backend).read(kind, job.id)

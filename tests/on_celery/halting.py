@@ -7,8 +7,9 @@ from typing import Any
 
 from celery.backends.database import DatabaseBackend
 
+from tests.contract.notes import Settings, client
+from tests.contract.steps import sigkill
 from tests.on_celery.polling import Polling
-from tests.on_celery.project import Settings, client, sigkill
 
 
 class Halting:

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import datetime
 import functools
-import json
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-import redis
 from celery import Celery, Task
 from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
 from celery.exceptions import Retry as CelerysRetry
 from kombu import Exchange, Queue
 
-from ojs_bridge import Bridge, DeadLetter, Discard, Event, Fail, Retry, Snooze, StorageRetry
+from ojs_bridge import DeadLetter, Discard, Fail, Retry, Snooze
 from ojs_bridge.celery import OJSTask, install, ojs_task
-from tests.contract.steps import ERRORS, KEEP, AuthExpired, CardFraud, CardStolen, Opaque, perform
-
-VARIABLE = "OJS_TEST_SETTINGS"
-#: Retries so quick that a test can wait for them; deterministic.
-QUICK = {"max_attempts": 3, "initial_interval": "PT0.1S", "jitter": False}
+from tests.contract import notes
+from tests.contract.notes import Settings, bridge_of, client, until
+from tests.contract.steps import (
+    ERRORS,
+    KEEP,
+    AuthExpired,
+    CardFraud,
+    CardStolen,
+    Opaque,
+    nap,
+    os_exit,
+    perform,
+    sigkill,
+)
 
 
 class Odd(BaseException):
@@ -42,65 +48,9 @@ class Unpicklable(Exception):
         self.handle = lambda: what
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the worker of a fleet and the tests that send to it must agree on."""
-
-    broker: str
-    backend: str
-    queue: str
-    store: str | None = None
-    acks_late: bool = True
-    quorum: bool = False
-    limit: int | None = None
-    #: After how many deliveries RabbitMQ drops a message of the fleet's own queue, a quorum queue then.
-    deliveries: int | None = None
-    reservation: str = "PT1M"
-    park_after: str = "PT1M"
-    visibility: float | None = None
-    fail_open: bool = False
-    insist: int = 5
-    soft_shutdown: float = 0
-    #: Seconds after which a message that waits in its worker is published anew.
-    longest_wait: float = 600
-    #: Seconds between two looks at whether a worker is silent.
-    look: float = 30
-    #: The URL of the results, where they are not kept beside the notes.
-    results: str = ""
-
-    def to_env(self) -> dict[str, str]:
-        return {VARIABLE: json.dumps(asdict(self))}
-
-    @classmethod
-    def from_env(cls) -> Settings:
-        return cls(**json.loads(os.environ[VARIABLE]))
-
-
-@functools.cache
-def client(url: str) -> redis.Redis:
-    return redis.Redis.from_url(url, decode_responses=True)
-
-
 def step(task: Task, text: str, **names: Any) -> Any:
     """Do what one step of a job says: raise the exception that it evaluates to, or return the value."""
     return perform(text, {**globals(), "self": task, **names})
-
-
-def sigkill() -> None:
-    time.sleep(0.1)  # a child that dies within its first milliseconds is run again by Celery itself
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def os_exit() -> None:
-    time.sleep(0.1)
-    os._exit(3)
-
-
-def until(url: str, key: str) -> bool:
-    """Wait until a key is set."""
-    while not client(url).exists(key):
-        time.sleep(0.05)
-    return True
 
 
 def halt(self: Task) -> None:
@@ -109,11 +59,8 @@ def halt(self: Task) -> None:
     time.sleep(120)
 
 
-class Noting:
-    """Notes runs, handlers and events in the result backend."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
+class Noting(notes.Noting):
+    """Notes runs and handlers of Celery's tasks."""
 
     def run(self, task: Task) -> int:
         """Note a run of a job and return how many there were."""
@@ -134,17 +81,10 @@ class Noting:
             "stamps": request.stamps,
             "args": repr(request.args),
         }
-        return int(client(self.url).rpush(f"runs:{request.id}", json.dumps(run, default=repr)))
+        return self.note("runs", request.id, run)
 
     def call(self, name: str, job_id: str, *what: Any) -> None:
-        client(self.url).rpush(f"calls:{job_id}", json.dumps([name, *what], default=repr))
-
-    def event(self, event: Event) -> None:
-        client(self.url).rpush(f"events:{event.subject}", json.dumps(event.to_ojs()))
-
-
-def broken_listener(event: Event) -> None:
-    raise RuntimeError("this listener is broken")
+        self.note("calls", job_id, [name, *what])
 
 
 def make_app(settings: Settings, results: str = "") -> Celery:
@@ -178,17 +118,7 @@ def make_app(settings: Settings, results: str = "") -> Celery:
             "visibility_timeout": settings.visibility,
         }
     noting = Noting(settings.backend)
-    bridge = Bridge(
-        store=settings.store,
-        retry=QUICK,
-        errors={TimeoutError: "external.timeout"},
-        listeners=[broken_listener, noting.event],
-        reservation=settings.reservation,
-        park_after=settings.park_after,
-        fail_open=settings.fail_open,
-        storage_retry=StorageRetry(max_attempts=settings.insist),
-    )
-    install(app, bridge, policies={"native.*": {}, "native.two": {"max_attempts": 2}})
+    install(app, bridge_of(settings), policies={"native.*": {}, "native.two": {"max_attempts": 2}})
     define_tasks(app, noting, acks_late=settings.acks_late)
     define_odd_tasks(app, noting)
     define_plain_tasks(app, noting)
@@ -253,9 +183,9 @@ def base_with_call(noting: Noting) -> type[Task]:
 def define_tasks(app: Celery, noting: Noting, *, acks_late: bool) -> None:
     ojs = functools.partial(ojs_task, app, bind=True, shared=False, errors=ERRORS, acks_late=acks_late)
 
-    def run(self: Task, *steps: str) -> Any:
+    def run(self: Task, *steps: str, **named: Any) -> Any:
         n = noting.run(self)
-        return step(self, steps[min(n, len(steps)) - 1], n=n, noting=noting)
+        return step(self, steps[min(n, len(steps)) - 1], n=n, noting=noting, named=named)
 
     ojs(name="act")(run)
 
@@ -264,6 +194,7 @@ def define_tasks(app: Celery, noting: Noting, *, acks_late: bool) -> None:
         return run(self, *steps)
 
     ojs(name="act_kept", retry={"max_attempts": 2, **KEEP})(run)
+    ojs(name="interruptible")(run)
     ojs(name="hard", time_limit=4, retry={"max_attempts": 2, **KEEP})(run)
     ojs(name="soft", soft_time_limit=4, retry={"max_attempts": 2, **KEEP})(run)
     ojs(name="handled", base=base_with_handlers(noting))(run)
@@ -310,6 +241,10 @@ def define_plain_tasks(app: Celery, noting: Noting) -> None:
     @app.task(shared=False, name="collect")
     def collect(*args: Any) -> list[Any]:
         return list(args)
+
+    @app.task(shared=False, name="follow_up")
+    def follow_up(before: Any, word: str) -> None:
+        noting.note("followed", word, before)
 
     @app.task(shared=False, name="errback", bind=True)
     def errback(self: Task, failed_id: str) -> None:
@@ -387,6 +322,23 @@ def define_class_based_tasks(app: Celery, noting: Noting) -> None:
 
 #: What the steps of jobs may name beside what this module uses itself.
 __all__ = [
-    "AuthExpired", "CardFraud", "CardStolen", "CelerysRetry", "DeadLetter", "Discard", "Fail", "Ignore",
-    "Opaque", "Reject", "Retry", "Snooze", "datetime",
+    "AuthExpired",
+    "CardFraud",
+    "CardStolen",
+    "CelerysRetry",
+    "DeadLetter",
+    "Discard",
+    "Fail",
+    "Ignore",
+    "Opaque",
+    "Reject",
+    "Retry",
+    "Snooze",
+    "datetime",
+    "nap",
+    "os",
+    "os_exit",
+    "sigkill",
+    "signal",
+    "until",
 ]  # fmt: skip

@@ -13,8 +13,8 @@ from celery import chain, chord, group
 from celery.result import AsyncResult
 from celery.worker.request import Request
 
+from tests.contract.notes import client
 from tests.on_celery.fleet import Fleet
-from tests.on_celery.project import client
 from tests.servers import RabbitMQ, Valkey, eventually
 
 ONCE = {"max_attempts": 1, "on_exhaustion": "dead_letter"}

@@ -1,9 +1,12 @@
-"""What a task cannot say because its process is gone, and what is not its failure."""
+"""A task whose process is gone has failed; a job that was revoked, or whose worker stops, has not."""
 
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install
 from ojs_bridge.store import Reservation, Settle
+from tests.faults import Faults
 from tests.on_celery.by_hand import by_hand
 from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
@@ -112,3 +116,33 @@ def test_a_crash_of_a_job_that_another_worker_has_settled_is_not_heard(
     assert [note[0] for note in hand.notes] == ["delivered", "requeue", "delivered", "ack"]
     assert (hand.runs(job), bridge.retries.count()) == ([], 0)
     assert hand.state(job)[0] != "FAILURE"
+
+
+@pytest.mark.requirement("RET-01")
+@pytest.mark.parametrize("kind", ["RuntimeError", "OddStoreError"])
+def test_a_crash_that_cannot_be_judged_is_judged_later(
+    separate: Callable[..., Fleet], tmp_path: Path, kind: str
+) -> None:
+    fleet, faults = separate(visibility=5), Faults(tmp_path)
+    fleet.start("-c", "2", env=faults.env).await_ready()
+    with faults.at("celery.execution:TaskRun.resume", kind):
+        job = fleet.send("act_kept", "sigkill()", "'again'")
+    assert fleet.end(job) == "SUCCESS"
+    assert [run.attempt for run in fleet.runs(job)] == [1, 2]
+    with faults.at("celery.request:OJSRequest._ojs_forget", kind):
+        assert fleet.send("act", "'ok'").get(timeout=30) == "ok"
+    assert fleet.send("ping").get(timeout=20) == "pong"
+
+
+@pytest.mark.requirement("RET-12")
+@pytest.mark.parametrize("broker", ["valkey", "rabbitmq"])
+def test_a_child_that_is_terminated_counts_once(
+    separate: Callable[..., Fleet], broker: str, request: pytest.FixtureRequest
+) -> None:
+    fleet = separate(broker=request.getfixturevalue(broker).url, visibility=5)
+    fleet.start("-c", "1")
+    job = fleet.send("act", "time.sleep(60)", "OSError()", ojs_retry={"max_attempts": 2})
+    eventually(lambda: fleet.runs(job), seconds=40, what="a run")
+    os.kill(fleet.runs(job)[0].more["pid"], signal.SIGTERM)
+    assert fleet.end(job) == "FAILURE"
+    assert [run.attempt for run in fleet.runs(job)] == [1, 2]

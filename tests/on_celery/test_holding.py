@@ -1,8 +1,7 @@
-"""A worker that cannot begin or end its jobs now keeps them, and uses up none of their deliveries."""
+"""A worker that cannot begin or end its jobs now keeps them; what only Celery's meets."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import celery
@@ -11,95 +10,31 @@ import pytest
 from ojs_bridge.celery.holding import Hold, Unsettled, portable
 from ojs_bridge.spec.decision import DeadLetter
 from ojs_bridge.spec.failures import Failure
-from tests.on_celery.fleet import Fleet, Worker
-from tests.on_celery.project import Unpicklable, client
-from tests.servers import RabbitMQ, Valkey, eventually
+from tests.on_celery.project import Unpicklable
+from tests.servers import RabbitMQ, eventually
 
 #: RabbitMQ drops what it has delivered more often; Celery before 5.5 knows no queues that count.
 DELIVERIES = 5 if celery.VERSION >= (5, 5) else None
-BEGINS, ENDS = "jobs wait in this worker", "jobs go on"
+BEGINS = "jobs wait in this worker"
 
 
-def store_away(tmp_path: Path) -> str:
-    """A store that cannot be reached until `bring_back`."""
-    return f"sqlite:///{tmp_path}/later/ojs.db"
-
-
-def bring_back(tmp_path: Path) -> None:
-    (tmp_path / "later").mkdir()
-
-
-def await_waiting(worker: Worker) -> None:
-    eventually(lambda: BEGINS in worker.log, seconds=30, what="the word of the outage")
-
-
-def assert_each_ran_once(fleet: Fleet, jobs: list) -> None:
-    assert [fleet.end(job) for job in jobs] == ["SUCCESS"] * len(jobs)
-    assert [len(fleet.runs(job)) for job in jobs] == [1] * len(jobs)
-
-
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_long_outage_of_the_store_uses_up_no_deliveries(
-    separate, rabbitmq: RabbitMQ, tmp_path: Path, pool: str
-) -> None:
-    fleet = separate(broker=rabbitmq.url, store=store_away(tmp_path), insist=1, deliveries=DELIVERIES)
-    worker = fleet.start("-P", pool, "-c", "2")
-    worker.await_ready()
-    jobs = [fleet.send("act", "'ok'") for _ in range(4)]
-    await_waiting(worker)
-    time.sleep(15)  # a delivery that goes back comes again within 2.5 s
-    assert [fleet.runs(job) for job in jobs] == [[]] * len(jobs)
-    bring_back(tmp_path)
-    assert_each_ran_once(fleet, jobs)
-    eventually(lambda: ENDS in worker.log, seconds=30, what="the word of its end")
-    assert [worker.log.count(word) for word in (BEGINS, ENDS, "reject requeue")] == [1, 1, 0]
-
-
-def test_what_waits_goes_back_once_when_its_worker_stops_or_is_cut_off(separate, tmp_path: Path) -> None:
+def test_a_worker_that_was_cut_off_gives_back_once_what_waits_in_it(separate, tmp_path: Path) -> None:
     with RabbitMQ() as server:
-        fleet = separate(broker=server.url, store=store_away(tmp_path), insist=1, deliveries=DELIVERIES)
+        store = f"sqlite:///{tmp_path}/later/ojs.db"  # there is no such folder yet
+        fleet = separate(broker=server.url, store=store, insist=1, deliveries=DELIVERIES)
         worker = fleet.start("-c", "2")
         worker.await_ready()
         jobs = [fleet.send("act", "'ok'") for _ in range(4)]
-        await_waiting(worker)
+        eventually(lambda: BEGINS in worker.log, seconds=30, what="the word of the outage")
         server.await_declared(fleet.settings.queue)
         server.kill()
         server.start()
         eventually(lambda: "Trying again" in worker.log or "Connected" in worker.log, seconds=30)
         assert worker.stop() == 0
         fleet.start("-c", "2")
-        bring_back(tmp_path)
-        assert_each_ran_once(fleet, jobs)
-
-
-def test_what_waits_on_redis_goes_back_when_its_worker_stops(
-    separate, valkey: Valkey, tmp_path: Path
-) -> None:
-    fleet = separate(store=store_away(tmp_path), insist=1, visibility=3)
-    worker = fleet.start("-c", "2")
-    worker.await_ready()
-    jobs = [fleet.send("act", "'ok'") for _ in range(4)]
-    await_waiting(worker)
-    time.sleep(6)  # twice the visibility timeout
-    assert client(valkey.url).llen(fleet.settings.queue) == 0
-    assert worker.stop() == 0
-    assert client(valkey.url).llen(fleet.settings.queue) == len(jobs)
-    fleet.start("-c", "2")
-    bring_back(tmp_path)
-    assert_each_ran_once(fleet, jobs)
-
-
-def test_what_waits_for_long_is_published_anew(separate, rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    """RabbitMQ closes the channel of a consumer that keeps a message for half an hour."""
-    fleet = separate(
-        broker=rabbitmq.url, store=store_away(tmp_path), insist=1, deliveries=DELIVERIES, longest_wait=1
-    )
-    worker = fleet.start("-c", "1")
-    worker.await_ready()
-    job = fleet.send("act", "'ok'")
-    eventually(lambda: len(fleet.calls(job, "after_publish")) >= 3, seconds=40, what="three publications")
-    bring_back(tmp_path)
-    assert_each_ran_once(fleet, [job])
+        (tmp_path / "later").mkdir()
+        assert [fleet.end(job) for job in jobs] == ["SUCCESS"] * len(jobs)
+        assert [len(fleet.runs(job)) for job in jobs] == [1] * len(jobs)
 
 
 @pytest.mark.requirement("RET-01")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from celery.result import AsyncResult
 
+from tests.contract.notes import client
 from tests.on_celery.fleet import LATE, Fleet
-from tests.on_celery.project import client
 from tests.servers import Valkey, eventually
 
 #: A retry in two hours, to the millisecond.

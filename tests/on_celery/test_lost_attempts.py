@@ -9,7 +9,7 @@ import pytest
 from celery.result import AsyncResult
 
 from tests.on_celery.fleet import Fleet
-from tests.servers import RabbitMQ, Valkey, eventually
+from tests.servers import RabbitMQ, Valkey
 
 #: A pause that no redelivery has by chance.
 POLICY = {"initial_interval": "PT1.5S", "backoff_strategy": "none", "max_attempts": 3}
@@ -93,14 +93,3 @@ def test_a_job_that_dies_before_celery_knows_of_its_start_is_not_run_again_unsee
     assert {fleet.end(job, seconds=90) for job in jobs} == {"FAILURE"}
     time.sleep(6.5)  # for what must not happen: a run after the reservation has run out
     assert {len(fleet.runs(job)) for job in jobs} == {1}
-
-
-@pytest.mark.requirement("RET-12")
-def test_a_job_that_takes_its_whole_worker_along_runs_as_often_as_its_policy_says(made: Made) -> None:
-    fleet = made()
-    fleet.start("-c", "1").await_ready()
-    job = fleet.send("act_kept", "time.sleep(60)", ojs_retry=POLICY)
-    for n in (1, 2, 3):
-        eventually(lambda n=n: len(fleet.runs(job)) == n, seconds=60, what=f"run {n}")
-        fleet.replace("-c", "1")
-    assert_three_starts(fleet, job, {"visibility_timeout"}, kept=True)

@@ -13,9 +13,9 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from ojs_bridge.errors import Unpublishable
+from tests.contract.steps import KEEP
 from tests.on_celery.conftest import Fleets
 from tests.on_celery.fleet import LATE, Fleet
-from tests.on_celery.project import KEEP
 from tests.servers import eventually
 
 PICKLE = "application/x-python-serialize"

@@ -79,19 +79,6 @@ def test_without_a_store_a_dead_letter_goes_whole_to_the_dead_queue(
     assert (message.headers["id"], message.headers["ojs"]) == (unwritable.id, huge)
 
 
-def test_a_store_that_fails_leaves_the_dead_letter_in_the_dead_queue(separate) -> None:
-    fleet = separate(store="sqlite:////nowhere/at/all.db", fail_open=True, insist=1)
-    worker = fleet.start("-c", "2")
-    job = fleet.send("act_kept", "OSError()")
-    long = fleet.send("act_kept", "OSError()", ojs_retry={"max_attempts": 13, "max_interval": "PT0.1S"})
-    assert [fleet.end(job), fleet.end(long)] == ["FAILURE", "FAILURE"]
-    assert len(fleet.runs(long)) == 13
-    messages = {message.headers["id"]: message for message in dead(fleet)}
-    assert set(messages) == {job.id, long.id}
-    assert len(json.loads(messages[long.id].headers["ojs"])["errors"]) == 10
-    assert "kept in the broker's dead queue, not in the store" in worker.log
-
-
 @pytest.mark.requirement("RET-01")
 @pytest.mark.parametrize("broker", [Valkey, RabbitMQ])
 def test_a_retry_that_cannot_be_published_is_parked(separate, broker: type[Valkey | RabbitMQ]) -> None:

@@ -1,7 +1,8 @@
-"""What a Celery worker adds to the contract: replays with expiry and queue, log lines, states of results."""
+"""The contract's semantics where Celery adds something: expiries, states of results, odd tasks."""
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -25,7 +26,8 @@ def test_what_only_a_celery_task_can_be(fleet: Fleet) -> None:
 
 REPLAY = """
 import sys
-from tests.on_celery.project import Settings, make_app
+from tests.contract.notes import Settings
+from tests.on_celery.project import make_app
 from ojs_bridge.celery.attach import attach
 app = make_app(Settings.from_env())
 assert attach(app).dead_letters.retry(sys.argv[1]).replay_count == 1
@@ -54,41 +56,6 @@ def test_a_replay_from_elsewhere_keeps_an_expiry_that_is_to_come(fleet: Fleet) -
     assert fleet.runs(expired)[2].more["expires"] is None
 
 
-@pytest.mark.requirement("DLQ-R002")
-def test_a_replay_with_other_arguments_on_another_queue(fleet: Fleet) -> None:
-    headers = {"tenant": "acme"}
-    job = fleet.send("act_kept", "OSError('one')", "OSError('two')", headers=headers)
-    assert fleet.end(job) == "FAILURE"
-    letter = fleet.bridge.dead_letters.get(job.id)
-    assert (letter.reading.args, letter.reading.kwargs) == (["OSError('one')", "OSError('two')"], {})
-    assert letter.reading.meta["tenant"] == "acme"
-    fleet.ending(job)  # or it might be told of after the second one
-    other = f"{fleet.settings.queue}-topic"
-    fleet.bridge.dead_letters.retry(job.id, args=["'ok'"], queue=other, meta={"tenant": "other"})
-    assert fleet.ending(job, nth=2)["queue"] == other
-    eventually(lambda: fleet.app.AsyncResult(job.id).state == "SUCCESS", seconds=20)
-    run = fleet.runs(job)[2]
-    assert run.more["args"] == "[\"'ok'\"]"
-    assert "'tenant': 'other'" in run.more["headers"]
-    publisher = fleet.bridge.engine.context.publishers["celery"]
-    assert (publisher.knows("act_kept"), publisher.knows("gone")) == (True, False)
-
-
-def test_each_decision_is_one_log_line_without_arguments(fleet: Fleet) -> None:
-    secret = "OSError('down') if 'secret argument' else 0"
-    # The line is written after the retry was published, by another process than the next run's.
-    job = fleet.send("act_kept", secret, ojs_retry={"initial_interval": "PT4S"})
-    fleet.end(job)
-    fleet.ending(job)
-    eventually(lambda: len(fleet.lines(job)) == 2, what="two lines")
-    retrying, buried = fleet.lines(job)
-    assert "WARNING" in retrying
-    assert "(act_kept) retrying: attempt 1 of 2 failed with builtins.OSError; retry 1 in 4.000 s" in retrying
-    assert "ERROR" in buried
-    assert "dead-lettered: attempt 2 of 2 failed with builtins.OSError, and no attempt is left" in buried
-    assert "secret argument" not in retrying + buried
-
-
 def test_a_retry_is_not_stored_after_its_run_has_ended(fleet: Fleet) -> None:
     job = fleet.send("handled", "OSError('first')", "Discard('a.b')", headers={"linger": 10})
     assert fleet.end(job) == "FAILURE"
@@ -106,3 +73,13 @@ def test_a_job_that_waits_for_its_retry_says_so(fleet: Fleet) -> None:
     assert "in run" in stored.traceback
     assert stored.traceback.rstrip().endswith("OSError('first')")
     assert fleet.end(job) == "SUCCESS"
+
+
+@pytest.mark.requirement("RET-01")
+def test_a_message_that_cannot_be_encoded_becomes_a_dead_letter(fleet: Fleet) -> None:
+    job = fleet.send("act_kept", "self.retry(args=[lambda: None], exc=OSError('odd'))")
+    assert fleet.end(job) == "FAILURE"
+    letter = fleet.bridge.dead_letters.get(job.id)
+    assert (letter.cause, letter.attempt, len(letter.errors)) == ("invalid", 1, 1)
+    assert len(fleet.runs(job)) == 1
+    assert json.dumps(dict(letter.message))

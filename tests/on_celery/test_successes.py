@@ -8,29 +8,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-from celery import chain
 
 from tests.on_celery.fleet import Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
 
 Made = Callable[..., Fleet]
-
-
-@pytest.mark.requirement("RET-12")
-@pytest.mark.parametrize("broker", ["valkey", "rabbitmq"])
-def test_a_chain_goes_on_though_its_worker_died_before_it_was_sent_on(
-    separate: Made, broker: str, request: pytest.FixtureRequest
-) -> None:
-    url = request.getfixturevalue(broker).url
-    fleet = separate(broker=url, reservation="PT2S", visibility=3 if broker == "valkey" else None)
-    fleet.start("-c", "1")
-    act = fleet.task("act")
-    second = chain(act.si("'one'"), act.si("'two'").set(headers={"deadly": True})).delay()
-    assert fleet.end(second, seconds=60) == "SUCCESS"
-    first = second.parent
-    assert first is not None
-    assert [run.attempt for run in fleet.runs(first)] == [1, 2]
-    assert [run.attempt for run in fleet.runs(second)] == [1]
 
 
 def test_a_soft_limit_that_strikes_while_the_store_hangs_costs_the_job_nothing(

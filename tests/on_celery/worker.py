@@ -10,10 +10,11 @@ from celery import signals
 from celery.worker.control import control_command
 
 from ojs_bridge.celery import holding, watch
+from ojs_bridge.celery.request import OJSRequest
 from tests import faults
+from tests.contract.notes import UNACKNOWLEDGED, Settings, client
 from tests.on_celery.halting import halt_in_the_end
-from tests.on_celery.project import Noting, Settings, client, make_app
-from tests.on_celery.worker_steps import AFTERWARDS, OWN
+from tests.on_celery.project import Noting, make_app
 
 #: What `Worker.say_where_it_stands` sends; a forked child hears it too.
 faulthandler.register(signal.SIGRTMIN)
@@ -21,7 +22,9 @@ settings = Settings.from_env()
 holding.LONGEST_WAIT = settings.longest_wait
 watch.LOOK = settings.look
 app = make_app(settings)
-faults.arm([*faults.STEPS, *OWN, *AFTERWARDS])
+faults.arm([*faults.STEPS_OF["celery"], *faults.AFTERWARDS])
+if UNACKNOWLEDGED in os.environ:
+    OJSRequest.acknowledge = lambda self: None
 app.set_current()
 # After the bridge's own, which settles the job.
 signals.task_postrun.connect(halt_in_the_end, weak=False)

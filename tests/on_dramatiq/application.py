@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -74,29 +73,6 @@ class Application:
             raise
         finally:
             end(process)
-
-    @contextmanager
-    def supervised(self, *, fault: str = "") -> Iterator[None]:
-        """Run the command until the block ends, and again whenever it dies."""
-        over = threading.Event()
-
-        def supervise() -> None:
-            while not over.is_set():
-                process = self.start(fault=fault)
-                while process.poll() is None and not over.wait(0.05):
-                    pass
-                end(process)
-
-        thread = threading.Thread(target=supervise)
-        thread.start()
-        try:
-            yield
-        except BaseException:
-            print(self.log.read_text())
-            raise
-        finally:
-            over.set()
-            thread.join()
 
     def produce(self, text: str) -> None:
         """Run a producer process."""

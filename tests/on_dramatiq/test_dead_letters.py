@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,20 +10,18 @@ import dramatiq
 import pytest
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import CurrentMessage
 
 from ojs_bridge import (
     Bridge,
     ConfigurationError,
     DeadLetter,
-    LetterNotFound,
     StorageRetry,
     StoreError,
     open_store,
 )
 from ojs_bridge.dramatiq import install
 from tests.on_dramatiq.conftest import url_of
-from tests.on_dramatiq.fleet import QUICK, Fleet, broker_of
+from tests.on_dramatiq.fleet import Fleet, broker_of
 from tests.servers import eventually
 
 KEEP = {"max_attempts": 2, "on_exhaustion": "dead_letter"}
@@ -32,16 +29,6 @@ KEEP = {"max_attempts": 2, "on_exhaustion": "dead_letter"}
 
 def fails(n: int) -> None:
     raise OSError(f"down for the {n}. time")
-
-
-class FailingStore:
-    """A store that cannot be reached."""
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        def unreachable(*args: Any, **kwargs: Any) -> Any:
-            raise StoreError("the store is gone")
-
-        return unreachable
 
 
 class Graveless:
@@ -59,11 +46,10 @@ class Graveless:
 
 
 @pytest.mark.requirement("RET-14", "RET-17")
-@pytest.mark.parametrize("kind", ["no store", "failing store"])
-def test_without_a_store_the_dead_queue_holds_the_final_state(
-    broker: dramatiq.Broker, unique: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_where_the_store_takes_no_dead_letter_the_dead_queue_holds_the_final_state(
+    broker: dramatiq.Broker, unique: str, tmp_path: Path
 ) -> None:
-    store = None if kind == "no store" else Graveless(f"sqlite:///{tmp_path}/ojs.db")
+    store = Graveless(f"sqlite:///{tmp_path}/ojs.db")
     fleet = Fleet(broker, unique, store=store, storage_retry=StorageRetry.disabled())
     kept = fleet.send(fleet.actor(fails, ojs_retry=KEEP))
     dropped = fleet.send(fleet.actor(fails, ojs_retry={"max_attempts": 2}))
@@ -80,41 +66,6 @@ def test_without_a_store_the_dead_queue_holds_the_final_state(
     assert fleet.dead(dropped) == []
     if not isinstance(broker, StubBroker):
         assert fleet.left() == 0
-    assert ("no store: dead letters go" in caplog.text) is (store is None)
-
-
-def test_a_store_that_fails_never_repeats_an_attempt_of_a_bridge_that_fails_open(
-    broker: dramatiq.Broker, unique: str
-) -> None:
-    disabled = StorageRetry.disabled()
-    fleet = Fleet(broker, unique, store=FailingStore(), fail_open=True, storage_retry=disabled)
-    policy = {**KEEP, "max_attempts": 13, "initial_interval": "PT0.001S", "max_interval": "PT0.001S"}
-    job = fleet.send(fleet.actor(fails, ojs_retry=policy))
-    with fleet.working(threads=2):
-        fleet.end(job)
-        eventually(lambda: fleet.dead(job))
-    assert len(job.runs) == 13
-
-
-@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
-def test_another_process_s_broker_object_can_replay(
-    request: pytest.FixtureRequest, kind: str, unique: str, tmp_path: Path
-) -> None:
-    store = f"sqlite:///{tmp_path}/ojs.db"
-    url = url_of(request, kind)
-    fleet = Fleet(broker_of(kind, url, unique), unique, store=store)
-    job = fleet.send(fleet.actor(lambda n: fails(n) if n <= 2 else None, ojs_retry=KEEP))
-    with fleet.working(threads=2):
-        fleet.end(job)
-    operator = Bridge(store)
-    broker = broker_of(kind, url, unique)
-    install(broker, operator)
-    assert operator.dead_letters.retry(job.id).replay_count == 1
-    broker.close()
-    with fleet.working(threads=2):
-        assert fleet.end(job, nth=2).type == "job.completed"
-    assert (len(job.runs), fleet.left()) == (3, 0)
-    fleet.broker.close()
 
 
 def test_a_process_without_the_broker_says_so(stubbed: Callable[..., Fleet], tmp_path: Path) -> None:
@@ -145,12 +96,14 @@ def test_a_letter_whose_publication_fails_stays(
 def test_a_dead_letter_keeps_the_message_as_it_was_delivered(fleet: Fleet) -> None:
     from ojs_bridge.dramatiq.publishing import decoded
 
-    def dies(n: int, *args: Any) -> None:
+    def dies(key: str, card: Any, *, amount: int = 1) -> None:
         raise DeadLetter("a.b")
 
-    job = fleet.send(fleet.actor(dies), {"naïve": [1, None, "ü"]}, tenant="t1", pipe_ignore=True)
+    job = fleet.send(fleet.declare(dies), {"naïve": [1, None, "ü"]}, tenant="t1", pipe_ignore=True)
     fleet.end(job)
-    message = decoded(fleet.bridge.dead_letters.get(job.id).message)
+    letter = fleet.bridge.dead_letters.get(job.id)
+    assert letter.reading.names == ("key", "card")
+    message = decoded(letter.message)
     assert message.args[1] == {"naïve": [1, None, "ü"]}
     assert (message.message_id, message.options["tenant"]) == (job.id, "t1")
     assert "ojs" not in message.options
@@ -207,32 +160,6 @@ def test_arguments_that_cannot_travel_any_more_end_in_the_dead_queue(
     fleet.broker.close()
 
 
-def test_what_a_discarded_job_kept_in_the_store_is_forgotten(stubbed: Callable[..., Fleet]) -> None:
-    fleet = stubbed()
-    jobs = [
-        fleet.send(fleet.actor(fails, ojs_retry={**QUICK, "backoff_strategy": "none", "max_attempts": n}))
-        for n in (11, 12)
-    ]
-    with fleet.working():
-        for job in jobs:
-            fleet.end(job)
-        eventually(lambda: fleet.left() == 0)
-    for job in jobs:
-        assert fleet.bridge.store.kept_errors(job.id) == []
-        with pytest.raises(LetterNotFound):
-            fleet.bridge.dead_letters.get(job.id)
-
-
-def test_the_store_is_tried_when_the_worker_starts(
-    stub: StubBroker, unique: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    fleet = Fleet(stub, unique, store="sqlite:////nowhere/at/all.db")
-    with fleet.working():
-        pass
-    errors = [r for r in caplog.records if r.levelno == logging.ERROR and r.name == "ojs_bridge"]
-    assert "store" in errors[0].getMessage()
-
-
 def test_a_replay_that_fails_before_the_old_letter_is_deleted_leaves_the_new_one(
     stubbed: Callable[..., Fleet],
 ) -> None:
@@ -256,36 +183,6 @@ def test_a_replay_that_fails_before_the_old_letter_is_deleted_leaves_the_new_one
         fleet.end(job)
         fleet.bridge.dead_letters.retry(job.id)
     assert fleet.bridge.dead_letters.get(job.id).replay_count == 1
-
-
-@pytest.mark.requirement("DLQ-R002")
-def test_a_replay_with_other_arguments_on_another_queue(
-    broker: dramatiq.Broker, unique: str, tmp_path: Path
-) -> None:
-    fleet = Fleet(broker, unique, store=f"sqlite:///{tmp_path}/ojs.db")
-    seen: list[Any] = []
-
-    def charge(key: str, card: str, *, amount: int = 1) -> None:
-        message = CurrentMessage.get_current_message()
-        assert message is not None
-        seen.append((key, card, amount, message.queue_name, message.options.get("tenant")))
-        if card == "stolen":
-            raise OSError("stolen")
-
-    actor = fleet.declare(charge, ojs_retry={**KEEP, "max_attempts": 1})
-    fleet.declare(lambda: None, queue_name=f"{unique}-slow")
-    job = fleet.send(actor, "stolen", tenant="acme")
-    with fleet.working(threads=2):
-        fleet.end(job)
-        letter = fleet.bridge.dead_letters.get(job.id)
-        key = seen[0][0]
-        assert (letter.reading.args, letter.reading.kwargs) == ([key, "stolen"], {})
-        assert (letter.reading.names, letter.reading.meta) == (("key", "card"), {"tenant": "acme"})
-        fleet.bridge.dead_letters.retry(
-            job.id, args=["k", "good"], kwargs={"amount": 5}, queue=f"{unique}-slow", meta={"tenant": "other"}
-        )
-        assert fleet.end(job, nth=2).type == "job.completed"
-    assert seen == [(key, "stolen", 1, unique, "acme"), ("k", "good", 5, f"{unique}-slow", "other")]
 
 
 def test_a_letter_whose_actor_is_gone_is_not_published(stubbed: Callable[..., Fleet]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import TimeLimit
 
 from ojs_bridge import StorageRetry
-from ojs_bridge.dramatiq import consumer, execution, holding
+from ojs_bridge.dramatiq import consumer, execution
 from ojs_bridge.engine import waiting
 from tests.on_dramatiq.fleet import QUICK, Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
@@ -76,24 +75,6 @@ def said(caplog: pytest.LogCaptureFixture, word: str) -> int:
     return sum(word in r.getMessage() for r in caplog.records if r.name == "ojs_bridge")
 
 
-def test_jobs_outlast_a_store_that_is_away_for_longer_than_their_deliveries(
-    fleet: Fleet, store: Valkey, caplog: pytest.LogCaptureFixture
-) -> None:
-    actor = fleet.actor(lambda n: None)
-    with fleet.working(threads=2):
-        store.kill()
-        jobs = [fleet.send(actor) for _ in range(8)]
-        time.sleep(AWAY)
-        assert not any(job.runs for job in jobs)
-        store.start()
-        for job in jobs:
-            assert fleet.end(job).type == "job.completed"
-    assert [len(job.runs) for job in jobs] == [1] * 8
-    assert not any(fleet.dead(job) for job in jobs)
-    assert fleet.left() == 0
-    assert (said(caplog, "jobs cannot begin"), said(caplog, "jobs can begin again")) == (1, 1)
-
-
 def test_an_outcome_that_neither_broker_nor_store_takes_is_held(
     fleet: Fleet, limited: Limited, store: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,27 +94,6 @@ def test_an_outcome_that_neither_broker_nor_store_takes_is_held(
         assert fleet.end(job).type == "job.completed"
     assert [run.ojs.get("attempt", 1) for run in job.runs] == [1, 2]
     assert len(job.runs[1].ojs["errors"]) == 1
-    assert fleet.left() == 0
-
-
-def test_a_delivery_that_was_held_for_long_is_published_anew(
-    fleet: Fleet, store: Valkey, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """RabbitMQ counts from the start then, and does not lose its patience with the worker."""
-    for module in (holding, execution):
-        monkeypatch.setattr(module, "HELD_AT_MOST", 0.5)
-    actor = fleet.actor(lambda n: None)
-    with fleet.working(threads=2):
-        store.kill()
-        jobs = [fleet.send(actor) for _ in range(4)]
-        time.sleep(AWAY)
-        store.start()
-        for job in jobs:
-            assert fleet.end(job).type == "job.completed"
-    assert [len(job.runs) for job in jobs] == [1] * 4
-    anew = [job for job in jobs if "next_retry_at" in job.runs[0].ojs]
-    # Dramatiq 2.0 may leave a thread's next message behind those that come after it.
-    assert len(anew) >= (2 if version("dramatiq").startswith("2.0.") else 4)
     assert fleet.left() == 0
 
 
@@ -162,21 +122,6 @@ def test_a_long_delay_travels_in_hops_that_rabbitmq_has_patience_for(
     assert job.gaps[0] >= 2
     assert max(delays) <= 502
     assert fleet.left() == 0
-
-
-def test_a_worker_that_shuts_down_gives_back_what_it_holds(fleet: Fleet, store: Valkey) -> None:
-    actor = fleet.actor(lambda n: None)
-    store.kill()
-    with fleet.working(threads=2):
-        jobs = [fleet.send(actor) for _ in range(3)]
-        time.sleep(1)
-    eventually(lambda: fleet.left() == 3)
-    assert not any(job.runs for job in jobs)
-    store.start()
-    with fleet.working(threads=2):
-        for job in jobs:
-            assert fleet.end(job).type == "job.completed"
-    assert [len(job.runs) for job in jobs] == [1] * 3
 
 
 def test_a_time_limit_counts_from_when_the_job_begins(

@@ -1,14 +1,17 @@
-"""An interrupt strikes in another middleware, after the actor: no job is lost, no success runs again."""
+"""An interrupt strikes before the actor or after it: no job is lost, no success runs again."""
 
 from __future__ import annotations
 
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import Interrupt, Middleware
+from dramatiq.middleware import Interrupt, Middleware, Shutdown
 
-from ojs_bridge import Bridge
+from ojs_bridge import Bridge, open_store
 from ojs_bridge.dramatiq import OJSRetries, consumer
 from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, left_in
 from tests.servers import eventually
@@ -64,3 +67,34 @@ def test_an_interrupt_after_the_actor(
         eventually(lambda: len(striking.heard) == runs + 1 and left_in(stub, unique) == 0)
     assert len(job.runs) == runs
     assert [type(e) for e in striking.heard] == [type(None), Interrupt, type(None)][: runs + 1]
+
+
+class Interrupted:
+    """A store during whose first answer the worker is told to shut down."""
+
+    def __init__(self, url: str) -> None:
+        self.store = open_store(url)
+        self.interrupts = 1
+
+    def reserve(self, *args: Any, **options: Any) -> Any:
+        """Reserve, and interrupt."""
+        found = self.store.reserve(*args, **options)
+        if self.interrupts and not args[0].key.startswith(("proof:", "ojs-bridge:")):
+            self.interrupts -= 1
+            raise Shutdown
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
+def test_a_job_whose_begin_is_interrupted_has_used_no_attempt(
+    broker: dramatiq.Broker, unique: str, tmp_path: Path
+) -> None:
+    store = Interrupted(f"sqlite:///{tmp_path}/ojs.db")
+    fleet = Fleet(broker, unique, store=store, reservation=timedelta(seconds=6))
+    job = fleet.send(fleet.actor(lambda n: None, max_retries=0))
+    with fleet.working(threads=1):
+        assert fleet.end(job).type == "job.completed"
+    assert len(job.runs) == 1

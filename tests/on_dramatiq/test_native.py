@@ -533,20 +533,6 @@ def test_a_time_limit_that_strikes_as_the_actor_ends_loses_nothing(
     assert len(job.runs) == {"succeeds": 1, "fails": 2}[outcome]
 
 
-@pytest.mark.parametrize("broker", ["redis", "rabbitmq"], indirect=True)
-def test_a_shutdown_notification_gives_the_attempt_back_and_the_job_goes_on(
-    broker: dramatiq.Broker, unique: str
-) -> None:
-    fleet = Fleet(broker, unique)
-    job = fleet.send(fleet.actor(lambda n: busy(10 if n == 1 else 0), notify_shutdown=True))
-    with fleet.working(threads=1):
-        eventually(lambda: job.runs)
-    with fleet.working(threads=1):
-        assert fleet.end(job).type == "job.completed"
-    assert types_of(fleet, job) == []
-    assert (len(job.runs), job.runs[1].options.get("retries", 0)) == (2, 0)
-
-
 def test_a_retry_past_the_age_limit_is_exhausted(stubbed: Callable[..., Fleet]) -> None:
     fleet = stubbed()
     retry = {"initial_interval": "PT30S", "jitter": False, "on_exhaustion": "dead_letter"}

@@ -86,7 +86,7 @@ def test_four_processes_publish_what_is_due_once(
 ) -> None:
     count = 1000
     application = Application(
-        url_of(request, kind), unique, tmp_path, "tests.on_dramatiq.mortal", store=valkey.url
+        url_of(request, kind), unique, tmp_path, "tests.on_dramatiq.parking", store=valkey.url
     )
     application.produce(f"park_many({count})")
     assert application.store.count_parked() == count

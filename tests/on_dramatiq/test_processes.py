@@ -20,8 +20,6 @@ def application(request: pytest.FixtureRequest, unique: str, tmp_path: Path) -> 
     return Application(url_of(request, request.param), unique, tmp_path, APP)
 
 
-BOTH = pytest.mark.parametrize("application", ["redis", "rabbitmq"], indirect=True)
-
 SENDING = """
     flaky.send("flaky")
     hopeless.send("hopeless")
@@ -32,30 +30,6 @@ SENDING = """
 """
 EXPECTED = {"flaky": 3, "hopeless": 3, "more": 5, "discard": 1, "dead": 1, "snooze": 2, "endless": 1}
 DEAD = {"hopeless": "builtins.OSError", "outspoken": "a.b", "endless": "timeout"}
-
-
-@pytest.mark.requirement("RET-01", "RET-08", "RET-17")
-@BOTH
-def test_jobs_of_one_process_end_in_another_as_their_policies_say(application: Application) -> None:
-    with application.working() as process:
-        application.produce(SENDING)
-        eventually(lambda: application.counts() == EXPECTED and application.dead() == DEAD, seconds=30)
-    assert process.returncode == 0
-    assert application.counts() == EXPECTED
-
-
-@BOTH
-def test_a_third_process_replays(application: Application) -> None:
-    with application.working():
-        application.produce('hopeless.send("hopeless")')
-        eventually(application.dead, seconds=30)
-        application.produce("""
-            bridge = next(m for m in broker.middleware if isinstance(m, OJSRetries)).bridge
-            bridge.dead_letters.retry(bridge.dead_letters.list().letters[0].id)
-        """)
-        eventually(lambda: application.counts() == {"hopeless": 6} and application.dead(), seconds=30)
-    (letter,) = application.letters()
-    assert (letter.replay_count, len(letter.errors)) == (1, 6)
 
 
 @pytest.mark.parametrize("application", ["redis"], indirect=True)

@@ -1,0 +1,39 @@
+"""Whatever is raised between a delivery and its handler: the job runs later or is kept, and is never gone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.contract.fleet import Fleet, await_runs
+from tests.faults import AFTERWARDS, KINDS, STEPS_OF, Faults, place_of
+from tests.servers import eventually
+
+
+@pytest.mark.parametrize("step", [*itertools.chain(*STEPS_OF.values()), *AFTERWARDS])
+def test_every_step_is_there(step: str) -> None:
+    owner, name = place_of(step)
+    assert callable(getattr(owner, name))
+
+
+@pytest.mark.requirement("RET-01")
+@pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey"])
+def test_whatever_raises_before_a_handler_keeps_the_job(
+    made: Callable[..., Fleet], kind: str, tmp_path: Path
+) -> None:
+    fleet, faults = made(kind, visibility=5, heard=kind.startswith("celery")), Faults(tmp_path)
+    fleet.start(2, **faults.env).await_ready()
+    store = fleet.bridge.store
+    assert store is not None
+
+    def is_somewhere(job: str) -> bool:
+        return bool(fleet.runs(job)) or job in fleet.dead() or store.get(job) is not None
+
+    for step, error in zip(STEPS_OF[fleet.framework], itertools.cycle(KINDS), strict=False):
+        with faults.at(step, error):
+            job = fleet.send("act", "'ok'")
+        eventually(lambda job=job: is_somewhere(job), seconds=45, what=f"the job after {error} at {step}")
+    await_runs(fleet, fleet.send("act", "'healthy'"))

@@ -1,0 +1,77 @@
+"""A worker that cannot begin its jobs now keeps them, and uses up none of their deliveries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+from tests.contract.conftest import SERVED
+from tests.contract.fleet import Fleet, end
+from tests.servers import Valkey, eventually
+
+Made = Callable[..., Fleet]
+#: The lines of a worker's log at the beginning and at the end of an outage.
+SAID = {
+    "celery": ("jobs wait in this worker", "jobs go on"),
+    "dramatiq": ("jobs cannot begin", "jobs can begin again"),
+}
+#: Seconds of an outage in which a delivery could come again far more often than RabbitMQ allows.
+AWAY = 15
+
+
+def settings_of(kind: str, store: Valkey) -> dict[str, Any]:
+    """The settings of a fleet whose queue, where it can, drops what was delivered more than five times."""
+    counts = kind == "dramatiq-rabbitmq" or (kind == "celery-rabbitmq" and version("celery") >= "5.5")
+    return {"store": store.url, "insist": 1, "visibility": 3, "deliveries": 5 if counts else None}
+
+
+@pytest.fixture
+def store() -> Iterator[Valkey]:
+    """The server of a store that may be killed."""
+    with Valkey() as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [*((kind, ()) for kind in SERVED), ("celery-rabbitmq", ("-P", "threads"))]
+)
+def test_jobs_outlast_a_store_that_is_away_for_longer_than_their_deliveries(
+    made: Made, store: Valkey, kind: str, options: tuple[str, ...]
+) -> None:
+    """Those that wait go back when their worker stops, and wait in the next one."""
+    fleet = made(kind, **settings_of(kind, store))
+    begins, ends = SAID[fleet.framework]
+    fleet.start(2, *options).await_ready()
+    store.kill()
+    jobs = [fleet.send("act", "'ok'") for _ in range(4)]
+    eventually(lambda: begins in fleet.worker.log, what="the word of the outage")
+    time.sleep(AWAY)
+    assert fleet.worker.log.count(begins) == 1
+    assert fleet.worker.stop() == 0
+    eventually(lambda: fleet.left() == len(jobs), what="the jobs in the queue")
+    assert [fleet.runs(job) for job in jobs] == [[]] * len(jobs)
+    fleet.start(2, *options)
+    eventually(lambda: fleet.worker.log.count(begins) == 2, what="the word of the outage")
+    store.start()
+    assert {end(fleet, job).type for job in jobs} == {"job.completed"}
+    assert [len(fleet.runs(job)) for job in jobs] == [1] * len(jobs)
+    eventually(lambda: ends in fleet.worker.log, what="the word of its end")
+    assert (fleet.worker.log.count(begins), fleet.worker.log.count(ends)) == (2, 1)
+    assert fleet.dead() == set()
+
+
+@pytest.mark.parametrize("kind", ["celery-rabbitmq", "dramatiq-rabbitmq"])
+def test_what_waits_for_long_is_published_anew(made: Made, store: Valkey, kind: str) -> None:
+    """RabbitMQ closes the channel of a consumer that keeps a message for half an hour."""
+    fleet = made(kind, longest_wait=1, **settings_of(kind, store))
+    fleet.start(1).await_ready()
+    store.kill()
+    job = fleet.send("act", "'ok'")
+    eventually(lambda: fleet.calls(job, "after_publish") >= 4, seconds=40, what="four publications")
+    store.start()
+    assert end(fleet, job).type == "job.completed"
+    assert len(fleet.runs(job)) == 1

@@ -1,0 +1,167 @@
+"""Messages that no worker can carry out: they are kept, and harm neither the worker nor other jobs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.contract.conftest import SERVED
+from tests.contract.fleet import Fleet, end
+from tests.servers import eventually
+
+STATE, POLICY, ANY = "validation.state_invalid", "validation.retry_policy_invalid", "validation."
+#: What differs from a good message: its state, and the framework's count of retries; and the error type.
+UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "no JSON": ({"ojs": "{"}, STATE),
+    "no object": ({"ojs": "[1]"}, STATE),
+    "another type": ({"ojs": 17}, STATE),
+    "no version": ({"ojs": "{}"}, STATE),
+    "an unknown version": ({"ojs": '{"v": 99, "attempt": 1}'}, STATE),
+    "errors of another shape": ({"ojs": '{"v": 1, "attempt": 1, "errors": "many"}'}, STATE),
+    "a time that is none": ({"ojs": '{"v": 1, "next_retry_at": "soon"}'}, STATE),
+    "an invalid policy": ({"ojs": '{"v": 1, "retry": {"max_attempts": -5}}'}, POLICY),
+    "an unknown field": ({"ojs": '{"v": 1, "retry": {"tries": 5}}'}, POLICY),
+    "an infinite policy": ({"ojs": '{"v": 1, "retry": {"backoff_coefficient": 1e999}}'}, ANY),
+    "a deep policy": ({"ojs": f'{{"v": 1, "retry": {"[" * 950}{"]" * 950}}}'}, STATE),
+    "a fence that no store holds": ({"ojs": f'{{"v": 1, "fence": {10**17}}}'}, STATE),
+    "a fence below zero": ({"ojs": '{"v": 1, "fence": -1}'}, STATE),
+    "an attempt of 400 digits": ({"ojs": f'{{"v": 1, "attempt": {"9" * 400}}}'}, STATE),
+    "a count below zero": ({"retries": -1}, ANY),
+    "a huge count": ({"retries": 10**17}, ANY),
+    "a count that is text": ({"retries": "many"}, ANY),
+}
+CELERY: dict[str, dict[str, Any]] = {
+    "a count that is a list": {"retries": [1]},
+    "a count that is a fraction": {"retries": 1.5},
+    "a count that is true": {"retries": True},
+    "bytes that are no text": {"ojs": b"\xff\xfe"},
+    "an id that is a list": {"id": ["x"]},
+    "an eta that is no time": {"eta": "soon"},
+    "an eta that is an object": {"eta": {"at": 1}},
+    "an expiry that is no time": {"expires": "soon"},
+    "one time limit": {"timelimit": 5},
+    "time limits that are text": {"timelimit": ["x", "y"]},
+    "a late job's time limits": {"timelimit": 5, "eta": "2026-01-01T00:00:00"},
+    "stamps that are none": {"stamped_headers": 5},
+    "a header called headers": {"headers": 5},
+    "no JSON in the body": {"body": b"{"},
+    "an unknown content": {"body": b"x", "content_type": "application/x-nonsense"},
+    "an object for a body": {"body": b'{"a": 1}'},
+    "an empty body": {"body": b"[]"},
+    "arguments that are text": {"body": b'["x", {}, {}]'},
+    "arguments without names": {"body": b"[[], [], {}]"},
+    "a list of callbacks": {"body": b"[[], {}, [1]]"},
+    "a third part that is a request": {"body": b'[[], {}, {"delivery_info": null}]'},
+}
+DEEP: Any = []
+for _ in range(700):
+    DEEP = [DEEP]
+#: A state that is due in a far future, and has no room in a message.
+FAR = {"v": 1, "next_retry_at": "9999-01-01T00:00:00.000Z", "retry": {"non_retryable_errors": ["x" * 20_000]}}
+#: The options of a Dramatiq message.
+DRAMATIQ: dict[str, dict[str, Any]] = {
+    "a state that is no text": {"ojs": [1]},
+    "a deep policy that is no text": {"ojs": {"v": 1, "retry": {"max_attempts": DEEP}}},
+    "a backoff that is no number": {"min_backoff": {"x": 1}},
+    "a policy that is none": {"ojs_retry": {"max_attempts": float("nan")}},
+    "an unread policy": {"ojs_retry": {"max_attempts": -1}},
+    "a broken pipeline": {"pipe_target": {"x": 1}},
+    "an early job that no message can carry": {"ojs": FAR},
+}
+#: What Dramatiq's own threads would end at.
+AS_THEY_CAME: dict[str, dict[str, Any]] = {
+    "no JSON": {"body": b"{"},
+    "no text": {"body": b"\xff\xfe"},
+    "no message": {"body": b"[]"},
+    "arguments that are none": {"args": 5},
+    "options that are a list": {"options": [1]},
+    "options that are a number": {"options": 5},
+    "an actor without a name": {"actor_name": ["x"]},
+    "a queue that nobody consumes": {"queue_name": "elsewhere"},
+    "a queue without a name": {"queue_name": None},
+    "an id that is a list": {"message_id": ["x"]},
+}
+#: What runs all the same.
+HARMLESS: dict[str, dict[str, Any]] = {
+    "a timestamp that is none": {"message_timestamp": "then"},
+    "an eta that is none": {"options": {"eta": "soon"}},
+    "an age that is none": {"options": {"max_age": "old"}},
+    "a time limit that is none": {"options": {"time_limit": "long"}},
+    "an id that is a number": {"message_id": 42},
+    "throws that are none": {"options": {"throws": "x"}},
+}
+
+
+def hostile(framework: str) -> dict[str, tuple[dict[str, Any], str]]:
+    """The differences of messages that become dead letters, and the types of their errors."""
+    if framework == "celery":
+        return {**UNREADABLE, **{name: (differs, ANY) for name, differs in CELERY.items()}}
+    options = {**UNREADABLE, **{name: (differs, ANY) for name, differs in DRAMATIQ.items()}}
+    return {name: ({"options": differs}, error) for name, (differs, error) in options.items()}
+
+
+def assert_healthy(fleet: Fleet) -> None:
+    jobs = [fleet.send("act", "'ok'") for _ in range(20)]
+    assert {end(fleet, job).type for job in jobs} == {"job.completed"}
+
+
+@pytest.mark.requirement("RET-16")
+def test_a_message_that_nobody_can_carry_out_is_a_dead_letter_and_the_rest_runs(fleet: Fleet) -> None:
+    sent = {name: fleet.put(**differs)[0] for name, (differs, _) in hostile(fleet.framework).items()}
+    assert_healthy(fleet)
+    store = fleet.bridge.store
+    assert store is not None
+    for name, (_, error_type) in hostile(fleet.framework).items():
+        job = sent[name]
+        eventually(lambda job=job: store.get(job), what=f"the dead letter of {name}")
+        letter = store.get(job)
+        assert letter is not None
+        assert letter.error_type.startswith(error_type), name
+        assert (letter.type, letter.queue, letter.cause) == ("act", fleet.queue, "invalid"), name
+        json.dumps(letter.to_ojs())
+        assert fleet.runs(job) == [], name
+        fleet.bridge.dead_letters.delete(job)
+
+
+@pytest.mark.requirement("RET-16")
+@pytest.mark.parametrize("fleet", SERVED, indirect=True)
+def test_a_message_that_can_be_no_dead_letter_lies_in_the_dead_queue_as_it_came(fleet: Fleet) -> None:
+    hostile = {"celery": [{"id": None}], "dramatiq": [*AS_THEY_CAME.values()]}[fleet.framework]
+    bodies = sorted(fleet.put(**differs)[1] for differs in hostile)
+    assert_healthy(fleet)
+    # RabbitMQ takes a moment to put back what a look has taken.
+    eventually(lambda: sorted(fleet.dead_bodies()) == bodies, what="the dead messages")
+
+
+@pytest.mark.parametrize("fleet", [kind for kind in SERVED if kind.startswith("dramatiq")], indirect=True)
+def test_a_message_that_is_odd_but_harmless_runs(fleet: Fleet) -> None:
+    jobs = {name: fleet.put(**differs)[0] for name, differs in HARMLESS.items()}
+    for name, job in jobs.items():
+        eventually(lambda job=job: fleet.runs(job), what=name)
+
+
+@pytest.mark.parametrize("fleet", ["celery-valkey"], indirect=True)
+def test_a_message_that_cannot_even_be_handed_to_the_pool_is_kept_and_takes_no_place_there(
+    fleet: Fleet,
+) -> None:
+    """RabbitMQ's client writes no header that is nested so deep; newer Pythons pickle deeper."""
+    sent = [fleet.put(**{"x-deep": DEEP})[0] for _ in range(5)]
+    sent.append(fleet.put(body=json.dumps([[DEEP], {}, {}]).encode())[0])
+    assert_healthy(fleet)
+    store = fleet.bridge.store
+    assert store is not None
+    for job in sent:
+        eventually(lambda job=job: store.get(job) or fleet.runs(job), what="a dead letter")
+
+
+def test_a_state_that_no_message_can_carry_any_further_is_a_dead_letter(fleet: Fleet) -> None:
+    huge = {"max_attempts": 9, "non_retryable_errors": ["x" * 20_000]}
+    state = {"ojs": json.dumps({"v": 1, "attempt": 1, "retry": huge})}
+    job, _ = fleet.put("OSError()", **({"options": state} if fleet.framework == "dramatiq" else state))
+    told = end(fleet, job).data
+    assert (told["cause"], told["last_error"]["type"]) == ("invalid", "builtins.OSError")
+    assert "cannot be followed up" in told["reason"]
+    assert len(fleet.runs(job)) == 1
+    assert fleet.bridge.dead_letters.get(job).retry == huge

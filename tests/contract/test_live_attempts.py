@@ -1,0 +1,60 @@
+"""A job that still runs is not started again, however long it takes; one that has ended is not run again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.contract.conftest import SERVED
+from tests.contract.fleet import Fleet, attempts, await_runs, end
+from tests.contract.notes import UNACKNOWLEDGED
+from tests.servers import eventually
+
+#: Seconds of the broker's visibility timeout and of the reservation, and of a job that takes far longer.
+SHORT, LONG = 6, 13
+
+
+@pytest.mark.requirement("RET-13")
+@pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey"])
+def test_a_copy_of_a_running_job_waits_and_is_dropped(made: Callable[..., Fleet], kind: str) -> None:
+    fleet = made(kind, reservation=f"PT{SHORT}S", visibility=SHORT)
+    fleet.start(2).await_ready()
+    job = fleet.send("act", f"time.sleep({LONG}) or 'ran'")
+    await_runs(fleet, job)
+    fleet.give_out_again()
+    assert end(fleet, job).type == "job.completed"
+    eventually(lambda: fleet.left() == 0, seconds=40, what="the end of the copy")
+    assert len(fleet.runs(job)) == 1
+    assert fleet.types(job) == ["job.started", "job.completed"]
+
+
+#: What a first run does, the event after which its worker is killed, and the attempts there are in the end.
+OUTCOMES = {
+    "'ran'": ("job.completed", [1]),
+    "DeadLetter('a', 'b')": ("dead_letter.added", [1]),
+    "OSError()": ("job.retrying", [1, 2, 3]),
+}
+
+
+@pytest.mark.requirement("RET-13")
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", SERVED)
+def test_what_was_settled_but_not_acknowledged_does_not_run_again(
+    made: Callable[..., Fleet], kind: str
+) -> None:
+    fleet = made(kind, reservation=f"PT{SHORT}S", visibility=SHORT)
+    fleet.start(4, **{UNACKNOWLEDGED: "1"}).await_ready()
+    policy = {"initial_interval": "PT5S", "max_attempts": 3}
+    jobs = {step: fleet.send("act_kept", step, "OSError()", policy=policy) for step in OUTCOMES}
+    for step, (told, _) in OUTCOMES.items():
+        eventually(lambda job=jobs[step], told=told: told in fleet.types(job), what=told)
+    time.sleep(0.5)  # a retry is told of when it is published, and settled then
+    fleet.replace(4)
+    assert end(fleet, jobs["OSError()"]).type == "job.discarded"
+    eventually(lambda: fleet.left() == 0, seconds=40, what="the end of the copies")
+    time.sleep(SHORT)  # for what must not happen: a further run
+    for step, (_, expected) in OUTCOMES.items():
+        assert attempts(fleet, jobs[step]) == expected, step
+    assert len(fleet.bridge.dead_letters.get(jobs["OSError()"]).errors) == 3
