@@ -24,8 +24,8 @@ from dramatiq.results import Results
 from tests.contract.dramatiq_broker import make_broker
 from tests.contract.fleet import Fleet, Wishes, Worker
 from tests.contract.notes import Settings
-from tests.on_celery import fleet as celery_fleet
 from tests.forking import ROOT
+from tests.on_celery import fleet as celery_fleet
 from tests.on_dramatiq.fleet import left_in
 from tests.servers import eventually
 
