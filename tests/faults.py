@@ -57,8 +57,8 @@ STEPS_OF = {
     ],
     "dramatiq": [
         *_SHARED,
-        "dramatiq.middleware:OJSRetries._begin",
-        "dramatiq.middleware:Execution.__init__",
+        "dramatiq.processing:Processing._begin",
+        "dramatiq.processing:Execution.__init__",
         "dramatiq.actors:Actors.of_message",
         "dramatiq.execution:Execution.begin",
         "dramatiq.execution:Execution._ask",

@@ -248,14 +248,6 @@ def test_huge_failures_stay_within_the_header(fleet: Fleet) -> None:
     assert len(json.dumps(error["details"])) < 5000
 
 
-def test_a_policy_too_big_for_a_message_is_kept(fleet: Fleet) -> None:
-    header = json.dumps({"v": 1, "retry": {"non_retryable_errors": ["x" * 100] * 200}})
-    job = fleet.send("act", "OSError()", headers={"ojs": header})
-    assert fleet.end(job) == "FAILURE"
-    assert len(fleet.runs(job)) == 1
-    assert fleet.bridge.dead_letters.get(job.id).cause == "invalid"
-
-
 @pytest.mark.requirement("RET-11")
 @pytest.mark.skipif(version("celery") < "5.5", reason="Celery delays messages in RabbitMQ from 5.5 on")
 def test_quorum_queues_delay_in_the_broker(separate, rabbitmq) -> None:

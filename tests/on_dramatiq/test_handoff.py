@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
+import dramatiq
 import pytest
 import redis
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
-from dramatiq.common import dq_name
+from dramatiq.common import dq_name, xq_name
 from dramatiq.middleware import Middleware
+from redis.backoff import NoBackoff
+from redis.retry import Retry as RedisRetry
 
-from ojs_bridge import Bridge
+from ojs_bridge import Bridge, StorageRetry
 from ojs_bridge.dramatiq import consumer, receiving
 from ojs_bridge.dramatiq.compat import acks_of
-from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, left_in
-from tests.servers import Valkey, eventually
+from tests.on_dramatiq.fleet import QUICK, Fleet, Heard, Sent, left_in
+from tests.servers import RabbitMQ, Server, Valkey, eventually
+
+#: Each actor's policy, by what its failed attempt is to become.
+POLICIES = {
+    "retried": {"initial_interval": "PT0.5S"},
+    "parked": {"initial_interval": "PT3S", "max_interval": "PT3S"},
+    "dead": {"max_attempts": 1, "on_exhaustion": "dead_letter"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +37,104 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.1)
     monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.1)
     monkeypatch.setattr(consumer, "HOLD_SECONDS", 0.1)
+
+
+@pytest.fixture(scope="module")
+def mortal_rabbitmq() -> Iterator[RabbitMQ]:
+    """A RabbitMQ that may be killed."""
+    with RabbitMQ() as server:
+        yield server
+
+
+@pytest.fixture
+def mortal_store() -> Iterator[Valkey]:
+    """The server of the store."""
+    with Valkey() as server:
+        yield server
+
+
+@pytest.fixture(params=["rabbitmq"])
+def servers(request: pytest.FixtureRequest, mortal_store: Valkey) -> Iterator[dict[str, Server]]:
+    """The servers of a broker and of a store, apart."""
+    if request.param == "rabbitmq":
+        yield {"broker": request.getfixturevalue("mortal_rabbitmq"), "store": mortal_store}
+        return
+    with Valkey() as server:
+        yield {"broker": server, "store": mortal_store}
+
+
+def broker_on(server: Server) -> dramatiq.Broker:
+    if isinstance(server, RabbitMQ):
+        return RabbitmqBroker(url=server.url, confirm_delivery=True)
+    return RedisBroker(client=redis.Redis.from_url(server.url, retry=RedisRetry(NoBackoff(), 0)))
+
+
+def fleet_on(servers: dict[str, Server], queue: str) -> Fleet:
+    fleet = Fleet(
+        broker_on(servers["broker"]),
+        queue,
+        store=servers["store"].url,
+        reservation=timedelta(seconds=2),
+        park_after=timedelta(seconds=2),
+        storage_retry=StorageRetry(max_attempts=3),
+    )
+    fleet.declare(lambda: None)
+    return fleet
+
+
+def fail_together(fleet: Fleet, lights_out: Any) -> dict[str, Sent]:
+    """Send a job of each fate, whose first attempts all fail right after `lights_out`."""
+    barrier = threading.Barrier(len(POLICIES), action=lights_out)
+
+    def fails_in_the_dark(n: int) -> None:
+        if n == 1:
+            barrier.wait(60)
+            raise OSError("down")
+
+    return {
+        fate: fleet.send(fleet.actor(fails_in_the_dark, ojs_retry={**QUICK, **policy}))
+        for fate, policy in POLICIES.items()
+    }
+
+
+def kept_dead(fleet: Fleet, job: Sent) -> list[Any]:
+    """What the store and the broker's own dead queue hold of a job."""
+    letters = [letter for letter in fleet.bridge.dead_letters.list().letters if letter.id == job.id]
+    return [*letters, *fleet.dead(job)]
+
+
+@pytest.mark.parametrize("victims", [["broker"], ["store"], ["broker", "store"]], ids="+".join)
+def test_whatever_dies_when_jobs_fail_they_end_as_their_policies_say(
+    servers: dict[str, Server], unique: str, victims: list[str]
+) -> None:
+    fleet = fleet_on(servers, unique)
+    dark = threading.Event()
+
+    def lights_out() -> None:
+        for victim in victims:
+            servers[victim].kill()
+        dark.set()
+
+    if isinstance(servers["broker"], RabbitMQ):
+        for name in (unique, dq_name(unique), xq_name(unique)):
+            fleet.broker.declare_queue(unique, ensure=True)
+            servers["broker"].await_declared(name)
+    jobs = fail_together(fleet, lights_out)
+    with fleet.working(threads=4):
+        assert dark.wait(60)
+        # All of them have found that nobody answers, and given up insisting.
+        threading.Event().wait(1.5)
+        for victim in victims:
+            servers[victim].start()
+        for fate in ("retried", "parked"):
+            assert fleet.end(jobs[fate], seconds=60).type == "job.completed"
+        eventually(lambda: kept_dead(fleet, jobs["dead"]), seconds=60)
+    assert {fate: len(job.runs) for fate, job in jobs.items()} == {"retried": 2, "parked": 2, "dead": 1}
+    assert [jobs[fate].runs[1].ojs["attempt"] for fate in ("retried", "parked")] == [2, 2]
+    assert jobs["retried"].gaps[0] >= 0.5
+    assert jobs["parked"].gaps[0] >= 3
+    assert len(kept_dead(fleet, jobs["dead"])) == 1
+    fleet.broker.close()
 
 
 def test_on_redis_a_retry_takes_its_message_s_place_in_one_step(valkey: Valkey, unique: str) -> None:

@@ -140,62 +140,6 @@ def test_a_pipeline_of_a_producer_without_the_middleware_goes_on_whatever_it_ask
     assert fleet.bridge.dead_letters.get(last.message_id).cause == "invalid"
 
 
-# a message's options -> the error type of its dead letter
-UNREADABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "no object": ({"ojs": [1]}, "validation.state_invalid"),
-    "no JSON": ({"ojs": "{"}, "validation.state_invalid"),
-    "no version": ({"ojs": {}}, "validation.state_invalid"),
-    "unknown version": ({"ojs": {"v": 2, "attempt": 1}}, "validation.state_invalid"),
-    "errors of another shape": ({"ojs": {"v": 1, "errors": 7}}, "validation.state_invalid"),
-    "a time that is none": (
-        {"ojs": {"v": 1, "attempt": 1, "next_retry_at": "soon"}},
-        "validation.state_invalid",
-    ),
-    "an invalid policy": (
-        {"ojs": {"v": 1, "attempt": 1, "retry": {"max_attempts": -1}}},
-        "validation.retry_policy_invalid",
-    ),
-    "an invalid native option": ({"max_retries": "many"}, "validation.retry_policy_invalid"),
-    "an unread policy": ({"ojs_retry": {"max_attempts": -1}}, "validation.retry_policy_invalid"),
-    "a fence that no store holds": ({"ojs": {"v": 1, "fence": 10**17}}, "validation.state_invalid"),
-    "a fence below zero": ({"ojs": {"v": 1, "fence": -1}}, "validation.state_invalid"),
-    "an attempt of 400 digits": ({"ojs": {"v": 1, "attempt": int("9" * 400)}}, "validation.state_invalid"),
-    "a deep policy": (
-        {"ojs": f'{{"v": 1, "retry": {"[" * 950}{"]" * 950}}}'},
-        "validation.state_invalid",
-    ),
-    "a count below zero": ({"retries": -1}, "validation.state_invalid"),
-    "a huge count": ({"retries": 10**17}, "validation.state_invalid"),
-    "a count that is text": ({"retries": "many"}, "validation.state_invalid"),
-    "a broken pipeline": ({"pipe_target": {"x": 1}}, "validation.state_invalid"),
-}
-
-
-@pytest.mark.requirement("RET-16")
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_what_nobody_can_read_is_dead_lettered_and_the_worker_lives(fleet: Fleet, name: str) -> None:
-    options, error_type = UNREADABLE[name]
-    fleet.runs["key"].clear()
-    actor = fleet.actor(lambda n: None)
-    job = sent_natively(fleet, actor, **options)
-    event = fleet.end(job)
-    assert (event.data["last_error"]["type"], event.data["dead_lettered"]) == (error_type, True)
-    assert job.runs == []
-    assert fleet.bridge.dead_letters.get(job.id).error_type == error_type
-    assert fleet.end(fleet.send(actor)).type == "job.completed"
-
-
-def test_a_state_that_no_message_can_carry_any_further_is_dead_lettered(fleet: Fleet) -> None:
-    fleet.runs["key"].clear()
-    huge = {"max_attempts": 9, "non_retryable_errors": ["x" * 20_000]}
-    job = sent_natively(fleet, fleet.actor(fails), ojs={"v": 1, "attempt": 1, "retry": huge})
-    end = fleet.end(job)
-    assert (end.data["cause"], end.data["last_error"]["type"]) == ("invalid", "builtins.OSError")
-    assert "cannot be followed up" in end.data["reason"]
-    assert len(job.runs) == 1
-    assert fleet.bridge.dead_letters.get(job.id).retry == huge
-
-
 def test_a_message_for_an_actor_that_policies_leave_native_is_refused(stub: StubBroker, unique: str) -> None:
     for name in ("a.in", "b.out"):
         dramatiq.actor(lambda: None, broker=stub, actor_name=name, queue_name=unique)
