@@ -16,10 +16,11 @@ from ..engine.engine import Engine
 from ..engine.retry_on import RetryOn
 from ..engine.runs import Native, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
+from ..messages import RETRY_OPTION
 from ..spec.job import Job
 from ..spec.policy import RetryPolicy
-from .native_options import INTERVALS, NATIVE_FIELDS, native_partial
-from .translate import RESERVED, RETRY_OPTION, InvalidOptions, bare_job, job_of, names_exceptions
+from .native_options import INTERVALS, NATIVE_FIELDS, options_as_policy
+from .translate import WORKER_ERRORS, InvalidOptions, bare_job, job_of, names_exceptions
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -90,7 +91,7 @@ class Actors:
         The shortest and the longest wait go together. The log says once of each option that it meets a
         policy. Never raises.
         """
-        native = native_partial(message.options)
+        native = options_as_policy(message.options)
         if not native:
             return native
         named = task.named if task.named.isdisjoint(INTERVALS) else task.named | INTERVALS
@@ -147,9 +148,9 @@ class Actors:
     def _native(self, options: Mapping[str, Any]) -> Native:
         """Return what Dramatiq alone does with an actor: its options over those of the stock `Retries`."""
         if self.stock is None:
-            return Native(native_partial(options))
-        beneath = native_partial({**self.stock, **options})
-        said = {name: beneath[name] for name in native_partial(options)}
+            return Native(options_as_policy(options))
+        beneath = options_as_policy({**self.stock, **options})
+        said = {name: beneath[name] for name in options_as_policy(options)}
         kept = {} if self.stock is NO_RETRIES else {"on_exhaustion": "dead_letter"}
         return Native(said, {**beneath, **kept})
 
@@ -169,8 +170,8 @@ class Actors:
                 *(moved or ()),
                 own,
                 errors=options.get(ERRORS_OPTION),
-                reserved=RESERVED,
-                native=Native(native_partial(options)) if own is not None else self._native(options),
+                reserved=WORKER_ERRORS,
+                native=Native(options_as_policy(options)) if own is not None else self._native(options),
                 retry_on=_said(name, options) or self._policies.retry_on(name),
                 afresh=self._afresh,
             )

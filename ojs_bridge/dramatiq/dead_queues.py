@@ -15,7 +15,7 @@ from dramatiq.common import q_name
 from ..engine.engine import Engine
 from ..engine.runs import TaskPolicy
 from ..errors import Unreachable
-from ..messages import parameters_of
+from ..messages import HEADER, parameters_of
 from ..operations.broker_letters import found_letter
 from ..spec.failures import Failure
 from ..spec.job import ErrorEntry, Job, count_of
@@ -24,7 +24,7 @@ from .brokers import outages, told
 from .compat import message_in
 from .dead_places import Held, places_of
 from .publishing import FRAMEWORK, original
-from .translate import HEADER, bare_job, job_of, time_of
+from .translate import bare_job, job_of, time_of
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -21,13 +21,14 @@ from ..errors import InvalidRetryPolicy, InvalidState, StoreError
 from ..messages import parameters_of
 from ..spec.decision import Complete, Decision, GiveBack, RetryAt
 from ..spec.job import Job
+from ..spec.policy import LARGEST
 from .acknowledging import Acknowledging, Ending
 from .actors import Actors
 from .brokers import is_rabbitmq, is_redis, outages, told
 from .compat import message_in
 from .delivery import Settlement, leave_by, mark, publication
 from .holding import HELD_AT_MOST, GiveUp, Holding, is_old
-from .native_options import UNBOUNDED, is_exhausted, say_end, say_retry
+from .native_options import is_exhausted, say_end, say_retry
 from .on_rabbitmq import have_queue
 from .on_redis import replacing
 from .publishing import FRAMEWORK, carry_wishes, original
@@ -288,7 +289,7 @@ class Execution:
         target = message.options.get("on_retry_exhausted") or actor.options.get("on_retry_exhausted")
         if not target or not isinstance(begun, Run):
             return
-        limit = None if begun.policy.max_attempts >= UNBOUNDED else begun.policy.runs - 1
+        limit = None if begun.policy.max_attempts >= LARGEST else begun.policy.runs - 1
         counts = {"retries": begun.job.attempt - 1, "max_retries": limit}
         try:
             self._broker.get_actor(target).send(message.asdict(), counts)

@@ -15,6 +15,7 @@ from ..config.policy_files import PoliciesOrFile
 from ..config.settings import InFlight
 from ..engine.canary import Percentages
 from ..engine.private_names import missing_vital
+from ..messages import RETRY_OPTION
 from . import compat
 from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError
 from .brokers import say_caveats
@@ -25,7 +26,6 @@ from .holding import Holding
 from .other_middleware import count_members_once, hear_first
 from .processing import Processing
 from .publishing import FRAMEWORK, WISHING, DramatiqPublisher, add_headers, carry_wishes
-from .translate import RETRY_OPTION
 from .watch import Watch
 
 logger = logging.getLogger("ojs_bridge")

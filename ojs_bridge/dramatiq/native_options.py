@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -13,6 +12,7 @@ from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
 from ..spec.decision import DeadLetter, Discard, RetryAt
 from ..spec.duration import format_duration
+from ..spec.policy import LARGEST
 from .translate import RETRY_WHEN_SAID_NO, THROWN
 
 #: The logger of the stock `Retries`, so that a search in the logs finds its lines as before.
@@ -20,8 +20,6 @@ logger = get_logger(Retries.__module__, Retries)
 
 #: The mean of the factor by which Dramatiq's jitter stretches a wait.
 _MEAN = 1.5
-#: `max_retries=None` and a bare `retry_when` mean retries without end.
-UNBOUNDED = sys.maxsize
 
 #: The native options that a message may bring, and the field of a policy that each of them sets.
 NATIVE_FIELDS = (
@@ -32,7 +30,7 @@ NATIVE_FIELDS = (
 INTERVALS = frozenset(("initial_interval", "max_interval"))
 
 
-def native_partial(options: Mapping[str, Any]) -> dict[str, Any]:
+def options_as_policy(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the native options of an actor or a message as a partial policy; never raises.
 
     `max_retries` counts retries, and `max_attempts` runs. `retry_when` takes the place of `max_retries`.
@@ -42,7 +40,7 @@ def native_partial(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     partial: dict[str, Any] = {}
     if options.get("retry_when") is not None:
-        partial["max_attempts"] = UNBOUNDED
+        partial["max_attempts"] = LARGEST
     elif "max_retries" in options:
         partial["max_attempts"] = _attempts(options["max_retries"])
     if options.get("min_backoff") is not None or options.get("max_backoff") is not None:
@@ -52,7 +50,7 @@ def native_partial(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _attempts(retries: Any) -> Any:
     if retries is None:
-        return UNBOUNDED
+        return LARGEST
     return max(retries, 0) + 1 if type(retries) is int else retries
 
 

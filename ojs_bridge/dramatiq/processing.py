@@ -13,6 +13,7 @@ from ..engine.engine import Engine
 from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..errors import StoreError
+from ..messages import HEADER
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import Actors
 from .compat import message_in
@@ -21,7 +22,7 @@ from .execution import Execution, NotSent
 from .holding import GiveUp, Holding
 from .other_middleware import drop
 from .publishing import READ
-from .translate import HEADER, LostAttempt, Refused
+from .translate import LostAttempt, Refused
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -15,12 +15,13 @@ from dramatiq.broker import Broker, MessageProxy
 
 from ..engine.ports import Override
 from ..errors import Unpublishable, Unreachable
+from ..messages import HEADER, RETRY_OPTION
 from ..spec.job import VERSION, Header
 from ..store import Letter, Parked
 from .brokers import outages, told
 from .dead_places import forget_shown
 from .on_rabbitmq import confirm, have_queue
-from .translate import HEADER, RETRY_OPTION, encodable, parked_options, replayed_options
+from .translate import encodable, parked_options, replayed_options
 
 FRAMEWORK = "dramatiq"
 #: Makes the header of a message with its own partial policy; raises InvalidRetryPolicy.

@@ -17,19 +17,15 @@ from dramatiq.middleware.middleware import MiddlewareError
 
 from ..engine.retry_on import RetryOn
 from ..errors import InvalidRetryPolicy, InvalidState
+from ..messages import HEADER, RETRY_OPTION
 from ..spec.failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
 from ..spec.job import Header, Job, count_of, decoded
 from .compat import REDIS_ID, message_in
 
 logger = logging.getLogger("ojs_bridge")
 
-#: The message option that carries a job's retry state.
-HEADER = "ojs"
-#: The message and actor option that carries a partial policy.
-RETRY_OPTION = "ojs_retry"
-
 #: The error types that the spec reserves for the runtime.
-RESERVED: dict[type[BaseException], Mapped] = {TimeLimitExceeded: "timeout", Shutdown: "shutdown"}
+WORKER_ERRORS: dict[type[BaseException], Mapped] = {TimeLimitExceeded: "timeout", Shutdown: "shutdown"}
 
 THROWN = "which the actor's throws option rules out"
 RETRY_WHEN_SAID_NO = "and the actor's retry_when said no"

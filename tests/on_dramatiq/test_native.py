@@ -25,7 +25,8 @@ from dramatiq.results.backends import StubBackend
 
 from ojs_bridge import Bridge, DeadLetter, Discard, Retry, RetryPolicy, Snooze
 from ojs_bridge.dramatiq import OJSRetries, holding, install
-from ojs_bridge.dramatiq.native_options import UNBOUNDED, native_partial
+from ojs_bridge.dramatiq.native_options import options_as_policy
+from ojs_bridge.spec.policy import LARGEST
 from tests.on_dramatiq.fleet import QUICK, Fleet, Sent, dead_messages
 from tests.servers import eventually
 
@@ -53,10 +54,10 @@ PARTIALS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_retries": 5}, {"max_attempts": 6}),
     ({"max_retries": 0}, {"max_attempts": 1}),
     ({"max_retries": -3}, {"max_attempts": 1}),
-    ({"max_retries": None}, {"max_attempts": UNBOUNDED}),
+    ({"max_retries": None}, {"max_attempts": LARGEST}),
     ({"max_retries": "5"}, {"max_attempts": "5"}),
     ({"max_retries": True}, {"max_attempts": True}),
-    ({"retry_when": len, "max_retries": 5}, {"max_attempts": UNBOUNDED}),
+    ({"retry_when": len, "max_retries": 5}, {"max_attempts": LARGEST}),
     ({"min_backoff": 500, "max_backoff": 2500}, {"initial_interval": "PT0.75S", "max_interval": "PT2.5S"}),
     ({"min_backoff": 0, "max_backoff": 0}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
     ({"min_backoff": 0}, {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}),
@@ -72,13 +73,13 @@ PARTIALS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("native", "partial"), PARTIALS)
 def test_native_options_in_the_words_of_a_policy(native: dict[str, Any], partial: dict[str, Any]) -> None:
-    assert repr(native_partial(native)) == repr(partial)
+    assert repr(options_as_policy(native)) == repr(partial)
 
 
 @pytest.mark.parametrize(("first", "longest"), [(15_000, 604_800_000), (200, 60_000), (1, 1_000_000)])
 def test_native_backoff_is_as_long_on_average(first: int, longest: int) -> None:
     """Dramatiq's own draws and the policy's, retry by retry until the cap is near."""
-    policy = RetryPolicy.merge(native_partial({"min_backoff": first, "max_backoff": longest}))
+    policy = RetryPolicy.merge(options_as_policy({"min_backoff": first, "max_backoff": longest}))
     rng = random.Random(7)
     for n in range(1, 7):
         native = [compute_backoff(n - 1, factor=first, max_backoff=longest)[1] / 1000 for _ in range(4000)]
