@@ -93,7 +93,7 @@ def test_the_board_is_served(tmp_path: Path, bridge: Bridge, store: str) -> None
     command = [sys.executable, "-m", "ojs_bridge.cli", "serve", "--store", store, "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
-            eventually(lambda: answers(port), seconds=30, what="the board")
+            eventually(lambda: answers(port), seconds=30, what="the page")
         finally:
             process.terminate()
 
