@@ -13,12 +13,12 @@ from celery.utils.time import get_exponential_backoff_interval
 from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Intervals, InvalidRetryPolicy, Jitter, RetryPolicy
-from ojs_bridge.dramatiq.native_options import UNBOUNDED
 from ojs_bridge.migration import NativeOptions, preset, to_celery_options, to_dramatiq_options
 from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, Native, Planned, Runs
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
 from ojs_bridge.migration.plan.waits import celery_wait
+from ojs_bridge.spec.policy import LARGEST
 from tests.test_package import FRAMEWORKS, modules_after
 
 
@@ -89,7 +89,7 @@ def test_there_and_back_again(
     """The options of the policy nearest to some options have the schedule of those."""
     first = plan(options)
     assert first.policy is not None
-    endless = {"max_attempts": UNBOUNDED} if first.native and first.native.runs == ENDLESS else {}
+    endless = {"max_attempts": LARGEST} if first.native and first.native.runs == ENDLESS else {}
     found = back({**first.policy, **endless}).options
     assert schedule(plan(found)) == schedule(first)
     assert {*found.get("throws", ())} == {*options.get("throws", ())}
@@ -120,7 +120,7 @@ TO: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
         {"max_retries": 4, "min_backoff": 2000, "max_backoff": 16_000},
     ),
     (
-        {"max_attempts": UNBOUNDED, "jitter": False},
+        {"max_attempts": LARGEST, "jitter": False},
         {"max_retries": None, "retry_backoff": 1, "retry_backoff_max": 300, "retry_jitter": False},
         {"max_retries": None, "min_backoff": 667, "max_backoff": 300_000},
     ),
@@ -138,7 +138,7 @@ def test_the_options(policy: dict[str, Any], celery: dict[str, Any], actor: dict
     found = to_celery_options(policy).options
     retried = {"autoretry_for": (Exception,)} if policy["max_attempts"] > 1 else {}
     assert found == {**retried, **celery}
-    assert schedule(celery_plan(found))[0] == (ENDLESS if policy["max_attempts"] == UNBOUNDED
+    assert schedule(celery_plan(found))[0] == (ENDLESS if policy["max_attempts"] == LARGEST
                                                else policy["max_attempts"])  # fmt: skip
     assert to_dramatiq_options(policy).options == actor
     assert dramatiq_plan(actor).native is not None
