@@ -96,7 +96,9 @@ def _bare_broker(settings: Settings) -> dramatiq.Broker:
     if not settings.broker:
         return StubBroker()
     if settings.broker.startswith("amqp"):
-        return (Limited if settings.deliveries else RabbitmqBroker)(url=settings.broker)
+        return (Limited if settings.deliveries else RabbitmqBroker)(
+            url=settings.broker, confirm_delivery=True
+        )
     timeout = round(1000 * (settings.visibility or 60))
     return RedisBroker(
         url=settings.broker,
