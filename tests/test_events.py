@@ -406,6 +406,19 @@ def test_where_no_thread_can_be_started(no_more_threads: None, caplog: pytest.Lo
     assert bridge.flush()
 
 
+def test_a_listener_that_blocks_delays_no_other_bridge_s_events() -> None:
+    """Each bridge of a process has a thread of its own for its listeners."""
+    release, told = threading.Event(), []
+    blocked, other = Dispatcher([lambda event: release.wait(60)]), Dispatcher([told.append])
+    blocked.emit(numbered(0, 1))
+    try:
+        other.emit(numbered(0, 3))
+        assert other.flush(30)
+        assert len(told) == 3
+    finally:
+        release.set()
+
+
 def test_a_forked_child_has_a_thread_of_its_own() -> None:
     """The child does not repeat events that wait in its parent."""
     context = multiprocessing.get_context("fork")

@@ -175,9 +175,6 @@ def _in_line(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-_listening = BetweenForks()
-
-
 class Dispatcher:
     """Calls the listeners with each event, in order, on a thread of its own: a slow listener delays no job.
 
@@ -188,6 +185,7 @@ class Dispatcher:
     def __init__(self, listeners: Sequence[Listener], *, limit: int = 10_000) -> None:
         self._listeners = tuple(listeners)
         self._limit = limit
+        self._listening = BetweenForks()
         self._pid = 0
         self._queue: queue.Queue[Event] = queue.Queue(limit)
         self._dropped = 0
@@ -242,7 +240,7 @@ class Dispatcher:
             event = events.get()
             for listener in self._listeners:
                 try:
-                    with _listening:
+                    with self._listening:
                         listener(event)
                 except BaseException:
                     # Not even a sys.exit() may end the thread: the other listeners need it.

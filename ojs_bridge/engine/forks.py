@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
 import time
 from typing import Any
+from weakref import WeakValueDictionary
 
 #: For how many seconds a fork waits for other threads.
 _PATIENCE = 2.0
 
-_all: list[BetweenForks] = []
+#: Those that there are, in the order in which they were made.
+_all: WeakValueDictionary[int, BetweenForks] = WeakValueDictionary()
+_made = itertools.count()
 #: The locks that a forking thread holds.
 _forking = threading.local()
 
@@ -26,7 +30,7 @@ class BetweenForks:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        _all.append(self)
+        _all[next(_made)] = self
 
     def __enter__(self) -> None:
         """Wait until no fork is under way."""
@@ -61,7 +65,7 @@ def _log_between_forks(logger: logging.Logger) -> None:
 
 def _before_fork() -> None:
     deadline = time.monotonic() + _PATIENCE
-    _forking.within = [each for each in reversed(_all) if each.await_until(deadline)]
+    _forking.within = [each for each in reversed([*_all.values()]) if each.await_until(deadline)]
 
 
 def _in_parent() -> None:
@@ -70,7 +74,7 @@ def _in_parent() -> None:
 
 
 def _in_child() -> None:
-    for each in _all:
+    for each in [*_all.values()]:
         if each not in _forking.within:
             each.renew()
     _in_parent()
