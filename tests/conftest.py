@@ -5,8 +5,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -59,14 +59,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in slow]
 
 
-def pytest_runtest_logstart() -> None:
-    """Take note that a test runs, rather than that its module is imported."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, None, None]:
+    """Take note that a test's fixtures are made, rather than that its module is imported."""
+    with running():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, None, None]:
+    """Take note that a test runs."""
+    with running():
+        return (yield)
+
+
+@contextmanager
+def running() -> Iterator[None]:
+    """Have a test be skipped in here, rather than in the hooks of pytest, which could not bear it."""
     _running.set()
-
-
-def pytest_runtest_logfinish() -> None:
-    """Take note that the test has ended."""
-    _running.clear()
+    try:
+        yield
+    finally:
+        _running.clear()
 
 
 def skip_slow_test(event: str, arguments: object) -> None:
