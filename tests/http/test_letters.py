@@ -132,7 +132,10 @@ IDS = [
 
 def test_ids_of_all_kinds(door: House) -> None:
     """A client gets, replays and deletes them with percent-encoded ids."""
-    with listening(guarded(door.bridge, unlimited())) as address, httpx.Client(headers=OWN) as client:
+    with (
+        listening(guarded(door.bridge, unlimited())) as address,
+        httpx.Client(headers=OWN, timeout=30) as client,
+    ):
         for letter_id in IDS:
             path = f"{address}{LETTERS}/{quote(letter_id, safe='')}"
             door.bury(letter_id)

@@ -28,7 +28,7 @@ def door(tmp_path: Any) -> House:
 def test_a_server_without_tokens(door: House, tmp_path: Any) -> None:
     """A server on loopback reads and deletes; it refuses a replay of a framework that it does not serve."""
     door.bury("j-1")
-    with served(f"sqlite:///{tmp_path}/ojs.db") as address, httpx.Client(headers=OWN) as client:
+    with served(f"sqlite:///{tmp_path}/ojs.db") as address, httpx.Client(headers=OWN, timeout=30) as client:
         assert [job["id"] for job in client.get(address + LETTERS).json()["jobs"]] == ["j-1"]
         assert client.get(address + LETTERS, headers={"Host": "evil.example"}).status_code == 403
         assert client.post(f"{address}{LETTERS}/j-1/retry").status_code == 422
@@ -39,8 +39,8 @@ def test_a_server_without_tokens(door: House, tmp_path: Any) -> None:
 def test_a_server_with_a_token(tmp_path: Any) -> None:
     """The server asks for the token."""
     with served(f"sqlite:///{tmp_path}/ojs.db", f"operator_token={OPERATOR!r}") as address:
-        assert httpx.get(address + LETTERS).status_code == 401
-        answer = httpx.get(address + LETTERS, headers=with_token(OPERATOR))
+        assert httpx.get(address + LETTERS, timeout=30).status_code == 401
+        answer = httpx.get(address + LETTERS, headers=with_token(OPERATOR), timeout=30)
         assert answer.json()["jobs"] == []
 
 
@@ -62,7 +62,9 @@ def test_who_goes_away_ends_a_replay(door: House, monkeypatch: pytest.MonkeyPatc
         # A batch is of one, and the server has ten seconds to see who has gone.
         asked = {"json": {"confirm": True, "rate": 0.1}, "timeout": 60}
         headers = {**OWN, "Accept": "application/x-ndjson"}
-        with httpx.stream("POST", f"{address}{LETTERS}/retry", headers=headers, **asked) as answer:
+        with httpx.stream(
+            "POST", f"{address}{LETTERS}/retry", headers=headers, timeout=30, **asked
+        ) as answer:
             assert json.loads(next(answer.iter_lines())) == {"done": 1}
         assert ended.wait(60)
         before = len(door.ids())
@@ -104,7 +106,7 @@ def test_so_many_replays_at_a_time(door: House) -> None:
         for thread in threads:
             thread.start()
         eventually(lambda: answers.count(429) == 2)
-        assert httpx.get(address + LETTERS).status_code == 200
+        assert httpx.get(address + LETTERS, timeout=30).status_code == 200
         slow.go.set()
         for thread in threads:
             thread.join()
