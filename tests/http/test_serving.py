@@ -62,9 +62,7 @@ def test_who_goes_away_ends_a_replay(door: House, monkeypatch: pytest.MonkeyPatc
         # A batch is of one, and the server has ten seconds to see who has gone.
         asked = {"json": {"confirm": True, "rate": 0.1}, "timeout": 60}
         headers = {**OWN, "Accept": "application/x-ndjson"}
-        with httpx.stream(
-            "POST", f"{address}{LETTERS}/retry", headers=headers, timeout=30, **asked
-        ) as answer:
+        with httpx.stream("POST", f"{address}{LETTERS}/retry", headers=headers, **asked) as answer:
             assert json.loads(next(answer.iter_lines())) == {"done": 1}
         assert ended.wait(60)
         before = len(door.ids())
