@@ -27,8 +27,9 @@ _STOCK = 5
 class Side:
     """A worker of its own; its child notes the times, which are the measurement."""
 
-    def __init__(self, name: str, notes: redis.Redis) -> None:
+    def __init__(self, name: str, notes: redis.Redis, kind: str) -> None:
         self.name = name
+        self._kind = kind
         self._notes = notes
         self._number = int(URL.rpartition("/")[2])
         self._producer = Celery(broker=f"{URL.rpartition('/')[0]}/{_STOCK}")
@@ -40,8 +41,8 @@ class Side:
         self._notes.set(f"{self.name}.left", jobs)
         self._producer.send_task("mark", ["begin"])
         for _ in range(jobs):
-            self._producer.send_task(f"bench.{KIND}")
-        if KIND == "succeeds":
+            self._producer.send_task(f"bench.{self._kind}")
+        if self._kind == "succeeds":
             self._producer.send_task("mark", ["end"])
         if not self._stock.move(self.name, self._number):
             raise SystemExit(f"{self.name} has not taken its last slice")
@@ -62,7 +63,7 @@ def main() -> None:
     """Run the slices of all sides in turn, and print what each took."""
     notes = redis.Redis.from_url(URL, socket_timeout=None)
     notes.flushall()
-    sides = [Side(name, notes) for name in os.environ["BENCH_SIDES"].split(",")]
+    sides = [Side(name, notes, KIND) for name in os.environ["BENCH_SIDES"].split(",")]
     workers = [
         subprocess.Popen([sys.executable, *WORKER], env={**os.environ, "BENCH_SIDE": side.name}, **QUIET)  # type: ignore[call-overload]
         for side in sides

@@ -76,7 +76,7 @@ def _of_celery(options: dict[str, str]) -> int:
 
     with redis.Redis.from_url(options["BENCH_URL"], socket_timeout=None) as notes:
         notes.flushall()
-        side = Side(options["BENCH_SIDE"], notes)
+        side = Side(options["BENCH_SIDE"], notes, options["BENCH_KIND"])
         side.fill(int(options["BENCH_JOBS"]))
         with _Counted(WORKER, options) as counted:
             side.wait()
