@@ -37,7 +37,7 @@ TASKS: dict[str, dict[str, Any]] = {
     "dropped": {"acks_on_failure_or_timeout": False},
     "kept": {"acks_on_timeout": False},
 }  # fmt: skip
-#: What a job's step may name.
+#: The names that a job's step may use.
 WORDS = {
     "Ignore": Ignore, "MaxRetriesExceededError": MaxRetriesExceededError, "Reject": Reject, "Retry": Retry,
     "Snooze": Snooze,
@@ -78,7 +78,7 @@ class ByHand:
         self.app = Celery(queue, broker="memory://", backend="cache+memory://", set_as_current=False)
         self.app.conf.update(task_default_queue=queue, task_acks_late=True)
         installing(self.app)
-        # A delay that Celery writes into a message is then exact.
+        # The app's clock stands still, so that a delay that Celery writes into a message is exact.
         self._began = self.app.now()
         self.app.now = lambda: self._began
         self.pool = Lossy()

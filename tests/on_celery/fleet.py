@@ -28,7 +28,7 @@ from tests.forking import ROOT, Forked, module
 from tests.on_celery.project import make_app
 from tests.servers import eventually
 
-#: How late a run may be on a loaded machine, in seconds; Redis under gevent alone is up to 4 s late.
+#: Seconds that a run may be late on a loaded machine; Redis under gevent alone is up to 4 s late.
 LATE = 12.0
 ENDED = {"SUCCESS", "FAILURE", "REVOKED"}
 
@@ -93,7 +93,7 @@ class Worker:
 
     @property
     def log(self) -> str:
-        """What the worker has written so far."""
+        """The worker's log so far."""
         return self.log_file.read_text(errors="replace")
 
     def await_ready(self) -> None:
@@ -106,7 +106,7 @@ class Worker:
         assert self.process.poll() is None, self.log
 
     def _is_ready(self) -> bool:
-        # Those before it, and beside it, write to the same log.
+        # Earlier workers, and workers beside this one, write to the same log.
         own = self.log_file.read_bytes()[self._begins :]
         return f" {self._name} ready.".encode() in own
 
@@ -120,7 +120,7 @@ class Worker:
         """End the worker warmly and return its exit status."""
         self.ask_to_stop()
         try:
-            # A child of billiard 4.2 waits up to 30 s at its end for a main process that reads no more.
+            # With billiard 4.2, an ending child waits up to 30 s for a main process that reads no more.
             return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.say_where_it_stands()
@@ -213,7 +213,7 @@ class Fleet:
         return [b.at - a.at for a, b in itertools.pairwise(runs)]
 
     def calls(self, job: AsyncResult, name: str | None = None) -> list[list[Any]]:
-        """Which handlers were called for a job, and with what, or only those of a name."""
+        """The handlers that were called for a job, with their arguments, or only those of a name."""
         found = self._list("calls", job)
         return [call for call in found if call[0] == name or (name is None and "publish" not in call[0])]
 
@@ -231,7 +231,7 @@ class Fleet:
         return ends()[nth - 1]
 
     def due(self, run: Ran) -> float:
-        """When a run was due."""
+        """The time at which a run was due."""
         return datetime.fromisoformat(run.ojs["next_retry_at"].replace("Z", "+00:00")).timestamp()
 
     def buried(self, queue: str) -> list[Any]:
@@ -245,7 +245,7 @@ class Fleet:
         return found
 
     def waiting(self) -> int:
-        """How many messages the broker, Valkey, has in the queue or not acknowledged."""
+        """The number of messages that the broker, Valkey, has in the queue or not acknowledged."""
         broker = client(self.settings.broker)
         return int(broker.llen(self.settings.queue)) + int(broker.hlen("unacked"))
 

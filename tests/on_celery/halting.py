@@ -41,7 +41,7 @@ def halt(request: Any, place: str) -> None:
     if request is None or (getattr(request, "headers", None) or {}).get("halt") != place:
         return
     if request.task == "celery.chord_unlock":
-        return  # Celery gives it the headers of the chord's body.
+        return  # Celery gives this job the headers of the chord's body.
     redis = client(Settings.from_env().backend)
     if redis.set(f"halted:{request.id}", 1, nx=True):
         if "dies" in request.headers:

@@ -110,7 +110,7 @@ def make_app(settings: Settings, results: str = "") -> Celery:
     if settings.soft_shutdown:
         app.conf.worker_soft_shutdown_timeout = settings.soft_shutdown
     if settings.broker.startswith("redis"):
-        # Who is killed while it looks for lost deliveries would keep all others from it for five minutes.
+        # A worker killed while it looks for lost deliveries would keep the others from it for five minutes.
         app.conf.broker_transport_options = {"unacked_mutex_expire": 3}
     if settings.visibility:
         app.conf.broker_transport_options = {
@@ -320,7 +320,7 @@ def define_class_based_tasks(app: Celery, noting: Noting) -> None:
     app.register_task(Own())
 
 
-#: What the steps of jobs may name beside what this module uses itself.
+#: The names that the steps of jobs may use, beside those that this module uses itself.
 __all__ = [
     "AuthExpired",
     "CardFraud",

@@ -1,4 +1,4 @@
-"""One project twice: as it was before the bridge, and with it. Its jobs write down each of their runs."""
+"""The same project without the bridge and with it. Its jobs write down each of their runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CANARY: dict[str, float] = {"*": 50, "manual": 100, "default": 0}
 
 @dataclass(frozen=True)
 class Side:
-    """What one worker or producer is: without a store it knows nothing of the bridge."""
+    """The settings of one worker or producer. A side without a store knows nothing of the bridge."""
 
     url: str
     queue: str

@@ -23,7 +23,7 @@ from tests.servers import eventually
 
 PATIENCE = 50
 
-#: task, arguments after the label, state, and how often old workers run the job, and new ones.
+#: task, arguments after the label, state, runs on old workers, runs on new workers
 JOBS: dict[str, tuple[str, tuple[Any, ...], str, int, int]] = {
     "instant": ("automatic", (0,), "SUCCESS", 1, 1),
     "autoretried": ("automatic", (2,), "SUCCESS", 3, 3),
@@ -55,7 +55,7 @@ class Sent:
 
 
 class Worker:
-    """One worker process of a side, started with a user's options, but for its pool."""
+    """One worker process of a side. Its options are those of a user, except for the pool."""
 
     def __init__(self, side: Side, folder: Path, number: int) -> None:
         self.name = f"{side.name}{number}"
@@ -63,12 +63,12 @@ class Worker:
         command = ["-A", "tests.on_celery.rolling_worker", "worker"]
         command += ["-P", "threads", "-c", "4", "-l", "INFO", "-n", f"{self.name}@%h"]
         env = {**os.environ, "C_FORCE_ROOT": "1", **side.to_env()}
-        # An old one imports nothing of the bridge.
+        # A worker of the old side imports nothing of the bridge.
         self.process = (_plain if side.store is None else celery)(command, env, self._log)
 
     @property
     def log(self) -> str:
-        """What it has written so far."""
+        """The worker's log so far."""
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def await_ready(self) -> None:
@@ -89,7 +89,7 @@ def _plain(arguments: list[str], env: Mapping[str, str], log: Path) -> subproces
 
 
 class Roll:
-    """One queue, its producers of both sides, its workers, and what became of its jobs."""
+    """One queue with the producers of both sides, the workers, and the ends of the jobs."""
 
     def __init__(self, url: str, queue: str, folder: Path) -> None:
         self.old = Side(url, queue)

@@ -1,4 +1,4 @@
-"""What Celery's users do to an app and its tasks beside sending jobs, and what the bridge leaves as it is."""
+"""The bridge leaves alone what Celery's users do to an app and its tasks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ WAYS: list[Making] = [of_the_app, of_ours, of_a_class, of_our_class]
 
 @pytest.mark.parametrize("make", WAYS[:3], ids=lambda make: make.__name__)
 def test_a_tasks_annotations_are_its_functions(make: Making) -> None:
-    """As without the bridge, where frameworks look for what a task takes."""
+    """A framework that reads a task's parameters finds the same annotations as without the bridge."""
     native = make(app_of("native", natively), add) if make is not of_ours else of_the_app(Celery("n"), add)
     task = make(app_of("bridged"), add)
     assert typing.get_type_hints(task) == typing.get_type_hints(native)
@@ -99,14 +99,14 @@ def test_the_warning_of_a_name_that_is_taken_names_the_users_line(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         make(app, add)
-    # The collector may find what another test left open.
+    # The garbage collector may warn of objects that another test left open.
     (warning,) = (each for each in caught if each.category.__name__ == "DuplicateTaskNameWarning")
     assert warning.filename == __file__
 
 
 @pytest.mark.parametrize("policies", [None, {}], ids=["all", "none"])
 def test_a_sender_that_takes_the_classs_place_is_called(policies: Any) -> None:
-    """As unit tests do it, whether the app has its bridge before or meanwhile."""
+    """A unit test may patch `send_task` before or after an app gets its bridge."""
     app = app_of("patched", lambda app: install(app, policies=policies))
     task = of_the_app(app, add)
     for number in range(2):
@@ -185,7 +185,7 @@ def test_methods_of_a_users_class_are_called(unique: str, way: str) -> None:
     assert Own.calls.count("retry") == 1
 
 
-#: When a native option is set after the task was registered -> what its jobs ask for.
+#: A way to set a native option after the registration -> the steps of its jobs.
 SET: dict[str, tuple[Callable[[ByHand], None], list[str]]] = {
     "on the task": (set_on_the_task, ["self.retry(countdown=0)"]),
     "on its class": (set_on_its_class, ["self.retry(countdown=0)"]),
@@ -216,7 +216,7 @@ def test_native_options_count_as_they_are_when_they_are_needed(
 
 
 def test_a_delay_that_is_set_later_counts(unique: str) -> None:
-    """That of the task, and that of one whose automatic retries began with another."""
+    """The new delay counts for a plain task and for a task with automatic retries."""
     hand = by_hand(install, unique)
     plain, auto = hand.app.tasks["plain"], hand.app.tasks["auto"]
     assert [task_policy(hand.app, task).policy.delay(1) for task in (plain, auto)] == [0.001, 180]
@@ -225,12 +225,12 @@ def test_a_delay_that_is_set_later_counts(unique: str) -> None:
     assert task_policy(hand.app, auto).policy.max_attempts == 3
     backoff = hand.app.tasks["backoff"]
     before = task_policy(hand.app, backoff).policy
-    backoff.retry_backoff, backoff.max_retries = 99, 1  # Celery reads the first where it defines a task
+    backoff.retry_backoff, backoff.max_retries = 99, 1  # Celery reads retry_backoff only as it defines a task
     assert task_policy(hand.app, backoff).policy == RetryPolicy.merge(before.to_ojs(), {"max_attempts": 2})
 
 
 def events_of(hand: ByHand, job: str) -> list[dict[str, Any]]:
-    """What Celery's monitors were told of a job that is retried."""
+    """The `task-sent` events of a retried job, without the fields that always differ."""
     with hand.app.connection_for_read() as connection:
         exchange = get_exchange(connection, name=hand.app.conf.event_exchange)
         heard = Queue(f"{job}-events", exchange, routing_key="task.sent")(connection.default_channel)
@@ -239,13 +239,13 @@ def events_of(hand: ByHand, job: str) -> list[dict[str, Any]]:
         hand.deliver_all()
         told = [message.payload for message in iter(functools.partial(heard.get, no_ack=True), None)]
         heard.delete()
-    # A retry of Celery's own names itself as its parent, and has no time where it is due at once.
+    # Celery's own retry names itself as its parent, and has no `eta` if it is due at once.
     own = {"hostname", "timestamp", "clock", "pid", "utcoffset", "queue", "routing_key", "parent_id", "eta"}
     return [{name: value for name, value in event.items() if name not in own} for event in told]
 
 
 def test_a_retry_is_told_as_sent_where_the_app_tells_it(unique: str) -> None:
-    """As Celery tells it of its own retries."""
+    """The event of the bridge's retry is that of Celery's own retry."""
     seen = []
     for installing in (natively, lambda app: install(app, Bridge())):
         hand = by_hand(installing, unique)

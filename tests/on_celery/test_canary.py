@@ -45,7 +45,7 @@ SCENARIOS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
 
 
 def seen(hand: ByHand) -> list[tuple[Any, ...]]:
-    """What was seen of all jobs, without the names that this app alone has given."""
+    """The notes of all jobs, with a number in place of each job's id."""
     ids: dict[str, int] = {}
     return [(kind, ids.setdefault(job, len(ids)), *rest) for kind, job, *rest in hand.notes]
 
@@ -70,7 +70,7 @@ def test_outside_the_canary_a_job_runs_as_without_the_bridge(unique: str, name: 
 
 @pytest.mark.parametrize(("task", "dies"), [("requeued", "killed"), ("kept", "time limit")])
 def test_outside_the_canary_a_dead_childs_job_is_requeued_as_ever(unique: str, task: str, dies: str) -> None:
-    """Without an end, as its own options and its Celery say, which the bridge would not allow."""
+    """The task's own options and Celery requeue the job without end; the bridge would not allow that."""
     native, canary = both(unique)
     delivered = []
     for hand in (native, canary):
@@ -119,7 +119,7 @@ def test_outside_the_canary_a_canvas_runs_as_without_the_bridge(unique: str, num
     "name", ["self.retry", "self.retry, exhausted", "autoretry", "autoretry, exhausted", "Ignore"]
 )
 def test_outside_the_canary_an_eager_task_is_celerys(unique: str, way: str, name: str) -> None:
-    """Also where Celery lets a retry out."""
+    """The outcome is the same where Celery raises its Retry to the caller."""
     task, steps, _ = SCENARIOS[name]
     outcomes = []
     for hand in both(unique):

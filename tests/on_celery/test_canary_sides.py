@@ -30,7 +30,7 @@ class Heard(list[str]):
 
 
 def test_the_id_says_which_jobs_are_inside(unique: str) -> None:
-    """Those follow the policy and are told of; the others follow Celery's options."""
+    """Jobs inside follow the policy and have events; the other jobs follow Celery's options."""
     heard = Heard()
     bridge = Bridge(listeners=[heard])
     policies = {"auto": {"max_attempts": 5, "initial_interval": "PT0.001S"}}
@@ -47,7 +47,7 @@ def test_the_id_says_which_jobs_are_inside(unique: str) -> None:
 
 
 def test_a_job_with_a_policy_of_its_own_is_always_inside(unique: str) -> None:
-    """And so is a task that is @ojs_task, and a header that nobody can read, which may hold a policy."""
+    """An @ojs_task is inside, too, and so is a job with an unreadable header, which may hold a policy."""
     hand = by_hand(outside, unique)
     ojs_task(hand.app, name="own", shared=False, retry={"max_attempts": 2, "initial_interval": "PT0.001S"})(
         failing
@@ -64,7 +64,7 @@ def test_a_job_with_a_policy_of_its_own_is_always_inside(unique: str) -> None:
 
 @pytest.mark.parametrize("canary", [0, 100])
 def test_a_task_that_calls_itself_sees_no_header_of_the_bridge(unique: str, canary: int) -> None:
-    """Which it could not pass on to another job: no message can carry it."""
+    """The task could not pass such a header on to another job: no message can carry it."""
     hand = by_hand(lambda app: install(app, Bridge(), canary=canary), unique)
     hand.send("plain", "self(\"'nested'\")")
     hand.deliver_all()
@@ -98,7 +98,7 @@ def test_outside_the_canary_a_tasks_own_receivers_hear_of_a_dead_child(unique: s
 
 @pytest.mark.parametrize("dies", [None, "killed", "time limit"])
 def test_outside_the_canary_a_job_still_waits_for_its_time(unique: str, dies: str | None) -> None:
-    """One that was retried under the bridge, whether it came back in hops or its child died meanwhile."""
+    """A job that was retried under the bridge waits, also when its child died meanwhile."""
     hand = by_hand(outside, unique)
     ojs = header(attempt=2, next_retry_at=in_seconds(50), errors=[])
     headers = {"ojs": ojs, **({"dies": dies} if dies else {})}
@@ -122,7 +122,7 @@ def test_a_lowered_canary_leaves_a_retry_of_the_bridge_to_celery(unique: str) ->
 
 
 def test_outside_the_canary_a_parked_retry_is_parked_again(unique: str, tmp_path: Path) -> None:
-    """When it came long before its time; published when due, it is Celery's."""
+    """A retry that comes too early is parked; a retry that is published when due is Celery's."""
     bridge = Bridge(store=f"sqlite:///{tmp_path}/ojs.db")
     hand = by_hand(lambda app: install(app, bridge, canary=0), unique)
     ojs = header(attempt=2, next_retry_at=in_seconds(600))
@@ -161,7 +161,7 @@ def test_the_native_counter_stays_in_step_wherever_a_job_runs(unique: str, order
 
 
 def test_a_later_jobs_own_policy_comes_through_a_worker_that_does_not_know_it(unique: str) -> None:
-    """One that the bridge's producer has put in a chain, and a worker without the bridge sends."""
+    """The bridge's producer sets the policy in a chain; a worker without the bridge sends the later job."""
     notes: list[Any] = []
     old, new = (ByHand(unique, installing, notes=notes) for installing in (natively, outside))
     for hand in (old, new):
@@ -176,7 +176,7 @@ def test_a_later_jobs_own_policy_comes_through_a_worker_that_does_not_know_it(un
 
 
 def test_a_later_jobs_own_policy_comes_through_a_worker_that_does_not_have_its_task(unique: str) -> None:
-    """Its own policies may be older than its producer's: it sends on what they do not name."""
+    """The worker's policies may be older than the producer's; it passes on a policy for other tasks."""
     notes: list[Any] = []
     elsewhere = functools.partial(install, policies={"elsewhere": {}})
     old, new = (ByHand(unique, installing, notes=notes) for installing in (elsewhere, outside))
@@ -193,7 +193,7 @@ def test_a_later_jobs_own_policy_comes_through_a_worker_that_does_not_have_its_t
 
 
 def test_a_policy_can_be_taken_from_a_signature(unique: str) -> None:
-    """Also from what it sends along for workers without the bridge."""
+    """The header for workers without the bridge goes, too."""
     new = by_hand(outside, unique)
     signature = new.app.tasks["plain"].si("1").set(headers={"own": 1}, ojs_retry={"max_attempts": 6})
     assert {"own", "ojs"} == set(signature.options["headers"])
@@ -212,7 +212,7 @@ def test_a_policy_can_be_taken_from_a_signature(unique: str) -> None:
     ],
 )
 def test_a_canary_that_cannot_be_is_refused(arguments: dict[str, Any], problem: str) -> None:
-    """Where it is installed, or when the worker starts."""
+    """A wrong canary is refused by `install`, or when the worker starts."""
     app = Celery("checked", broker="memory://", set_as_current=False)
     ojs_task(app, name="own", shared=False)(failing)
     app.task(shared=False, name="plain")(failing)
@@ -224,7 +224,7 @@ def test_a_canary_that_cannot_be_is_refused(arguments: dict[str, Any], problem: 
 def test_a_worker_says_which_jobs_are_under_the_bridge(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also those of a canary that its environment has."""
+    """The canary may come from the worker's environment."""
     monkeypatch.setenv("OJS_BRIDGE_CANARY", '{"*": 100, "mail.*": 2.5}')
     app = Celery("told", broker="memory://", set_as_current=False)
     install(app, Bridge())

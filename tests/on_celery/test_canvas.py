@@ -77,7 +77,7 @@ def test_links_are_called_once_at_the_end(fleet: Fleet) -> None:
 
 
 def test_states_and_handlers_are_those_of_celery(fleet: Fleet) -> None:
-    # The handler of a retry is called after it was published, and by another process than the next run's.
+    # The retry is published before its handler is called, and another process may do the next run.
     policy = {"initial_interval": "PT4S", "backoff_strategy": "none"}
     job = fleet.send("handled", "OSError('one')", "OSError('two')", "'ok'", ojs_retry=policy)
     failed = fleet.send("handled", "KeyError('k')", ojs_retry=policy)
@@ -141,7 +141,7 @@ BAD = {"max_attempts": -1}
 
 @pytest.mark.requirement("RET-16", "RET-20")
 def test_an_invalid_policy_is_refused_before_anything_is_sent(separate, fleet: Fleet) -> None:
-    idle = separate()  # no worker: what is sent stays visible
+    idle = separate()  # no worker: sent messages stay visible
     act, collect = idle.task("act"), idle.task("collect")
     bare = idle.app.signature("act", ("'ok'",), options={"ojs_retry": BAD})
     attempts = {

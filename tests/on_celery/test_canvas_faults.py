@@ -18,11 +18,11 @@ from tests.on_celery.fleet import Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
 
 ONCE = {"max_attempts": 1, "on_exhaustion": "dead_letter"}
-#: What befalls a job -> its steps, its policy, the place where its worker is killed, how often it runs.
+#: A fault -> the job's steps, its policy, the place where its worker is killed, the number of runs.
 FAULTS: dict[str, tuple[list[str], dict[str, Any], str, int]] = {
     "retried": (["OSError()", "'ok'"], {}, "", 2),
     "parked": (["OSError()", "'ok'"], {"initial_interval": "PT2S"}, "", 2),
-    # It waits, because its process may just have ended another job, and the worker not have heard of that.
+    # The job waits first: its process may have ended another job, and the worker may not know it yet.
     "kills its child": (["time.sleep(4) or sigkill()", "'ok'"], {}, "", 2),
     "killed at work": (["halt(self)", "'ok'"], {}, "", 2),
     "killed before its result": (["'ok'"], {}, "before the result", 2),
@@ -32,7 +32,7 @@ FAULTS: dict[str, tuple[list[str], dict[str, Any], str, int]] = {
     "its child dies after its result": (["'ok'"], {}, "after the result", 1),
     "replayed": (["OSError()", "'ok'"], ONCE, "", 2),
 }
-#: Where the job stands: in a chord's header, its body, or first in a chain. Only a chord counts.
+#: The job's place: in a chord's header, in its body, or first in a chain. Only a chord counts.
 CASES = [
     (role, fault)
     for role in ("header", "body", "first")
@@ -43,7 +43,7 @@ CASES = [
 
 @dataclass
 class Case:
-    """One canvas, one job of which something befalls."""
+    """One canvas with a fault in one of its jobs."""
 
     role: str
     fault: str
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def is_killed(self) -> bool:
-        """Whether the job stops for its worker to be killed."""
+        """Whether the job stops so that its worker can be killed."""
         return self.fault.startswith("killed")
 
 
@@ -86,14 +86,14 @@ def expected(case: Case, results: str) -> tuple[str, int, int, int]:
     if case.role == "body":
         return "SUCCESS", runs, runs, int(replayed)
     if case.role == "header" and replayed and results == "database":
-        # Celery's own job that joins the chord has ended, and nothing knows the other members.
+        # Celery's job that joins the chord has ended, and nothing knows the chord's other members.
         return "FAILURE", runs, 0, 1
     # Celery sends the rest of a chain before it stores the result.
     twice = case.role == "first" and case.fault == "killed before its result"
     return "SUCCESS", runs, 2 if twice else 1, int(replayed)
 
 
-# Each broker and each kind of results; all four have been tried.
+# Each broker and each kind of results once; all four pairs have been tried.
 @pytest.fixture(params=["valkey-redis", "rabbitmq-database"])
 def fleet(
     separate: Callable[..., Fleet], request: pytest.FixtureRequest, valkey: Valkey, tmp_path: Path
@@ -141,7 +141,7 @@ def test_what_should_follow_follows_once(fleet: Fleet, valkey: Valkey) -> None:
 
 
 def seen(fleet: Fleet, cases: list[Case]) -> dict[tuple[str, str], tuple[str, int, int, int]]:
-    """What has become of every canvas."""
+    """The last job's state, the runs and the told errors of every canvas."""
     return {
         (case.role, case.fault): (
             fleet.app.AsyncResult(case.end.id).state,
@@ -154,5 +154,5 @@ def seen(fleet: Fleet, cases: list[Case]) -> dict[tuple[str, str], tuple[str, in
 
 
 def errors(fleet: Fleet, case: Case) -> int:
-    """How often the error of a canvas was told."""
+    """The number of times that a canvas's errback was called."""
     return sum(len(fleet.calls(job, "errback")) for job in {case.struck, case.end})

@@ -1,4 +1,4 @@
-"""What a worker says of settings that take something from the promises."""
+"""At its start a worker names the settings that weaken the bridge's promises."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def nothing() -> None:
 def said(
     caplog: pytest.LogCaptureFixture, bridge: Bridge, *, broker: str = "memory://", **options: Any
 ) -> list[str]:
-    """What a worker logs when it starts."""
+    """The warnings that a worker logs when it starts."""
     app = Celery("caveats", broker=broker, set_as_current=False, broker_transport_options=options)
     install(app, bridge, policies={"native": {}})
     ojs_task(app, shared=False, lazy=False, name="late")(nothing)
@@ -75,7 +75,7 @@ def test_a_store_that_cannot_be_written_is_named(
 def test_clocks_that_differ_are_named(caplog: pytest.LogCaptureFixture, valkey_url: str) -> None:
     class Slow(Bridge):
         def _now(self) -> datetime:
-            return super()._now() - timedelta(seconds=30.9)  # it may be asked a little after the store was
+            return super()._now() - timedelta(seconds=30.9)  # this clock is asked after the store's
 
     *_, line = said(caplog, Slow(valkey_url))
     assert line.startswith("this machine's clock and the store's are 30.")

@@ -21,13 +21,13 @@ ALL_USES = {compat.REDIS, compat.FETCH, compat.RESULTS}
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_a_name_is_there(name: PrivateName) -> None:
-    """At both ends of the supported range, for the floor's run has this test, too."""
+    """The run with the oldest supported versions has this test, too."""
     assert not name.is_missing
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_a_name_that_is_removed_is_missed(name: PrivateName) -> None:
-    """Methods, attributes that a method sets, values of a module, and what a closure shares."""
+    """Names are methods, attributes set in a method, values of a module, and what a closure shares."""
     removed = replace(name, name=f"{name.name}_as_it_was", since="0")
     assert removed.is_missing
     installed = version(name.framework)
@@ -70,7 +70,7 @@ def test_a_worker_warns_of_another_name(
 def test_what_only_the_taking_from_redis_needs(
     monkeypatch: pytest.MonkeyPatch, broker: str, setting: str, starts: bool
 ) -> None:
-    """It stops no worker that does not take from Redis in the bridge's way."""
+    """A worker that does not take from Redis in the bridge's way starts without the name."""
     monkeypatch.setenv("OJS_BRIDGE_RELIABLE_FETCH", setting)
     monkeypatch.delattr(kombu.transport.redis.Channel, "_brpop_start")
     app = Celery("compat", broker=broker, set_as_current=False)

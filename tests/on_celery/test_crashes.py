@@ -55,7 +55,7 @@ def test_a_crash_is_a_failed_attempt(fleet: Fleet) -> None:
         letter = fleet.bridge.dead_letters.get(job.id)
         assert (letter.attempt, letter.error_type, len(letter.errors)) == (runs, error_type, runs), name
         if task == "handled":
-            # What judged the attempt before may have published its retry and not called its handler yet.
+            # The process that judged the earlier attempt may not have called the retry's handler yet.
             called = functools.partial(fleet.calls, job, "on_retry")
             eventually(lambda called=called, n=runs - 1: len(called()) >= n, what="the handlers")
             assert len(called()) == runs - 1, name
@@ -98,7 +98,7 @@ def test_a_warm_shutdown_uses_no_attempt(separate) -> None:
 def test_a_crash_of_a_job_that_another_worker_has_settled_is_not_heard(
     unique: str, tmp_path: Path, dies: str
 ) -> None:
-    """Its message goes back to the queue, where the next delivery is dropped; no failure is shown."""
+    """The job's message goes back to the queue, and its next delivery is dropped; no failure is shown."""
     bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db")
 
     def settle_elsewhere(*_: Any) -> float:

@@ -57,7 +57,7 @@ def die(app: Celery, *args: Any, raised: Exception | None = None, **options: Any
     """Send a job, and have it die as a worker would; return its id."""
     bridge, job_id = attach(app), app.send_task("charge", args, **options).id
     arrived: list[Wire] = []
-    # Celery's own publishing waits for no confirm of RabbitMQ's.
+    # Celery does not wait until RabbitMQ has confirmed a message.
     eventually(lambda: arrived.extend(sent(app, options.get("queue"))) or arrived, what="the message")
     (wire,) = arrived
     job = Job(job_id, "charge", wire.queue)
@@ -110,7 +110,7 @@ def test_a_replay_keeps_the_message_and_may_change_its_queue(app: Celery, unique
 
 
 def test_the_queues_that_routes_name_are_looked_at(url: str, unique: str) -> None:
-    """Also by a process that has sent nothing yet, and where nothing ever died."""
+    """A process looks at them even if it has sent nothing yet, and if nothing ever died there."""
     sender = make(url, unique)
     job = die(sender, "a", queue=f"{unique}-far")
     routes = {"other.*": {"queue": f"{unique}-far"}, "nowhere": f"{unique}-never"}

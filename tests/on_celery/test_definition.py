@@ -1,4 +1,4 @@
-"""What is refused where a task is defined, an app is set up, or a worker starts."""
+"""Mistakes are refused where a task is defined, an app is set up, or a worker starts."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_install_covers_tasks_of_before_and_after(app: Celery) -> None:
     for name in (early.name, late.name, "by_class", "by_class_later"):
         assert task_policy(app, app.tasks[name]).policy.max_attempts == 8, name
     assert not getattr(other, "ojs_bridged", False)
-    assert task_policy(app, app.tasks["shared_twice"]).policy.max_attempts == 2  # the task's own wins
+    assert task_policy(app, app.tasks["shared_twice"]).policy.max_attempts == 2  # the task's own policy wins
     assert not getattr(app.tasks["celery.chord"], "ojs_bridged", False)
     assert attach(app) is bridge
     check_app(app)
@@ -242,7 +242,7 @@ BROKEN: dict[str, tuple[str, str]] = {
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """How the workers of all broken projects ended: they start side by side, for starting takes its time."""
+    """The exit codes and logs of the workers of all broken projects, which start side by side."""
     folder = tmp_path_factory.mktemp("broken")
     head = "from celery import Celery\nfrom ojs_bridge import Bridge\nfrom ojs_bridge.celery import *\n"
     head += "app = Celery('broken', broker='memory://')\n"

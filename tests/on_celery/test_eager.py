@@ -35,7 +35,7 @@ def run(fleet: Fleet, name: str, *args: Any, **options: Any) -> Any:
 
 
 def outcome(fleet: Fleet, name: str, *args: Any, **options: Any) -> tuple[str, Any]:
-    """How a task ends: its state, and what it returns or raises."""
+    """The state of an ended task, and its result or its error."""
     try:
         result = run(fleet, name, *args, task_id=id_of(fleet), **options)
     except Exception as error:

@@ -13,7 +13,7 @@ from ojs_bridge.spec.failures import Failure
 from tests.on_celery.project import Unpicklable
 from tests.servers import RabbitMQ, eventually
 
-#: RabbitMQ drops what it has delivered more often; Celery before 5.5 knows no queues that count.
+#: RabbitMQ drops a message after so many deliveries; Celery before 5.5 has no queues that count.
 DELIVERIES = 5 if celery.VERSION >= (5, 5) else None
 BEGINS = "jobs wait in this worker"
 
@@ -50,7 +50,7 @@ def test_a_retry_that_its_full_queue_refuses_is_not_lost(
     job = fleet.send("handled", f"time.sleep(8) or {end}", "OSError('not full')", "'ok'")
     eventually(lambda: fleet.runs(job), seconds=20, what="a run")
     others = []
-    for _ in range(3):  # they wait in the worker
+    for _ in range(3):  # these jobs wait in the worker
         others.append(fleet.send("act", "time.sleep(2)"))
         received = f"[{others[-1].id}] received"
         eventually(lambda said=received: said in fleet.worker.log, what=received)

@@ -46,7 +46,7 @@ def assert_three_starts(fleet: Fleet, job: AsyncResult, types: set[str], *, kept
     assert [run.attempt for run in runs] == [1, 2, 3]
     assert min(fleet.gaps(job)) >= 1.5
     failed = [event["data"] for event in fleet.events(job) if event["type"] == "job.failed"]
-    # A process that judged an earlier attempt may have been killed by the next job before it could tell.
+    # The next job may have killed the process that judged an earlier attempt before the event was sent.
     assert [data["attempt"] for data in failed] in ([1, 2, 3], [2, 3], [1, 3], [3])
     assert {data["error"]["type"] for data in failed} <= types
     if kept:
@@ -62,7 +62,7 @@ def test_a_job_that_kills_its_process_runs_as_often_as_its_policy_says(made: Mad
     both = ("dead_letter", "discard")
     judged = [(name, end) for name in DEATHS if name != AT_ONCE for end in both]
     jobs = start_and_end(fleet, judged)
-    # One after the other: it could kill the process that has judged another job, before it told of that.
+    # One by one: a job could kill the process that judged another job before the event was sent.
     for end in both:
         jobs += start_and_end(fleet, [(AT_ONCE, end)])
     time.sleep(6.5)  # for what must not happen: a run after the reservation has run out

@@ -1,4 +1,4 @@
-"""What a retry keeps of its message, what it drops, and messages that nobody can read."""
+"""A retry keeps most of its message and drops some parts; unreadable messages are kept."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_retry_keeps_everything_of_its_message(fleet: Fleet) -> None:
     )
     assert fleet.end(job) == "FAILURE"
     first, second = fleet.runs(job)
-    message = fleet.bridge.dead_letters.get(job.id).message  # as the second run's came
+    message = fleet.bridge.dead_letters.get(job.id).message  # the message of the second run
     assert (message["content_type"], message["content_encoding"]) == (PICKLE, "binary")
     assert message["headers"]["compression"] == "application/x-gzip"
     assert message["headers"]["x-mine"] == "yes"
@@ -91,7 +91,7 @@ def test_a_retry_drops_what_the_broker_added(fleet: Fleet) -> None:
 def test_a_retry_goes_where_its_message_came_from(fleet: Fleet) -> None:
     name = fleet.settings.queue
     assert fleet.worker
-    fleet.worker.await_ready()  # it declares the exchanges
+    fleet.worker.await_ready()  # the worker declares the exchanges
     sent = {
         f"{name}-topic": fleet.send(
             "act_kept", "OSError()", queue=f"{name}-topic", routing_key=f"{name}.orders.new"
@@ -117,7 +117,7 @@ def test_a_retry_goes_where_its_message_came_from(fleet: Fleet) -> None:
 def test_publish_signals_are_sent_for_retries_too(fleet: Fleet) -> None:
     job = fleet.send("act", "OSError()")
     assert fleet.end(job) == "FAILURE"
-    # The retry may have run elsewhere before its publisher has said that it published it.
+    # The retry may have run in another process before its publisher has noted both signals.
     for name in ("before_publish", "after_publish"):
         eventually(lambda name=name: len(fleet.calls(job, name)) >= 2, what=f"two calls of {name}")
         assert len(fleet.calls(job, name)) == 2
@@ -175,7 +175,7 @@ UNREADABLE: dict[str, tuple[Any, str]] = {
     "an attempt of 400 digits": (f'{{"v": 1, "attempt": {"9" * 400}}}', "validation.state_invalid"),
     "a deep policy": (f'{{"v": 1, "retry": {"[" * 950}{"]" * 950}}}', "validation.state_invalid"),
 }
-#: What Celery itself says of how often a job was retried, and is no number of times.
+#: Values of Celery's own count of retries that are no valid count.
 MISCOUNTED = (-1, 10**17, "many", [1], 1.5, True)
 
 
@@ -252,9 +252,9 @@ def test_huge_failures_stay_within_the_header(fleet: Fleet) -> None:
 @pytest.mark.skipif(version("celery") < "5.5", reason="Celery delays messages in RabbitMQ from 5.5 on")
 def test_quorum_queues_delay_in_the_broker(separate, rabbitmq) -> None:
     fleet = separate(broker=rabbitmq.url, quorum=True)
-    fleet.start("-c", "4").await_ready()  # it declares the exchanges that delay
+    fleet.start("-c", "4").await_ready()  # the worker declares the exchanges that delay
     topic = {"exchange": f"{fleet.settings.queue}-topic", "routing_key": f"{fleet.settings.queue}.orders.new"}
-    delays = (0.3, 4.2, 5.2)  # what is not published at once has less than its delay to wait
+    delays = (0.3, 4.2, 5.2)  # a retry that is published later has less than its delay to wait
     sent = {}
     for delay in delays:
         policy = {"initial_interval": f"PT{delay}S", "backoff_strategy": "none", **KEEP}

@@ -1,4 +1,4 @@
-"""What Celery's own words mean in a fleet whose task code `install` leaves untouched."""
+"""Celery's own options keep their meaning under `install`, which leaves the task code untouched."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def body() -> None:
 
 @pytest.mark.parametrize(("options", "partial"), PARTIALS)
 def test_native_options_in_the_words_of_a_policy(options: dict[str, Any], partial: dict[str, Any]) -> None:
-    """What is not said stays the app's or the spec's to say; every partial policy is valid."""
+    """Options that are not set are left to the app and the spec; every partial policy is valid."""
     task = native_task(**options)
     assert options_as_policy(task) == partial
     assert RetryPolicy.merge(options_as_policy(task))
@@ -209,5 +209,5 @@ def test_direct_calls_are_plain_calls(fleet: Fleet) -> None:
     assert [fleet.end(itself), fleet.end(another)] == ["FAILURE", "FAILURE"]
     assert isinstance(itself.get(propagate=False), OSError)
     assert fleet.ending(itself)["total_attempts"] == 3
-    # Celery's own Retry, with nothing published, is a failure too: nobody else would run the job again.
+    # Celery's Retry without a published message is a failure, too: nothing else would run the job again.
     assert fleet.ending(another)["total_attempts"] == 3

@@ -10,7 +10,7 @@ from ojs_bridge import LetterNotFound, RetryNotFound
 from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
 
-#: What Redis takes in its own way RabbitMQ may not take at all.
+#: Options that Redis takes in its own way, and that RabbitMQ may refuse.
 ODD = [
     "priority='high'",
     "priority=300",

@@ -46,7 +46,7 @@ class Unwritable(BaseException):
     __str__ = Unsayable.__str__
 
 
-#: What a task asks for -> how often it runs, and the type of the error that it ends with.
+#: A task's odd wish -> the number of its runs, and the type of its last error.
 ODD: dict[str, tuple[str, int, str]] = {
     "exc, a class": ("self.retry(exc=KeyError)", 2, "builtins.KeyError"),
     "exc, a class that needs arguments": ("self.retry(exc=NeedsArguments)", 2, "builtins.TypeError"),
@@ -122,7 +122,7 @@ def bridged(unique: str, folder: Path, delay: str) -> ByHand:
 
 @pytest.mark.parametrize("delay", ["PT0.001S", "PT1H"], ids=["published", "parked"])
 def test_whatever_a_task_asks_for_its_job_is_not_lost(unique: str, tmp_path: Path, delay: str) -> None:
-    """Each job is retried, or at once a dead letter; what Celery is told is an end like any other."""
+    """Each job is retried or becomes a dead letter at once; to Celery its end is like any other."""
     hand = bridged(unique, tmp_path, delay)
     bridge = attach(hand.app)
     jobs = {name: hand.send("asks", text) for name, (text, *_) in ODD.items()}
@@ -140,7 +140,7 @@ def test_whatever_a_task_asks_for_its_job_is_not_lost(unique: str, tmp_path: Pat
 
 
 def define_takers(hand: ByHand, max_retries: int | None) -> None:
-    """Tasks whose first run asks for a retry with what its header `changes` says."""
+    """Tasks whose first run asks for a retry with the changes that the header `changes` holds."""
 
     def note(task: Task) -> None:
         request = task.request
@@ -162,7 +162,7 @@ def define_takers(hand: ByHand, max_retries: int | None) -> None:
 
 
 def called(hand: ByHand, name: str) -> list[Any]:
-    """What each run of a job was called with."""
+    """The arguments of each run of a job."""
     task, args, kwargs, changes, _ = CHANGED[name]
     job = hand.app.tasks[task].apply_async(args, kwargs, headers={"changes": changes}).id
     hand.deliver_all()
@@ -173,7 +173,7 @@ def called(hand: ByHand, name: str) -> list[Any]:
 def test_a_retrys_arguments_replace_those_that_were_passed_the_other_way(
     unique: str, tmp_path: Path, name: str
 ) -> None:
-    """As Celery 5.7 does it, whichever Celery it is."""
+    """The bridge does as Celery 5.7 does, also with an older Celery."""
     hand = bridged(unique, tmp_path, "PT0.001S")
     define_takers(hand, 3)
     calls = called(hand, name)

@@ -1,4 +1,4 @@
-"""Without a store, with one that fails, and with a broker that is down: no job is lost."""
+"""No job is lost without a store, with a store that fails, or with a broker that is down."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_without_a_store_a_dead_letter_goes_whole_to_the_dead_queue(
 @pytest.mark.parametrize("broker", [Valkey, RabbitMQ])
 def test_a_retry_that_cannot_be_published_is_parked(separate, broker: type[Valkey | RabbitMQ]) -> None:
     with broker() as server:
-        # Celery 5.4 itself insists for 6 s each time.
+        # Celery 5.4 itself tries to publish for 6 s each time.
         fleets = [separate(broker=server.url, acks_late=late, insist=2) for late in (True, False)]
         for fleet in fleets:
             fleet.start("-c", "2").await_ready()
@@ -102,18 +102,18 @@ def test_a_retry_that_cannot_be_published_is_parked(separate, broker: type[Valke
         # Celery 5.7 ends workers that lose their connection to Valkey.
         anew = fleets if isinstance(server, Valkey) else []
         for fleet in anew:
-            # Before the retry can come to it: what a killed worker has in its hands comes back in an hour.
+            # Kill it before it gets the retry: the messages of a killed worker come back in an hour.
             fleet.worker.kill()
         server.start()
         for fleet in anew:
             fleet.start("-c", "2")
         for fleet, job in zip(fleets, jobs, strict=True):
-            # Who was killed may have claimed the retry for a minute.
+            # The killed worker may have claimed the retry for a minute.
             assert_two_attempts(fleet, job, seconds=90 if anew else 45)
 
 
 def test_a_worker_that_judges_a_dead_child_does_not_wait_for_a_store_that_hangs(separate) -> None:
-    """Its main process would wait with it, and with that everything: deliveries, results, heartbeats."""
+    """If the main process waited, deliveries, results and heartbeats would wait, too."""
     with Valkey() as store:
         fleet = separate(store=f"{store.url}?socket_timeout=3", insist=9, reservation="PT2S")
         fleet.start("-c", "2").await_ready()

@@ -1,4 +1,4 @@
-"""Every pool, with the acknowledgement early and late: the same endings, and nothing left behind."""
+"""In every pool, with early and late acknowledgement, jobs end alike and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_every_pool_ends_jobs_alike(fleet: Fleet) -> None:
 
 
 def held_by(fleet: Fleet) -> list[Any]:
-    """What the worker still counts as active, reserved or scheduled."""
+    """The jobs that the worker still counts as active, reserved or scheduled."""
     inspect = fleet.app.control.inspect([fleet.node], timeout=5.0)
     answers = [inspect.active(), inspect.reserved(), inspect.scheduled()]
     return [

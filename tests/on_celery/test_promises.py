@@ -45,7 +45,7 @@ def taking(payload: Any) -> None:
     ids=str,
 )
 def test_what_requeues_an_ended_job_is_refused(app: Celery, option: dict[str, bool]) -> None:
-    """It would run again, for ever, after the policy has ended it."""
+    """Such a job would run again, for ever, after its policy has ended it."""
     with pytest.raises(ConfigurationError, match=f"task nothing: {next(iter(option))}="):
         ojs_task(app, **option)(nothing)
     with pytest.raises(ConfigurationError, match=f"task based: {next(iter(option))}="):
@@ -82,7 +82,7 @@ def test_an_untouched_tasks_own_delay_is_kept(app: Celery) -> None:
 
 
 def test_a_policy_for_a_native_task_is_refused_and_not_ignored(app: Celery) -> None:
-    """Nobody would read it."""
+    """Celery would not read the policy."""
     for name in ("a.in", "b.out"):
         app.task(shared=False, name=name)(nothing)
     install(app, policies={"a.*": {}})

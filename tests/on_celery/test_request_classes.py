@@ -95,7 +95,7 @@ NATIVES: list[Making] = [
 OURS: list[Making] = [
     ours_by_a_base, ours_by_an_option, ours_by_a_class, ours_after_a_base, ours_by_the_app
 ]  # fmt: skip
-#: How a run ends, and the header that makes it end so.
+#: The end of a run, and the header that causes this end.
 ENDS = {"ok": {}, "raises": {}, "killed": {"dies": "killed"}, "time limit": {"dies": "time limit"}}
 
 
@@ -109,7 +109,7 @@ def installed(app: Celery, canary: float | None = None) -> None:
 
 
 def heard(unique: str, installing: Callable[[Celery], object], make: Making, given: Any) -> dict[str, Any]:
-    """What a request class heard of a first run, for each end that it may take."""
+    """The calls of a request class at a job's first run, for each way in which the run can end."""
     hand = ByHand(unique, installing)
     make(hand.app, given)
     told = {}
@@ -125,7 +125,7 @@ def heard(unique: str, installing: Callable[[Celery], object], make: Making, giv
 
 @functools.cache
 def expected() -> dict[str, Any]:
-    """What a request class hears without the bridge."""
+    """The calls of a request class without the bridge."""
     told = heard("natively", natively, by_a_base, Audited)
     assert [len(told[how]) for how in ENDS] == [0, 1, 1, 2]
     return told

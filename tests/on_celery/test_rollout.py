@@ -76,7 +76,7 @@ def park_some(roll: Roll) -> None:
 
 
 def assert_ran_as_often_as_it_may(job: Sent, runs: list[dict[str, Any]]) -> None:
-    """As the workers allow that have run it, and each run counted by Celery."""
+    """Assert that a job ran as often as its workers allow, and that Celery counted each run."""
     assert [run["retries"] for run in runs] == list(range(len(runs))), job.label
     sides = {run["by"] for run in runs}
     bounds = {"old": job.old, "new": job.new}
@@ -84,7 +84,7 @@ def assert_ran_as_often_as_it_may(job: Sent, runs: list[dict[str, Any]]) -> None
     least, most = sorted((exact or job.old, exact or job.new))
     assert (1 if most == MANY else least) <= len(runs) <= most, (job, runs)
     if runs and runs[0]["by"] == "canary" and len(runs) > 1 and "own" not in job.label:
-        # What a run under the bridge sends on has its header.
+        # A retry that a run under the bridge sends has the bridge's header.
         assert runs[1]["ojs"] == Canary(CANARY).covers(job.task, job.result.id), (job, runs)
     if job.task == "parking":
         assert runs[1]["at"] - runs[0]["at"] > 5.9

@@ -35,7 +35,7 @@ class Unpicklable(OSError):
 
 
 class Hostile(Exception):
-    """Nobody can say what it says."""
+    """An error whose text and repr raise."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")
@@ -51,7 +51,7 @@ def raises(make: Callable[[], BaseException]) -> Callable[[Task], None]:
 
 
 def retries(error: BaseException | None = None, **options: Any) -> Callable[[Task], None]:
-    """What asks for a retry itself, of an error or of nothing."""
+    """A task body that asks for a retry itself, because of an error or without one."""
 
     def body(task: Task) -> None:
         if error is None:
@@ -69,7 +69,7 @@ def in_an_hour(task: Task) -> None:
 
 
 def asks_or_raises(task: Task) -> None:
-    """What asks for a retry of one kind of error only."""
+    """A task body that asks for a retry in the first run, and raises an error in the next."""
     if task.request.retries:
         raise KeyError("sold out")
     task.retry(countdown=7)
@@ -114,7 +114,7 @@ def own() -> None:
 
 @pytest.fixture(autouse=True)
 def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the environment of the tests says."""
+    """Remove the switch of shadow mode from the environment of the tests."""
     monkeypatch.delenv("OJS_BRIDGE_SHADOW", raising=False)
 
 
@@ -149,13 +149,13 @@ def apply(app: Celery, *names: str) -> list[str]:
 
 
 def found(bridge: Bridge) -> dict[str, TaskReport]:
-    """What the store has of each task."""
+    """The store's report of each task."""
     assert bridge.store is not None
     return {report.task: report for report in reports(bridge.store.shadows())}
 
 
 def test_comparing(app: Celery, bridge: Bridge) -> None:
-    """What Celery did about each failed run, and what the policy decides."""
+    """Shadow mode compares what Celery did about each failed run with the policy's decision."""
     shadow(app, bridge, policies={name: policy for name, (_, _, policy, _) in COMPARED.items()})
     for name, (options, body, _, _) in COMPARED.items():
         declare(app, name, body, **options)
@@ -181,7 +181,7 @@ def test_examples(app: Celery, bridge: Bridge) -> None:
 
 
 def test_off(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither its policies nor a store's URL are read."""
+    """A worker whose shadow mode is off reads neither its policies nor the URL of a store."""
     monkeypatch.setenv("OJS_BRIDGE_SHADOW", "off")
     monkeypatch.setenv("OJS_BRIDGE_STORE", "nonsense")
     shadow(app, policies="no-such-file.toml")
@@ -193,7 +193,7 @@ def test_off(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_wrong_with_it_stops_no_worker(
     app: Celery, bridge: Bridge, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stays off, and says why."""
+    """Shadow mode stays off, and the log says why."""
     monkeypatch.setattr("ojs_bridge.migration.shadowing.recording._said", {})
     shadow(app, bridge, policies={"nobody": {}})
     declare(app, "dies", raises(OSError))
@@ -209,7 +209,7 @@ def test_a_store_that_is_down(app: Celery, tmp_path: Path) -> None:
 
 
 def test_some_tasks_only(app: Celery, bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the worker's environment says; another app's are none of its business."""
+    """The worker's environment names the tasks; tasks of another app are left out."""
     monkeypatch.setenv("OJS_BRIDGE_SHADOW", "mail.*")
     shadow(app, bridge)
     for name in ("mail.send", "billing.charge"):
@@ -223,7 +223,7 @@ def test_some_tasks_only(app: Celery, bridge: Bridge, monkeypatch: pytest.Monkey
 
 
 def test_beside_a_canary(app: Celery, bridge: Bridge) -> None:
-    """What is under the bridge already is counted, and not compared."""
+    """A run under the bridge is counted, and not compared."""
     install(
         app, bridge, policies={"moved": {"max_attempts": 2}, "partly": {}}, canary={"moved": 100, "partly": 0}
     )

@@ -23,14 +23,14 @@ def test_a_soft_limit_that_strikes_while_the_store_hangs_costs_the_job_nothing(
         fleet.start("-c", "1").await_ready()
         warm = fleet.send("act", "'warm'")
         assert fleet.end(warm) == "SUCCESS"
-        fleet.ending(warm)  # or its settling would hang, and the next job would not begin
+        fleet.ending(warm)  # else its settling would hang, and the next job would not begin
         os.kill(store.pid, signal.SIGSTOP)
         try:
             job = fleet.send("act", "'there'", soft_time_limit=4)
             eventually(lambda: f"[{job.id}] received" in fleet.worker.log, seconds=30, what="the delivery")
             struck = f"Soft time limit (4s) exceeded for act[{job.id}]"
             eventually(lambda: struck in fleet.worker.log, what=struck)
-            time.sleep(2.5)  # for the delivery that comes next to hang as well
+            time.sleep(2.5)  # so that the next delivery hangs as well
         finally:
             os.kill(store.pid, signal.SIGCONT)
         assert fleet.end(job, seconds=90) == "SUCCESS"
@@ -41,7 +41,7 @@ def test_a_soft_limit_that_strikes_while_the_store_hangs_costs_the_job_nothing(
 def test_a_replacement_that_comes_a_second_time_is_no_copy_of_what_it_replaces(
     separate: Made, rabbitmq: RabbitMQ
 ) -> None:
-    """It has the same id, and RabbitMQ tells of a redelivery no more than that it is one."""
+    """The replacement has the same id, and RabbitMQ says of a redelivery only that it is one."""
     fleet = separate(broker=rabbitmq.url)
     worker = fleet.start("-c", "1", "-Q", fleet.settings.queue)
     other = f"{fleet.settings.queue}-other"

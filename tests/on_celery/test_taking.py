@@ -1,4 +1,4 @@
-"""What a killed worker had been given by Redis is still there."""
+"""Messages that Redis gave to a killed worker are not lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fleet(separate: Callable[..., Fleet], valkey: Valkey) -> Fleet:
 
 
 def waiting(fleet: Fleet) -> int:
-    """How many messages the broker has, given to somebody or not."""
+    """The number of messages that the broker has, in the queue or given to a worker."""
     with redis.Redis.from_url(fleet.settings.broker) as client:
         return client.llen(fleet.settings.queue) + client.hlen("unacked")
 
@@ -33,7 +33,7 @@ def waiting(fleet: Fleet) -> int:
 def test_a_message_that_a_killed_worker_was_given_and_has_not_read_is_there(
     fleet: Fleet, mingles: bool
 ) -> None:
-    """Also of one that has asked the others for what they know, and read their answers unacknowledged."""
+    """A worker that mingles first asks the others, and reads their answers without acknowledging them."""
     worker = fleet.start("-c", "1", mingles=mingles)
     worker.await_ready()
     assert fleet.end(fleet.send("act", "'it works'")) == "SUCCESS"
@@ -82,7 +82,7 @@ def test_a_redis_that_is_too_old_is_consumed_as_ever(separate: Callable[..., Fle
 
 
 def test_what_could_not_be_acknowledged_is_when_redis_is_back(separate: Callable[..., Fleet]) -> None:
-    """Or its place among the prefetched ones would not be free again while the worker lives."""
+    """If not, its place among the prefetched messages would stay taken while the worker lives."""
     with Valkey() as server:
         fleet = separate(broker=server.url)
         take_safely(fleet.app)

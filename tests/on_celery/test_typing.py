@@ -1,4 +1,4 @@
-"""What `mypy --strict` says of users' code."""
+"""`mypy --strict` accepts right code of users, and refuses wrong code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker has, Redis gives to nobody else, however long it takes."""
+"""Redis gives a job that a worker has to no other worker, however long the job takes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
 
 SILENT, ENDS = "is free and takes nothing", "its supervisor is to start it anew"
-#: Seconds between two looks; so many that a loaded machine's worker takes what it can between them.
+#: Seconds between two looks: enough for a worker on a loaded machine to take its messages.
 LOOK = 1.5
 
 
@@ -64,18 +64,18 @@ def test_a_worker_that_is_to_take_nothing_goes_on(
     control, to = fleet.app.control, [fleet.node]
     long = 7 * LOOK
 
-    # What it does not consume.
+    # A job in a queue that the worker does not consume.
     control.cancel_consumer(fleet.settings.queue, destination=to, reply=True)
     paused = fleet.send("act", "'ok'")
     time.sleep(long)
     control.add_consumer(fleet.settings.queue, destination=to, reply=True)
     assert fleet.end(paused) == "SUCCESS"
 
-    # More than it has places for.
+    # More jobs than the worker has places for.
     busy = [fleet.send("act", f"time.sleep({long})"), *(fleet.send("act", "'ok'") for _ in range(6))]
     assert [fleet.end(job) for job in busy] == ["SUCCESS"] * 7
 
-    # What it may not run yet: it holds as many as it prefetches, and the rest waits.
+    # Jobs that the worker may not run yet: it holds as many as it prefetches, and the rest waits.
     control.rate_limit("ping", "1/h", destination=to, reply=True)
     for _ in range(8):
         fleet.send("ping")

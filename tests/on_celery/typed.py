@@ -1,4 +1,4 @@
-"""What users write, as `mypy --strict` reads it; a line that it must refuse says so in its comment."""
+"""Code of users, for `mypy --strict`; a line that mypy must refuse has the error's code in its comment."""
 
 from celery import Celery
 

@@ -16,7 +16,7 @@ from tests.contract.notes import UNACKNOWLEDGED, Settings, client
 from tests.on_celery.halting import halt_in_the_end
 from tests.on_celery.project import Noting, make_app
 
-#: What `Worker.say_where_it_stands` sends; a forked child hears it too.
+#: `Worker.say_where_it_stands` sends this signal; a forked child hears it, too.
 faulthandler.register(signal.SIGRTMIN)
 settings = Settings.from_env()
 holding.LONGEST_WAIT = settings.longest_wait
@@ -26,7 +26,7 @@ faults.arm([*faults.STEPS_OF["celery"], *faults.AFTERWARDS])
 if UNACKNOWLEDGED in os.environ:
     OJSRequest.acknowledge = lambda self: None
 app.set_current()
-# After the bridge's own, which settles the job.
+# This handler runs after the bridge's own handler, which settles the job.
 signals.task_postrun.connect(halt_in_the_end, weak=False)
 
 

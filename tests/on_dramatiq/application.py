@@ -88,16 +88,16 @@ class Application:
         run(code, f"from pathlib import Path\nfrom {self.module} import *\n{text}", env=self.environment)
 
     def times(self, word: str) -> list[float]:
-        """When a job has run."""
+        """The times at which a job has run."""
         return [float(at) for name, at in self._lines() if name == word]
 
     def counts(self) -> Mapping[str, int]:
-        """How often each job has run."""
+        """The number of runs of each job."""
         words = [word for word, _ in self._lines()]
         return {word: words.count(word) for word in set(words)}
 
     def _lines(self) -> list[list[str]]:
-        """What the jobs have written down, but what one of them is writing just now."""
+        """The lines that the jobs have written, without a line that is not finished."""
         return [line.split() for line in self.runs.read_text().rpartition("\n")[0].splitlines()]
 
     def letters(self) -> tuple[Letter, ...]:

@@ -140,12 +140,12 @@ class Fleet:
         return self.heard.ends(sent.id)[nth - 1]
 
     def due(self, sent: Sent) -> list[float]:
-        """When each retry or snoozed run of a job was due."""
+        """The time at which each retry or snoozed run of a job was due."""
 
         def told() -> list[str]:
             return [e.data["next_retry_at"] for e in self.heard.events[sent.id] if "next_retry_at" in e.data]
 
-        # A retry is told of once it was published, and may have run and been told of by then.
+        # The event of a retry comes after its publishing, and the retry may have run by then.
         eventually(lambda: len(told()) >= len(sent.runs) - 1, what="the word of every retry")
         return sorted(parse_time(text).timestamp() for text in told())
 
@@ -155,14 +155,14 @@ class Fleet:
         return [due - at for due, at in zip(self.due(sent), failed, strict=True)]
 
     def dead(self, sent: Sent) -> list[dramatiq.Message[Any]]:
-        """What the broker's own dead queue holds of a job."""
+        """A job's messages in the broker's own dead queue."""
         return [
             message for message in dead_messages(self.broker, self.queue) if message.message_id == sent.id
         ]
 
     def left(self) -> int:
-        """How many messages the queue still holds, delayed and unacknowledged ones included."""
-        # Once more after the other one, from where a message may have come meanwhile.
+        """The number of messages in the queue, with the delayed and the unacknowledged ones."""
+        # The queue is read again, as a message may have come from the delayed ones meanwhile.
         before, delayed, after = (
             left_in(self.broker, name) for name in (self.queue, dq_name(self.queue), self.queue)
         )

@@ -25,7 +25,7 @@ POLICIES: dict[str, Any] = {
     "narrow": {"max_attempts": 3},
     "patient": {"initial_interval": "PT8S", "jitter": False},
 }
-#: How long one waits from round to round of jobs.
+#: Seconds between two rounds of jobs.
 PAUSE = 0.4
 
 broker = RedisBroker(url=URL, namespace=QUEUE, heartbeat_timeout=20_000, maintenance_chance=1_000_000)

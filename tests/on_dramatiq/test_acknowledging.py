@@ -1,4 +1,4 @@
-"""On Redis, what a job that succeeded leaves behind: nothing, in one step where one server has both."""
+"""On Redis a successful job leaves nothing behind; one step is enough if a server is broker and store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make(request: pytest.FixtureRequest, valkey: Valkey, unique: str, tmp_path: 
 
 
 def grant(fleet: Fleet, job: Sent, fence: int = 0) -> Grant:
-    """What the store says to somebody who wants a job's turn."""
+    """The store's answer to a request for a job's turn."""
     store, now = fleet.bridge.store, fleet.bridge.engine.now()
     assert store is not None
     turn, until = Reservation(job.id, fence), now + timedelta(seconds=60)
@@ -149,7 +149,7 @@ def test_a_success_that_another_middleware_fails_is_dead_and_settled(make: Calla
 def test_a_redis_that_dies_before_the_acknowledgement_gets_it_when_it_is_back(
     unique: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, elsewhere: bool
 ) -> None:
-    """And the job's end is told of once, though a store elsewhere has settled it the first time."""
+    """The job's end has one event, also when a store on another server has already settled the job."""
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.1)
     monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0.1)
     with Valkey() as server:

@@ -25,12 +25,12 @@ from ojs_bridge.spec.job import format_time
 from tests.on_dramatiq.fleet import QUICK, dead_messages
 from tests.servers import eventually
 
-#: What the stock middleware is set to, so that it can be told from the bridge's five runs.
+#: Options of the stock middleware: its three runs differ from the bridge's five.
 STOCK = {"max_retries": 2, "min_backoff": 1, "max_backoff": 1}
 
 
 class Ledger:
-    """What the actors write down: the options of each run, by job id."""
+    """The actors' notes: the options of each run, by job id."""
 
     def __init__(self, broker: dramatiq.Broker, queue: str) -> None:
         self.broker, self.queue = broker, queue
@@ -107,7 +107,7 @@ def test_a_percentage_of_the_jobs(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize(("canary", "runs"), [(0, 3), (50, 3), (100, 5)])
 def test_a_job_whose_id_is_a_number_is_not_lost(ledger: Ledger, canary: float, runs: int) -> None:
-    """As JSON allows those who enqueue without Dramatiq."""
+    """JSON allows such an id to producers without Dramatiq."""
     install(ledger.broker, bridge(), canary=canary)
     message = ledger.actor("charge").message()
     ledger.broker.enqueue(replace(message, message_id=5))  # type: ignore[arg-type]
@@ -127,7 +127,7 @@ def test_by_pattern(ledger: Ledger) -> None:
 
 
 def test_from_the_environment(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where none is given."""
+    """The canary comes from the environment when `install` gets none."""
     monkeypatch.setenv("OJS_BRIDGE_CANARY", '{"new": 100}')
     install(ledger.broker, bridge())
     jobs = [ledger.actor(name).send().message_id for name in ("new", "old")]
@@ -137,7 +137,7 @@ def test_from_the_environment(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_actor_or_a_job_with_its_own_policy_is_always_under_the_bridge(ledger: Ledger) -> None:
-    """Whoever has written it, and whether it can be read; native options are none."""
+    """A policy sent before `install` counts, and so does an unreadable header; native options do not."""
     plain = ledger.actor("plain")
     unread = plain.send_with_options(ojs_retry={"max_attempts": 4}).message_id
     install(ledger.broker, bridge(), canary=0)
@@ -155,7 +155,7 @@ def test_an_actor_or_a_job_with_its_own_policy_is_always_under_the_bridge(ledger
 
 
 def test_a_job_ends_where_it_has_begun(ledger: Ledger) -> None:
-    """Whatever its actor does to the options of its message."""
+    """The job stays under the bridge, even if its actor removes the bridge's option from the message."""
     install(ledger.broker, bridge(), canary=0)
     actor = ledger.actor("charge")
     options = {"kwargs": {"raising": "forgetful"}, "ojs_retry": {"max_attempts": 2}}
@@ -167,7 +167,7 @@ def test_a_job_ends_where_it_has_begun(ledger: Ledger) -> None:
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_what_has_a_time_under_the_bridge_waits_for_it(ledger: Ledger, tmp_path: Path, stored: bool) -> None:
-    """Though nothing is under the bridge any more; then it is native."""
+    """The job waits although its actor is outside the canary; then Dramatiq itself runs and retries it."""
     its = bridge(tmp_path if stored else None, park_after="PT0.2S")
     install(ledger.broker, its, canary=0)
     actor = ledger.actor("charge")
@@ -182,7 +182,7 @@ def test_what_has_a_time_under_the_bridge_waits_for_it(ledger: Ledger, tmp_path:
 
 
 def test_an_interrupt_while_a_native_job_is_put_off_runs_it_no_second_time(ledger: Ledger) -> None:
-    """Its delivery comes again, so that Dramatiq must not retry it as well."""
+    """The job's delivery comes again, so Dramatiq must not retry the job as well."""
     its = bridge()
     install(ledger.broker, its, canary=0)
     actor = ledger.actor("charge")
@@ -249,7 +249,7 @@ def test_a_job_changes_sides_and_back_with_its_counter_in_step(
 
 
 def test_a_native_job_s_results_interrupts_and_responses_are_dramatiq_s(ledger: Ledger) -> None:
-    """A response code is an error as any other; what waits for a result hears of the last one."""
+    """A response code is an error like any other; a reader of the result gets the last error."""
     backend = StubBackend()
     ledger.broker.add_middleware(Results(backend=backend))
     install(ledger.broker, bridge(), canary=0)
@@ -268,13 +268,13 @@ def test_a_native_job_s_results_interrupts_and_responses_are_dramatiq_s(ledger: 
     [(101, "canary: 101"), ({"charge": "5"}, r"canary\['charge'\]: '5'"), ("5", "canary: '5'")],
 )
 def test_what_is_no_percentage_is_refused(ledger: Ledger, canary: Any, said: str) -> None:
-    """Where it is given."""
+    """`install` raises the error."""
     with pytest.raises(ConfigurationError, match=said):
         install(ledger.broker, bridge(), canary=canary)
 
 
 def test_a_pattern_for_no_actor_is_refused(ledger: Ledger) -> None:
-    """When a worker starts, which may know more actors by then; also where it names native ones alone."""
+    """The error comes when a worker starts, also if the pattern names only native actors."""
     install(ledger.broker, bridge(), policies={"charge": {}}, canary={"bill.*": 10})
     for name in ("charge", "bill.me"):
         ledger.actor(name)
@@ -284,7 +284,7 @@ def test_a_pattern_for_no_actor_is_refused(ledger: Ledger) -> None:
 
 
 def test_a_worker_says_what_is_under_the_bridge(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
-    """As it starts."""
+    """The worker logs the canary when it starts."""
     install(ledger.broker, bridge(), canary={"charge": 12.5})
     ledger.actor("charge")
     with ledger.working():

@@ -1,4 +1,4 @@
-"""What a worker says when it starts of settings that take something from the promises."""
+"""At its start a worker names the settings that weaken the bridge's promises."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from ojs_bridge.dramatiq.actors import BootError
 from ojs_bridge.engine.private_names import PrivateName
 
 NAMES = {f"{name.place}-{name.name}": name for name in compat.names()}
-#: Nobody answers there, and nobody is asked.
+#: An address without a server; no test connects to it.
 NOWHERE = "127.0.0.1:9"
-#: How a broker is made whose worker needs the names of a kind; a StubBroker's needs the others.
+#: A kind of names -> a broker whose worker needs them; a StubBroker's worker needs all other names.
 BROKERS: dict[str, Callable[[], Broker]] = {
     compat.REDIS: lambda: RedisBroker(url=f"redis://{NOWHERE}"),
     compat.RABBITMQ: lambda: RabbitmqBroker(url=f"amqp://{NOWHERE}"),
@@ -41,7 +41,7 @@ def boot(broker: Broker) -> None:
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_a_name_is_there(name: PrivateName) -> None:
-    """At both ends of the supported range, for the floor's run has this test, too."""
+    """The run with the oldest supported versions has this test, too."""
     assert not name.is_missing, str(name)
 
 
@@ -49,7 +49,7 @@ def test_a_name_is_there(name: PrivateName) -> None:
 def test_a_name_that_is_gone_is_told_of(
     name: PrivateName, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By a worker of the kind that needs it: with an error, or else a warning."""
+    """A worker with the broker that needs the name does not start, or it logs a warning."""
     gone = replace(name, name=f"{name.name}_gone", since="0")
     monkeypatch.setattr(compat, "names", lambda: [gone])
     broker = BROKERS.get(name.only, StubBroker)()

@@ -25,9 +25,9 @@ def word(role: str, fault: str) -> str:
 
 
 def expected() -> Mapping[str, tuple[int, int]]:
-    """How often each struck member runs, and what follows it."""
+    """The number of runs of each struck member, and of its follower."""
     wanted = {word(role, fault): (2, 1) for role, fault in CASES}
-    # Nothing tells the next step of a pipeline from one that a user has sent twice.
+    # Nothing tells a pipeline's step that was sent again from a job that a user has sent twice.
     wanted[word("pipeline", "before the acknowledgement")] = (2, 2)
     return wanted
 
@@ -60,7 +60,7 @@ def test_what_should_follow_follows(
         eventually(lambda: len(application.letters()) == 2, seconds=30)
         eventually(lambda: all(seen()[word(role, "parked")][1] for role in ("pipeline", "group")), seconds=30)
         assert all(seen()[word(role, "replayed")][1] == 0 for role in ("pipeline", "group"))
-        # What follows is sent before its job is acknowledged: a kill in between would send it twice.
+        # The follower is sent before the job is acknowledged: a kill in between would send it twice.
         time.sleep(1)
         os.killpg(process.pid, signal.SIGKILL)
     with application.working(threads=12):

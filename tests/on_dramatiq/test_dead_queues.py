@@ -75,7 +75,7 @@ def test_many_operators_publish_each_letter_once_on_a_slow_broker(
 
 
 class Slow(dramatiq.Middleware):
-    """Has a broker take its time to publish."""
+    """A middleware that makes the broker slow to publish."""
 
     def before_enqueue(self, broker: Any, message: Any, delay: Any) -> None:
         """Wait."""
@@ -106,7 +106,7 @@ def test_native_dead_letters_from_before_the_bridge(
     dramatiq.actor(charge, broker=fleet.broker, **options)
     (letter,) = fleet.bridge.broker_letters.list().letters
     assert (letter.id, letter.type, letter.reading.args) == (sent.message_id, f"{unique}.charge", [5])
-    # What Dramatiq keeps is the message of the last attempt as it was sent, with the error before it.
+    # Dramatiq keeps the message of the last attempt as it was sent, with the error of the attempt before.
     assert (letter.attempt, letter.cause) == (2, "exhausted")
     assert [(e["attempt"], e["type"], e["message"]) for e in letter.errors] == [(1, "OSError", "native 1")]
     fleet.bridge.broker_letters.retry(letter.id)
@@ -181,7 +181,7 @@ def test_a_queue_where_nothing_ever_died(request: pytest.FixtureRequest, kind: s
 
 
 def test_with_a_store_the_whole_history_comes_along(stub: StubBroker, unique: str, tmp_path: Path) -> None:
-    """Of a job whose dead letter the store did not take, but the errors its header had no room for."""
+    """The store refused the dead letter, but had taken errors for which the job's header had no room."""
     url = f"sqlite:///{tmp_path}/ojs.db"
     fleet = Fleet(stub, unique, store=Graveless(url), storage_retry=StorageRetry.disabled())
     quick = {"initial_interval": "PT0.001S", "max_interval": "PT0.001S"}
@@ -189,7 +189,7 @@ def test_with_a_store_the_whole_history_comes_along(stub: StubBroker, unique: st
     bury(fleet, job)
     letters = fleet.bridge.broker_letters
     assert len(letters.list().letters[0].errors) == 10
-    # The third had no room in the last header any more, and would have been the store's to take.
+    # The third error had no room in the last header; the store would have got it with the dead letter.
     assert [e["attempt"] for e in letters.get(job.id).errors] == [1, 2, *range(4, 14)]
     letters.retry(job.id)
     assert [entry["attempt"] for _, entry in open_store(url).kept_errors(job.id)] == [1, 2]

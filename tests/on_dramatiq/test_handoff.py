@@ -98,7 +98,7 @@ def fail_together(fleet: Fleet, lights_out: Any) -> dict[str, Sent]:
 
 
 def kept_dead(fleet: Fleet, job: Sent) -> list[Any]:
-    """What the store and the broker's own dead queue hold of a job."""
+    """A job's dead letters in the store, and its messages in the broker's own dead queue."""
     letters = [letter for letter in fleet.bridge.dead_letters.list().letters if letter.id == job.id]
     return [*letters, *fleet.dead(job)]
 
@@ -122,7 +122,7 @@ def test_whatever_dies_when_jobs_fail_they_end_as_their_policies_say(
     jobs = fail_together(fleet, lights_out)
     with fleet.working(threads=4):
         assert dark.wait(60)
-        # All of them have found that nobody answers, and given up insisting.
+        # Meanwhile all jobs find that no server answers, and give up insisting.
         threading.Event().wait(1.5)
         for victim in victims:
             servers[victim].start()
@@ -225,7 +225,7 @@ def test_what_a_worker_delays_or_runs_is_no_stray(
     requeue = fleet.broker.do_requeue
 
     def noting(queue: str, *ids: Any) -> None:
-        # What was acknowledged a moment ago is no more the worker's, and is not given back.
+        # A message that was acknowledged a moment ago is no longer the worker's, and is not given back.
         held = acks_of(fleet.broker, queue)
         released.extend(id_ for id_ in ids if fleet.broker.client.sismember(held, id_))
         requeue(queue, *ids)

@@ -17,7 +17,7 @@ from ojs_bridge.engine import waiting
 from tests.on_dramatiq.fleet import QUICK, Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
 
-#: How often RabbitMQ delivers a message before it drops it.
+#: The number of deliveries after which RabbitMQ drops a message.
 LIMIT = 5
 #: Seconds of an outage, in which a delivery could come again far more often than that.
 AWAY = 3.0

@@ -18,7 +18,7 @@ from tests.servers import eventually
 
 
 class Striking(Middleware):
-    """Is interrupted each time it hears of the first run's outcome, so many times."""
+    """A middleware that is interrupted the first `times` times that it hears of an outcome."""
 
     def __init__(self, times: int) -> None:
         self.times = times
@@ -59,7 +59,7 @@ def test_an_interrupt_after_the_actor(
 ) -> None:
     monkeypatch.setattr(consumer, "HOLD_SECONDS", 0.1)
     fleet = Fleet(stub, unique, bridge)
-    # The first actor brings OJSRetries to its place. What stands before it hears of an outcome after it.
+    # The first actor puts OJSRetries in its place. A middleware before it hears of an outcome after it.
     actor, striking = fleet.actor(lambda n: None), Striking(times)
     stub.add_middleware(striking, **{"before" if before else "after": OJSRetries})
     job = fleet.send(actor)

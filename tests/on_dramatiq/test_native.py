@@ -1,4 +1,4 @@
-"""What Dramatiq's users know, unchanged: native options, results, callbacks, compositions, interrupts."""
+"""Dramatiq's own features are unchanged: native options, results, callbacks, compositions, interrupts."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_a_middle_member_of_a_pipeline_is_retried_and_the_pipeline_goes_on(fleet
     retried = fleet.actor(fails_once)
     middle = retried.message("key")
     dramatiq.pipeline([first.message(), middle, last.message()], broker=fleet.broker).run()
-    # The retry is told of once it was published, and the pipeline may have gone on by then.
+    # The event of the retry comes after its publishing; the pipeline may have gone on by then.
     eventually(lambda: got and "job.retrying" in fleet.heard.types(middle.message_id))
     assert got == ["after 2"]
     assert fleet.heard.types(middle.message_id).count("job.retrying") == 1
@@ -462,7 +462,7 @@ def types_of(fleet: Fleet, job: Sent) -> list[str]:
 def test_a_time_limit_is_an_attempt_of_the_reserved_type(timing: Fleet) -> None:
     job = timing.send(timing.actor(lambda n: busy(10), time_limit=50, max_retries=1))
     timing.end(job)
-    # A failure is told of once its retry was published, and that may have ended the job by then.
+    # The event of a failure comes after the publishing of its retry; the job may have ended by then.
     eventually(lambda: len(types_of(timing, job)) == 2)
     assert types_of(timing, job) == ["timeout", "timeout"]
 
@@ -517,7 +517,7 @@ def test_a_time_limit_that_strikes_as_the_actor_ends_loses_nothing(
         me = threading.get_ident()
         manager.deadlines[me] = None
         strike = dramatiq.middleware.TimeLimitExceeded
-        # Late enough for a thread that a loaded machine holds up to have ended the actor.
+        # The actor has ended by then, even if a loaded machine holds up its thread.
         strikes.append(threading.Timer(2, raise_thread_exception, (me, strike)))
         strikes[-1].start()
         if outcome == "fails":

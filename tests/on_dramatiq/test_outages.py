@@ -1,4 +1,4 @@
-"""Nothing is lost: brokers that fail, middleware that fails, listeners that fail."""
+"""A broker, middleware or listener that fails loses no job."""
 
 from __future__ import annotations
 
@@ -358,7 +358,7 @@ def test_listeners_that_raise_or_block_harm_no_job_and_hear_things_in_order(uniq
     bridge = Bridge(retry=QUICK, listeners=[raises, blocks, heard])
     fleet = Fleet(StubBroker(), unique, bridge)
     jobs = [fleet.send(fleet.actor(fails)) for _ in range(5)]
-    # With one thread, since a retry that another one runs may be told of before what led to it.
+    # One thread only: the events of a retry in another thread may come before those that led to it.
     with fleet.working(threads=1):
         eventually(lambda: all(len(job.runs) == 3 for job in jobs) and fleet.left() == 0)
         assert not heard.events
@@ -378,7 +378,7 @@ def test_workers_of_another_thread_count_do_not_matter(broker: dramatiq.Broker, 
     assert all(len(job.runs) == 2 for job in jobs)
 
 
-# --- a bridge to which nobody listens reads only what it must before an actor runs ---
+# --- a bridge without listeners reads only what it must before an actor runs ---
 
 
 @pytest.fixture

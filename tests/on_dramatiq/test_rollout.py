@@ -26,7 +26,7 @@ from tests.on_dramatiq.fleet import dead_messages, left_in
 from tests.servers import Valkey, eventually
 
 MODULE = "tests.on_dramatiq.rolling"
-#: How often each kind of job runs, at least and at most, whichever version runs it; those that end dead.
+#: The least and the most runs of each kind of job, whichever version runs it.
 RUNS = {
     **dict.fromkeys(("instant", "step1", "member2", "callback"), (1, 1)),
     **dict.fromkeys(("flaky", "step2", "step3", "member1", "member3"), (3, 3)),
@@ -99,7 +99,7 @@ class Rollout:
         return found
 
     def crossed(self, before: str, after: str) -> int:
-        """How many times one version has gone on with what another had retried."""
+        """The number of retries that version `before` sent and version `after` ran."""
         return sum(
             (a.version, b.version) == (before, after)
             for runs in self.runs().values()
@@ -107,7 +107,7 @@ class Rollout:
         )
 
     def handed_on(self, before: str, after: str) -> int:
-        """How many pipelines and groups one version has begun and another ended."""
+        """The number of pipelines and groups that version `before` began and version `after` ended."""
         runs, parts = self.runs(), (("step1", "step3"), ("member2", "callback"))
         pairs = [(f"{name}-{a}", f"{name}-{b}") for (name,) in self.lines("sent") for a, b in parts]
         return sum(
@@ -125,7 +125,7 @@ class Rollout:
         return {f"{name}-{kind}" for (name,) in self.lines("sent") for kind in RUNS}
 
     def ended(self) -> Counter[str]:
-        """How often each job has ended: it says so, or is in a dead queue or the store."""
+        """The number of ends of each job: in its own note, in a dead queue or in the store."""
         native = [message.args[0] for message in dead_messages(self.broker, self.queue)]
         store = self.application.store
         kept = [
@@ -134,12 +134,12 @@ class Rollout:
         return Counter([*(word for (word,) in self.lines("end")), *native, *kept])
 
     def left(self) -> int:
-        """How many messages the queue and its delayed ones still hold."""
-        # Once more after the other one, from where a message may have come meanwhile.
+        """The number of messages in the queue, with the delayed ones."""
+        # The queue is read again, as a message may have come from the delayed ones meanwhile.
         return sum(left_in(self.broker, name) for name in (self.queue, dq_name(self.queue), self.queue))
 
     def reach(self, what: Callable[[], object], told: str) -> None:
-        """Wait until something has come about; say what the workers said when it does not."""
+        """Wait until `what` is true. If it never is, print the log of the workers."""
 
         def seldom() -> object:
             # Reading the ledger all the time would keep the workers from writing it.
@@ -154,7 +154,7 @@ class Rollout:
 
 @pytest.fixture
 def rollout(valkey: Valkey, unique: str, tmp_path: Path) -> Iterator[Rollout]:
-    """Nothing started yet."""
+    """A roll-out of which nothing has started yet."""
     rollout = Rollout(valkey.url, unique, tmp_path)
     yield rollout
     rollout.close()
@@ -214,6 +214,6 @@ def check(runs: dict[str, list[Ran]], sent: set[str]) -> None:
         if kind == "patient":
             assert ran[1].at - ran[0].at > 1.49, word
         if kind == "wishing" and {run.version for run in ran} == {"old"}:
-            # What asks for three runs of a worker that does not know of it travels, and changes nothing.
+            # An old worker passes on the wish for three runs, and does not follow it.
             assert len(ran) == 5, (word, ran)
             assert all(run.has_state for run in ran) or word.startswith("old"), (word, ran)

@@ -28,7 +28,7 @@ def boot(broker: dramatiq.Broker) -> None:
 
 
 class Watcher(Middleware):
-    """What other people's middleware does: it looks at a message once Retries has."""
+    """A user's middleware that looks at a message after Retries."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[bool, int]] = []
@@ -99,7 +99,7 @@ def test_others_may_still_say_before_retries(
     if when == "after":
         stub.add_middleware(watcher, before=Retries)
     job = fleet.send(actor)
-    # With one thread: an attempt is seen once its retry was published, and another might run that.
+    # One thread only: an attempt is seen after its retry was published, and another thread might run that.
     with fleet.working(threads=1):
         fleet.end(job)
         eventually(lambda: len(watcher.seen) == 2)

@@ -26,7 +26,7 @@ QUICK = {"max_retries": 2, "min_backoff": 10, "max_backoff": 10}
 
 
 class Hostile(Exception):
-    """Nobody can say what it says."""
+    """An error whose text and repr raise."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")
@@ -35,7 +35,7 @@ class Hostile(Exception):
 
 
 class Exits(Exception):
-    """Whoever asks what it says leaves."""
+    """An error whose text raises SystemExit."""
 
     def __str__(self) -> str:
         return sys.exit(3)
@@ -62,7 +62,7 @@ COMPARED: dict[str, tuple[dict[str, Any], Callable[[], BaseException], dict[str,
 
 @pytest.fixture(autouse=True)
 def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the environment of the tests says."""
+    """Remove the switch of shadow mode from the environment of the tests."""
     monkeypatch.delenv("OJS_BRIDGE_SHADOW", raising=False)
 
 
@@ -100,18 +100,18 @@ def work(broker: StubBroker) -> None:
 
 
 def names(broker: StubBroker) -> list[str]:
-    """What the middlewares are called."""
+    """The class names of a broker's middleware."""
     return [type(middleware).__name__ for middleware in broker.middleware]
 
 
 def found(bridge: Bridge) -> dict[str, TaskReport]:
-    """What the store has of each actor."""
+    """The store's report of each actor."""
     assert bridge.store is not None
     return {report.task: report for report in reports(bridge.store.shadows())}
 
 
 def kinds(bridge: Bridge) -> dict[str, dict[str, int]]:
-    """How often each kind was seen, by actor."""
+    """The count of each kind, by actor."""
     assert bridge.store is not None
     counts: dict[str, dict[str, int]] = {}
     for tally in bridge.store.shadows():
@@ -120,7 +120,7 @@ def kinds(bridge: Bridge) -> dict[str, dict[str, int]]:
 
 
 def test_comparing(stub: StubBroker, bridge: Bridge) -> None:
-    """What Dramatiq did about each failed run, and what the policy decides."""
+    """Shadow mode compares what Dramatiq did about each failed run with the policy's decision."""
     shadow(stub, bridge, policies={name: policy for name, (_, _, policy, _) in COMPARED.items()})
     runs = {
         name: declare(stub, name, raises(raised), **options)
@@ -140,7 +140,7 @@ def test_comparing(stub: StubBroker, bridge: Bridge) -> None:
 
 
 def test_retry_when_is_asked_once_a_run(stub: StubBroker, bridge: Bridge) -> None:
-    """It is the user's code; what it said is known by what was done."""
+    """`retry_when` is the user's code. Its answer shows in what Dramatiq did."""
     asked: list[int] = []
 
     def wanted(retries: int, exception: BaseException) -> bool:
@@ -155,7 +155,7 @@ def test_retry_when_is_asked_once_a_run(stub: StubBroker, bridge: Bridge) -> Non
 
 
 def test_messages_are_as_without(stub: StubBroker, bridge: Bridge) -> None:
-    """Nothing of it travels."""
+    """Shadow mode puts nothing into a message."""
     other = StubBroker()
     shadow(stub, bridge)
     for broker in (stub, other):
@@ -168,7 +168,7 @@ def test_messages_are_as_without(stub: StubBroker, bridge: Bridge) -> None:
 
 @pytest.mark.parametrize("switch", ["off", "0", "FALSE"])
 def test_off(stub: StubBroker, monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
-    """It is gone from the worker, and has read neither its policies nor a store's URL."""
+    """Shadow mode that is off leaves the worker, and reads neither its policies nor the URL of a store."""
     monkeypatch.setenv("OJS_BRIDGE_SHADOW", switch)
     monkeypatch.setenv("OJS_BRIDGE_STORE", "nonsense")
     shadow(stub, policies="no-such-file.toml")
@@ -190,7 +190,7 @@ def test_what_is_wrong_with_it_stops_no_worker(
     stub: StubBroker, bridge: Bridge, caplog: pytest.LogCaptureFixture, policies: Any, why: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """It stays off, and says why."""
+    """Shadow mode stays off, and the log says why."""
     monkeypatch.setattr("ojs_bridge.migration.shadowing.recording._said", {})
     shadow(stub, bridge, policies=policies)
     runs = declare(stub, "dies", raises(OSError), **QUICK)
@@ -204,7 +204,7 @@ def test_what_is_wrong_with_it_stops_no_worker(
 
 
 def test_without_a_store(stub: StubBroker, caplog: pytest.LogCaptureFixture) -> None:
-    """There is nowhere to keep tallies."""
+    """Shadow mode has no place for its tallies; the jobs run as ever."""
     shadow(stub, Bridge())
     runs = declare(stub, "dies", raises(OSError), **QUICK)
     work(stub)
@@ -221,7 +221,7 @@ def test_a_store_that_is_down(stub: StubBroker, tmp_path: Path) -> None:
 
 
 def test_some_actors_only(stub: StubBroker, bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the worker's environment says."""
+    """The worker's environment names the actors."""
     monkeypatch.setenv("OJS_BRIDGE_SHADOW", "mail.*,other")
     shadow(stub, bridge)
     for name in ("mail.send", "billing.charge"):
@@ -231,7 +231,7 @@ def test_some_actors_only(stub: StubBroker, bridge: Bridge, monkeypatch: pytest.
 
 
 def test_beside_a_canary(stub: StubBroker, bridge: Bridge) -> None:
-    """What is under the bridge already is counted, and not compared."""
+    """A run under the bridge is counted, and not compared."""
     install(
         stub,
         bridge,
@@ -249,7 +249,7 @@ def test_beside_a_canary(stub: StubBroker, bridge: Bridge) -> None:
 def test_the_canary_of_the_environment_keeps_no_shadow_off(
     stub: StubBroker, bridge: Bridge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is for the bridge of a fleet, which a shadow has not."""
+    """The environment's canary is for a fleet's own bridge, and means nothing to shadow mode."""
     monkeypatch.setenv("OJS_BRIDGE_CANARY", '{"charge": 0}')
     shadow(stub, bridge)
     declare(stub, "charge", raises(OSError), **QUICK)
@@ -266,7 +266,7 @@ def test_once(stub: StubBroker, bridge: Bridge) -> None:
 
 
 def test_in_real_processes(valkey: Valkey, unique: str, tmp_path: Path) -> None:
-    """What is pending when a worker is told to stop is written."""
+    """A worker that is told to stop writes its pending runs."""
     application = Application(valkey.url, unique, tmp_path, "tests.on_dramatiq.shadowed")
     application.produce("for n in range(5): hopeless.send(f'j{n}')")
     with application.working() as worker:

@@ -1,4 +1,4 @@
-"""What a user's unit tests see of a bridged StubBroker: failed jobs are dead letters, and `join` raises."""
+"""In a user's unit tests, a bridged StubBroker keeps failed jobs as dead letters, and `join` raises."""
 
 from __future__ import annotations
 

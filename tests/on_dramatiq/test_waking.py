@@ -32,7 +32,7 @@ def test_no_retry_waits_for_an_idle_worker_s_timeout(broker: dramatiq.Broker, un
     warm = fleet.actor(lambda n: None)
     with fleet.working(threads=2, timeout=TIMEOUT):
         fleet.end(fleet.send(warm))
-        time.sleep(1.5)  # until it polls seldom, if it polls
+        time.sleep(1.5)  # until the worker polls seldom, if it polls at all
         jobs = [fleet.send(actor) for actor in actors]
         for job in jobs:
             assert fleet.end(job).type == "job.completed"

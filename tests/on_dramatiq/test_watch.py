@@ -151,7 +151,7 @@ def test_a_worker_whose_main_process_was_killed_ends_and_its_jobs_run_elsewhere(
     app = Application(valkey.url, unique, tmp_path, "tests.on_dramatiq.app", **settings)
     worker = app.start()
     eventually(lambda: "ready for action" in app.log.read_text(), what="a ready worker")
-    # The main process reads no more of what the worker logs, whose threads stand still when the pipe is full.
+    # The main process stops reading the worker's log; the worker's threads block when the pipe is full.
     os.kill(worker.pid, signal.SIGSTOP)
     app.produce("for n in range(100): hopeless.send(f'hopeless-{n}')")
     eventually(lambda: _stands_still(app), what="a full pipe")
