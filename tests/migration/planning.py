@@ -29,7 +29,7 @@ def only(app: Celery) -> Planned:
 
 
 def native(app: Celery) -> Native:
-    """What Celery does with an app's only task."""
+    """Celery's own behaviour for an app's only task, as the plan reads it."""
     found = only(app).native
     assert found is not None
     return found

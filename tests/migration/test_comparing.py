@@ -30,7 +30,7 @@ POLICIES: list[Any] = [
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("n", [1, 2, 9])
 def test_waits_are_what_the_policy_draws(policy: Any, n: int) -> None:
-    """Least, mean and most against 4,000 draws."""
+    """Least, mean and most fit 4,000 draws."""
     rng, whole = random.Random(7), RetryPolicy.merge(policy)
     drawn = [whole.delay(n, rng=rng) for _ in range(4000)]
     wait = policy_wait(whole, n)

@@ -21,7 +21,7 @@ from ojs_bridge.migration.plan.dramatiq.measuring import measured as measured_on
 from ojs_bridge.store import Tally
 from tests.cli.running import spawn
 
-#: Nobody is there: who sends or stores anything fails.
+#: There is no server: a plan that sends or stores anything fails.
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
@@ -94,7 +94,7 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_that_is_wrong_is_found_out() -> None:
-    """What was read falls; what only the policy does otherwise is a difference."""
+    """A task that was read wrongly becomes unknown; other run counts under the policy are a difference."""
     app = shop()
     read = {one.name: one for one in of_celery(app)}
     wrong = read["steady"]
@@ -125,7 +125,7 @@ def mail(order):
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
-    """With what shadow mode has seen in production beside it."""
+    """The command shows the measured plan beside the results of shadow mode in production."""
     (tmp_path / "shop.py").write_text(SHOP, encoding="utf-8")
     url = f"sqlite:///{tmp_path}/ojs.db"
     now = Bridge(url).engine.now()

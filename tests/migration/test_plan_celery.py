@@ -95,7 +95,7 @@ def test_the_backoff_is_that_of_celery(factor: int, longest: int) -> None:
 
 
 def test_the_span_of_many_retries() -> None:
-    """All of them count, not only those that are listed."""
+    """The span counts all retries, also those that the plan does not list."""
     found = native(app_of(**STEADY, max_retries=3000))
     assert found.span == Wait.of(1023 + 600 * (3000 - 10))
     assert native(app_of(**AUTO, max_retries=None)).span == ENDLESS
@@ -216,7 +216,7 @@ def test_the_bridge_waits_as_planned(body: Any, options: dict[str, Any]) -> None
 
 
 def test_the_words() -> None:
-    """Which errors are retried, which are not, and what is left in the end."""
+    """The plan says which errors are retried, which are not, and what is left in the end."""
     options = {"autoretry_for": (OSError, pytest.UsageError), "dont_autoretry_for": (TimeoutError,)}
     late = {"acks_late": True, "acks_on_failure_or_timeout": False}
     found = native(app_with(fails, {"result_backend": "cache+memory://"}, **options, **late))
@@ -234,7 +234,7 @@ def test_the_words() -> None:
 
 
 def test_a_task_that_cannot_be_read_does_not_hide_the_others() -> None:
-    """Its place says why."""
+    """The plan of the unreadable task has the reason."""
     app = app_of(**BACKOFF)
     app.task(shared=False, name="broken", autoretry_for=(OSError,), max_retries="five")(fails)
     broken, job = of_celery(app)
@@ -244,7 +244,7 @@ def test_a_task_that_cannot_be_read_does_not_hide_the_others() -> None:
 
 
 def test_a_task_under_the_bridge() -> None:
-    """What Celery alone would do with one that `install` moved; what the bridge does with an `ojs_task`."""
+    """A task moved by `install` keeps its plan of Celery alone; an `ojs_task` has the plan of the bridge."""
     app = app_of(**STEADY)
     ojs_task(app, name="own", retry={"max_attempts": 6, "on_exhaustion": "dead_letter"}, shared=False)(fails)
     ojs_task(app, name="python", retry={"backoff_strategy": Intervals("PT1M")}, shared=False)(fails)
@@ -261,7 +261,7 @@ def test_a_task_under_the_bridge() -> None:
 
 
 def test_reading_an_app_gives_it_no_bridge() -> None:
-    """Whoever plans has not decided yet."""
+    """The user has not decided yet: `install` can still choose the app's bridge."""
     app = app_of()
     ojs_task(app, name="own", shared=False)(fails)
     assert len(of_celery(app)) == 2

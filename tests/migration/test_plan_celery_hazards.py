@@ -24,12 +24,12 @@ def fails() -> None:
 
 
 def asks(self: Task) -> None:
-    """It retries by itself."""
+    """A task that asks for a retry."""
     raise self.retry(exc=OSError("down"))
 
 
 def asks_in_time(self: Task) -> None:
-    """It says when."""
+    """A task that asks for a retry, and says when."""
     raise self.retry(exc=OSError("down"), countdown=4000, max_retries=2)
 
 
@@ -76,7 +76,7 @@ THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "body", "options", "conf", "text"), THERE)
 def test_a_hazard(name: str, body: Any, options: dict[str, Any], conf: dict[str, Any], text: str) -> None:
-    """One sentence that names the value, and what follows from it."""
+    """A hazard is one line. It names the value and the consequence."""
     found = hazards_of(body, options, conf)
     assert text in found[name]
     assert "\n" not in found[name]
@@ -105,7 +105,7 @@ NOT_THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("name", "body", "options", "conf"), NOT_THERE)
 def test_no_hazard(name: str, body: Any, options: dict[str, Any], conf: dict[str, Any]) -> None:
-    """What is close to it and harmless."""
+    """Harmless settings that look like a hazard are not reported as one."""
     assert name not in hazards_of(body, options, conf)
 
 
@@ -126,7 +126,7 @@ def test_throws_rules_nothing_out() -> None:
 
 
 def test_a_moved_task_has_the_hazards_of_its_own_options() -> None:
-    """Not those of the acknowledgements, which are the bridge's by then."""
+    """The plan leaves out the hazards of acknowledgements, which the bridge then handles."""
     app = app_with(fails, acks_late=True, reject_on_worker_lost=True, throws=(KeyError,))
     install(app, Bridge())
     found = only(app)

@@ -1,4 +1,4 @@
-"""What Dramatiq does with each actor, as `of_dramatiq` reads it, against Dramatiq itself."""
+"""The plan of an actor, as `of_dramatiq` reads it, agrees with Dramatiq itself."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def broker_with(*more: Middleware, retries: Retries | None = None) -> StubBroker
 )
 @pytest.mark.parametrize("n", [1, 2, 3, 16, 40])
 def test_waits_are_what_dramatiq_draws(first: int, longest: int, n: int) -> None:
-    """Least, mean and most against 2,000 draws of its own function; it cuts each to whole milliseconds."""
+    """Least, mean and most fit 2,000 draws of Dramatiq's function, which cuts each to whole milliseconds."""
     drawn = [compute_backoff(n - 1, factor=first, max_backoff=longest)[1] / 1000 for _ in range(2000)]
     wait = dramatiq_wait(n, first, longest)
     assert wait.least - 0.001 <= min(drawn) <= max(drawn) <= wait.most
@@ -60,7 +60,7 @@ def test_waits_are_what_dramatiq_draws(first: int, longest: int, n: int) -> None
 
 
 def test_the_cap_is_dramatiqs_own() -> None:
-    """It stands in a module that needs no Dramatiq."""
+    """The plan has the cap in a module that does not import Dramatiq."""
     assert DRAMATIQ_MAX_BACKOFF == DEFAULT_MAX_BACKOFF
 
 
@@ -109,7 +109,7 @@ def test_the_span_of_the_default() -> None:
 
 
 def test_the_policy_waits_as_long_on_average() -> None:
-    """Until the cap is near, and then at most as long; what differs is told."""
+    """The average is the same until the cap is near; the plan tells each difference."""
     found = plan_of(max_retries=3, min_backoff=1000, max_backoff=6000)
     assert found.policy == {
         "max_attempts": 4,
@@ -141,7 +141,7 @@ def test_options_with_which_dramatiq_itself_fails(option: str, value: Any) -> No
 
 
 def test_a_backoff_that_nobody_needs() -> None:
-    """What is never retried never waits."""
+    """An actor that is never retried needs no backoff."""
     found = plan_of(max_retries=0, min_backoff=None)
     assert found.native is not None
     assert (found.native.runs, found.native.retries, found.native.final) == (1, "nothing", "every error")
@@ -152,21 +152,21 @@ class Louder(Retries):
 
 
 class Again(Middleware):
-    """It retries by itself."""
+    """A middleware that sends each message again."""
 
     def after_process_message(self, broker: Broker, message: Any, **_: Any) -> None:
         broker.enqueue(message)
 
 
 class Writing(Middleware):
-    """It says for each message how often it is retried."""
+    """A middleware that sets the number of retries of each message."""
 
     def before_enqueue(self, broker: Broker, message: Any, delay: int | None) -> None:
         message.options.setdefault("max_retries", 2)
 
 
 class Tracing(Middleware):
-    """It puts something of its own into each message."""
+    """A middleware that puts an option of its own into each message."""
 
     def before_enqueue(self, broker: Broker, message: Any, delay: int | None) -> None:
         message.options["trace_id"] = 7
@@ -214,7 +214,7 @@ HAZARDS: dict[str, tuple[Callable[[], Broker], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", HAZARDS)
 def test_hazards(name: str) -> None:
-    """Each with the value that it is about; and none of it where everything is as it should be."""
+    """Each hazard names its value; a harmless middleware and harmless options have no hazard."""
     make, options, told = HAZARDS[name]
     [text] = [hazard.text for hazard in plan_of(make(), **options).hazards if hazard.name == name]
     assert told in text
@@ -236,7 +236,7 @@ def test_hazards(name: str) -> None:
     ],
 )
 def test_what_a_broker_leaves_open(make: Callable[[], Broker], told: str) -> None:
-    """Nothing is said of its actors, with or without numbers of their own, and none gets a policy."""
+    """The plan says nothing of the actors of such a broker, whatever their options, and gives no policy."""
     for options in ({}, {"max_retries": 3}):
         found = plan_of(make(), **options)
         assert (found.native, found.policy) == (Native.unknown(), None)
@@ -271,7 +271,7 @@ def test_what_happens_in_the_end(make: Callable[[], Broker], told: str) -> None:
 
 
 def test_an_actor_that_speaks_of_policies_already() -> None:
-    """What the bridge does with it is what it is; its own fields are its policy."""
+    """The plan shows what the bridge does with the actor; the actor's own fields are its policy."""
     broker = bridged()
     found = plan_of(broker, ojs_retry={"max_attempts": 4, "jitter": False})
     assert found.native is not None
@@ -284,7 +284,7 @@ def test_an_actor_that_speaks_of_policies_already() -> None:
 
 
 def test_throws_is_what_the_policy_rules_out() -> None:
-    """By name, so that whoever reads the file reads of it."""
+    """The policy names the errors of `throws`, so that a reader of the file sees them."""
     found = plan_of(StubBroker(), throws=(OSError, KeyError))
     assert found.policy is not None
     assert found.policy["non_retryable_errors"] == ["builtins.OSError", "builtins.KeyError"]

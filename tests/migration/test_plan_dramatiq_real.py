@@ -1,4 +1,4 @@
-"""What a plan says of actors, against real workers that run them."""
+"""Real workers run actors as often as their plan says."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fleet(request: pytest.FixtureRequest) -> Iterator[tuple[dict[str, int | None
 def test_a_real_worker_runs_them_as_often_as_planned(
     fleet: tuple[dict[str, int | None], Counter[str]],
 ) -> None:
-    """What `throws` names once, the others to the end of their retries, and all of them end up dead."""
+    """The actor with `throws` runs once, the others use up their retries; all jobs end up dead."""
     expected, ran = fleet
     assert expected == {"three": 4, "none": 1, "thrown": 1, "half": 3}
     assert dict(ran) == expected
@@ -61,7 +61,7 @@ def test_a_real_worker_runs_them_as_often_as_planned(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("options", [{"max_retries": "5"}, {"min_backoff": None}, {"throws": "OSError"}])
 def test_a_job_is_lost_over_options_that_a_plan_cannot_read(options: dict[str, Any]) -> None:
-    """As it says: acknowledged, not retried, not among the dead letters."""
+    """The job is acknowledged, not retried and not kept as a dead letter, as the plan says."""
     broker, ran = StubBroker(), []
 
     def failing() -> None:

@@ -1,4 +1,4 @@
-"""What a plan reads of a task's code, and what it does not: the second is not known, never a number."""
+"""A plan reads a task's code. A number that the code does not show is not known; the plan never guesses."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def job(self):
     os.getpid()
 """
 
-#: What a plan once said in numbers that were right for some inputs only; `# HERE` marks the line to be named.
+#: Code for which a plan once gave numbers that were right for some inputs only. `# HERE` marks its line.
 NOT_READ: dict[str, str] = {
     "a limit from the app's settings": """
 @app.task(**BOUND)
@@ -461,7 +461,7 @@ def test_what_is_read(module: Any, text: str, runs: Any, waits: tuple[float, ...
 
 
 def test_a_request_class_of_its_own(module: Any) -> None:
-    """It may ask for anything in the worker's main process."""
+    """Such a class may do anything in the worker's main process, so the plan knows nothing of its task."""
     own = """
 from celery.worker.request import Request
 class Own(Request): pass
@@ -479,7 +479,7 @@ def job(self):
 
 
 def test_source_that_is_not_there() -> None:
-    """What nobody can read may do anything with the task that it is given."""
+    """Code without readable source may do anything with its task, so the plan knows nothing of the task."""
     names: dict[str, Any] = {"__name__": "elsewhere"}
     exec("def hidden(self):\n    print(self)\n", names)
     found = only(app_with(names["hidden"], bind=True))
@@ -531,7 +531,7 @@ FLEETS = [
 def test_names_and_patterns(
     module: Any, plan: Any, attribute: str, start: str, declare: str, noun: str
 ) -> None:
-    """All of the fleet's own, sorted, or those that a pattern names; a pattern that names none is refused."""
+    """A plan has all tasks of the fleet, sorted, or those of a pattern; a pattern without any is refused."""
     text = start + "".join(map(declare.format, ("b.one", "a.two", "a.one")))
     fleet = getattr(module(text), attribute)
     for names, found in (

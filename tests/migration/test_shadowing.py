@@ -82,7 +82,7 @@ COMPARED: dict[str, tuple[dict[str, Any], int, Outcome, Native, str, str]] = {
 def test_comparing(
     policy: dict[str, Any], attempt: int, outcome: Outcome, native: Native, kind: str, words: str
 ) -> None:
-    """Each kind, in words and numbers."""
+    """Each kind of outcome has its words."""
     job = Job("j-1", "billing.charge", "default", attempt)
     verdict = compare(RetryPolicy.merge(policy), job, outcome, native, now=NOW)
     assert verdict.kind == kind
@@ -98,7 +98,7 @@ def test_a_job_that_expires_first() -> None:
 
 
 def test_the_budget() -> None:
-    """So many at once, so many for each second of CPU time afterwards."""
+    """The budget allows ten runs at once, and afterwards ten for each second of CPU time."""
     budget = Budget(10, at_once=10)
     assert sum(budget.take("a", 0.0, 1.0) for _ in range(50)) == 10
     busy = sum(budget.take("a", 0.0 + n / 1000, 1 + n / 50) for n in range(250))
@@ -107,7 +107,7 @@ def test_the_budget() -> None:
 
 
 def test_rare_tasks_are_seen() -> None:
-    """One run of each task a second, whatever the others use up."""
+    """Each task has one run a second, even when another task has used up the budget."""
     budget = Budget(10, at_once=10)
     assert sum(budget.take("often", 0.0, 1.0) for _ in range(50)) == 10
     asked = [("rare", 0.1), ("rare", 0.2), ("other", 0.3), ("often", 0.9), ("often", 1.0), ("rare", 1.1)]
@@ -129,7 +129,7 @@ def test_rare_tasks_are_seen() -> None:
     ],
 )
 def test_the_switch(text: str | None, covered: set[str]) -> None:
-    """On, off, or for some tasks."""
+    """The switch turns shadow mode on, off, or on for some tasks."""
     switch = Switch({} if text is None else {"OJS_BRIDGE_SHADOW": text})
     assert {name for name in ("billing.charge", "mail.send") if switch.covers(name)} == covered
     assert bool(switch) == bool(covered)
@@ -172,14 +172,14 @@ def test_what_is_written(tmp_path: Path) -> None:
 
 
 def test_a_bridge_that_redacts_shows_no_messages(tmp_path: Path) -> None:
-    """They may hold what is to be hidden."""
+    """Error messages may hold the data that is to be hidden."""
     bridge, store = bridge_on(tmp_path, redact=["card"])
     Writer("celery", bridge).write([failed(bridge, Retried(99))], Counter())
     assert [example["message"] for example in store.shadows()[0].examples] == [""]
 
 
 def test_an_invalid_policy_of_a_job(tmp_path: Path) -> None:
-    """It is a difference like any other, and what comes after it is compared."""
+    """An invalid policy is counted as a difference, and the next run is compared."""
     bridge, store = bridge_on(tmp_path)
     bad = failed(bridge, Retried(10), retry={"max_attempts": -1})
     Writer("dramatiq", bridge).write([bad, failed(bridge, Retried(10))], Counter())
@@ -187,7 +187,7 @@ def test_an_invalid_policy_of_a_job(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_compared_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Not even a strategy that exits, and the others are compared."""
+    """A backoff strategy that exits stops nothing: the other runs are compared."""
     bridge, store = bridge_on(tmp_path)
     wild = failed(bridge, Retried(10), retry={"backoff_strategy": lambda n, f: sys.exit(3)})
     Writer("dramatiq", bridge).write([wild, failed(bridge, Retried(10))], Counter())
@@ -196,7 +196,7 @@ def test_what_cannot_be_compared_stops_nothing(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_a_store_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It costs tallies, and one line for each outage."""
+    """An outage costs tallies, and one line in the log."""
     bridge, store = bridge_on(tmp_path / "later")
     writer = Writer("celery", bridge)
     for n in range(3):
@@ -208,7 +208,7 @@ def test_a_store_that_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_full_buffer_only_counts(tmp_path: Path) -> None:
-    """Who hands a run over waits for nobody."""
+    """The thread that hands a run over does not wait for room: the run is only counted."""
     bridge, _ = bridge_on(tmp_path)
     pending = Pending(limit=3)
     taken = [pending.takes("a") for _ in range(3)]
@@ -227,7 +227,7 @@ def test_a_full_buffer_only_counts(tmp_path: Path) -> None:
 
 
 def test_a_recorder_writes_by_and_by_and_at_the_end(tmp_path: Path) -> None:
-    """From many threads; each process has its own thread, and after the end it starts again."""
+    """Many threads hand runs over. A recorder that was closed starts again."""
     bridge, store = bridge_on(tmp_path)
     recorder = Recorder("celery", bridge, period=0.05)
 
@@ -259,7 +259,7 @@ class Hostile(Exception):
 
 
 def test_nothing_gets_out(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever is raised, and whatever that raises when it is told; one line a minute."""
+    """No exception gets out, not even one whose text raises; a message is logged once a minute."""
     for what in ("one", "one", "other"):
         with harmless(f"{what} of test_nothing_gets_out"):
             raise Hostile

@@ -1,4 +1,4 @@
-"""From a policy to a framework's own options, and back."""
+"""A policy is turned into a framework's own options, and the plan reads them back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def dramatiq_plan(options: dict[str, Any]) -> Planned:
 
 
 def schedule(found: Planned) -> tuple[Runs, list[float]]:
-    """How often a task runs, and its waits in milliseconds, least, mean and most of each."""
+    """A task's number of runs, and the least, mean and most of each wait, rounded to milliseconds."""
     native = found.native
     assert isinstance(native, Native) and native.waits != NOT_KNOWN
     return native.runs, [round(x, 3) for w in native.waits for x in (w.least, w.mean, w.most)]
@@ -134,7 +134,7 @@ TO: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("policy", "celery", "actor"), TO)
 def test_the_options(policy: dict[str, Any], celery: dict[str, Any], actor: dict[str, Any]) -> None:
-    """Both frameworks take them."""
+    """Each framework's own plan can read the options."""
     found = to_celery_options(policy).options
     retried = {"autoretry_for": (Exception,)} if policy["max_attempts"] > 1 else {}
     assert found == {**retried, **celery}
@@ -154,7 +154,7 @@ EXACT_ON_CELERY: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("policy", EXACT_ON_CELERY)
 def test_exactly_the_same_waits_on_celery(policy: dict[str, Any]) -> None:
-    """Then no wait is said to be lost, and the plan of the task has those of the policy."""
+    """The options give exactly the policy's waits, and no wait is reported as lost."""
     found = to_celery_options(policy)
     assert [line.partition(":")[0] for line in found.lost] == ["response codes", "lost attempts"]
     whole = RetryPolicy.merge(policy)
@@ -177,11 +177,11 @@ class CardStolen(Exception):
 
 
 class CardEaten(CardStolen):
-    """What a policy that names its parent does not mean."""
+    """An error that a policy does not mean when it names the parent class."""
 
 
 class Unprintable:
-    """What may stand anywhere in somebody's code."""
+    """An object whose repr raises, as any object of a user may."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no repr")
@@ -220,7 +220,7 @@ LOST: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("policy", "on_celery", "on_dramatiq"), LOST)
 def test_what_is_lost(policy: dict[str, Any], on_celery: str, on_dramatiq: str) -> None:
-    """In words, of either framework."""
+    """The lost properties are told in words, for both frameworks."""
     for back, told in ((to_celery_options, on_celery), (to_dramatiq_options, on_dramatiq)):
         assert told in "\n".join(back(policy).lost)
 
@@ -239,7 +239,7 @@ def test_error_types_become_exception_classes() -> None:
 @pytest.mark.parametrize(("factor", "most", "jitter"), [(1, 600, True), (7, 20, True), (3, 600, False)])
 @pytest.mark.parametrize("n", [1, 3, 12])
 def test_waits_are_what_celery_draws(factor: int, most: int, jitter: bool, n: int) -> None:
-    """Least, mean and most against 2,000 draws of its own function."""
+    """Least, mean and most fit 2,000 draws of Celery's own function."""
     drawn = [get_exponential_backoff_interval(factor, n - 1, most, jitter) for _ in range(2000)]
     wait = celery_wait(n, factor, most, jitter=jitter)
     assert wait.least <= min(drawn) <= max(drawn) <= wait.most
@@ -249,7 +249,7 @@ def test_waits_are_what_celery_draws(factor: int, most: int, jitter: bool, n: in
 
 
 def test_a_real_celery_task_with_the_options() -> None:
-    """It runs as often as the policy says; what is not to be retried runs once."""
+    """The task runs as often as the policy says; a job with a non-retryable error runs once."""
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     ran: list[type[Exception]] = []
     policy = {"max_attempts": 4, "non_retryable_errors": ["CardEaten"], **STEADY}
@@ -274,7 +274,6 @@ def test_the_presets_of_the_frameworks() -> None:
 
 
 def test_an_invalid_policy_is_refused() -> None:
-    """As everywhere."""
     for back in (to_celery_options, to_dramatiq_options):
         with pytest.raises(InvalidRetryPolicy, match="max_attempts: -1 must be >= 0"):
             back({"max_attempts": -1})

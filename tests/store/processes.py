@@ -8,7 +8,7 @@ from typing import Any
 
 
 def in_processes(count: int, work: Callable[..., Any], *args: Any) -> list[Any]:
-    """What `work` returns in so many processes that begin at the same moment."""
+    """The results of `work` in `count` processes that begin at the same moment."""
     context = multiprocessing.get_context("fork")
     start, results = context.Barrier(count), context.SimpleQueue()
 

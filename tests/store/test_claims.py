@@ -10,7 +10,7 @@ from tests.store.test_parked import NOW, after, claimed, parked
 
 
 def test_retries_are_claimed_by_their_keys_due_or_not(store: Store) -> None:
-    """Those that nobody has claimed; nobody else gets them meanwhile."""
+    """Only unclaimed retries are claimed, and nobody else gets them meanwhile."""
 
     def claim_keys(*keys: str, at: float = 0.0) -> Due:
         return store.claim_parked(keys, now=after(at), until=after(at + 60))
@@ -28,7 +28,7 @@ def test_retries_are_claimed_by_their_keys_due_or_not(store: Store) -> None:
 
 
 def test_many_keys_are_claimed_by_one_of_many(url: str, store: Store) -> None:
-    """However many keys and callers."""
+    """Each key is claimed by one of many callers, and no key is left."""
     names = [f"j-{n:03}" for n in range(700)]
     for name in names:
         store.park(parked(name, 3600))

@@ -26,7 +26,7 @@ from tests.store.test_reservations import over, reserve
 from tests.test_reservations import JOB, begin, run
 
 PATIENCE = 2.0
-#: How long a loaded machine may take for what should take PATIENCE and a new connection.
+#: Seconds in which a loaded machine must be done with PATIENCE and a new connection.
 ENOUGH = 45.0
 #: Long enough for three beats of the heart, of which one finds the connection silent.
 RESERVATION = timedelta(seconds=15)
@@ -61,7 +61,7 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
 
 
 def test_a_silent_connection_is_an_error_in_time(way: tuple[Proxy, str, str]) -> None:
-    """And only one: the others of that time are as dead, and are not asked."""
+    """There is one error only: the store drops its other connections of that time without asking them."""
     proxy, url, _ = way
     store = open_store(url, patience=PATIENCE)
     asks = store.stats
@@ -86,7 +86,7 @@ def test_a_silent_connection_is_an_error_in_time(way: tuple[Proxy, str, str]) ->
 
 @pytest.mark.requirement("RET-13")
 def test_a_worker_goes_on_over_a_silent_connection(way: tuple[Proxy, str, str]) -> None:
-    """Its reservations are extended by a new one before they run out, and its scheduler publishes."""
+    """A new connection extends the reservations before they run out, and the scheduler publishes."""
     proxy, through, url = way
     worker, other = Bridge(through, reservation=RESERVATION), Bridge(url, reservation=RESERVATION)
     outbox = Outbox()
@@ -109,7 +109,7 @@ def test_a_worker_goes_on_over_a_silent_connection(way: tuple[Proxy, str, str]) 
 def test_a_client_that_went_silent_within_a_transaction_holds_no_lock_for_long(
     postgres_url: str, request: pytest.FixtureRequest
 ) -> None:
-    """Which the server itself would keep for hours."""
+    """By default the server would keep the lock for hours."""
     with Proxy(request.getfixturevalue("postgres").port) as proxy:
         silent, store = open_store(proxy.to(postgres_url), patience=PATIENCE), open_store(postgres_url)
         assert isinstance(silent, SQLStore)
@@ -152,7 +152,7 @@ def test_a_busy_file_is_an_error_in_time(tmp_path: Path) -> None:
 def test_the_threads_of_a_process_wait_for_a_busy_file_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not one after the other, until the last of them has lost its reservation."""
+    """If the threads waited one after the other, the last one would lose its reservation."""
     monkeypatch.setattr(sqlite, "_BUSY_SECONDS", 1.0)
     store = open_store(f"sqlite:///{tmp_path}/ojs.db", patience=0.5)
     assert reserve(store).grant is Grant.TAKEN

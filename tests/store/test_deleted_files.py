@@ -30,7 +30,7 @@ def unlink_all(file: Path) -> None:
 
 
 def replace(file: Path) -> None:
-    """As a restored backup does, with tables and without letters."""
+    """Replace the file with one that has tables and no letters, as a restored backup does."""
     other = file.with_name("other.db")
     store = open_store(f"sqlite:///{other}")
     store.prepare()
@@ -46,7 +46,7 @@ def empty(file: Path) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Where the store is."""
+    """The path of the store's file."""
     return tmp_path / "ojs.db"
 
 
@@ -67,7 +67,7 @@ WAYS = pytest.mark.parametrize("end", [unlink, unlink_all, replace, empty])
 def test_what_is_written_to_a_deleted_file_is_an_error_once(
     store: Store, file: Path, end: Callable[[Path], None], write: str
 ) -> None:
-    """And then it is in the new one, where everybody finds it."""
+    """The next write goes to the new file, where every store finds it."""
     steps: dict[str, Callable[[], object]] = {
         "bury": lambda: store.bury(letter()),
         "park": lambda: store.park(parked()),
@@ -100,7 +100,7 @@ def test_no_letter_is_lost_when_the_file_is_deleted_while_it_is_written(
 def test_a_run_that_ends_after_the_file_was_deleted_leaves_its_letter(
     file: Path, end: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At the first try of its own that finds a new file; the log says what has happened."""
+    """The engine's next try writes to a new file; the log says that the old one is gone."""
     bridge = Bridge(f"sqlite:///{file}")
     begun = run(bridge, JOB)
     end(file)
@@ -111,7 +111,7 @@ def test_a_run_that_ends_after_the_file_was_deleted_leaves_its_letter(
 
 
 def test_a_file_that_is_deleted_while_nothing_is_connected(store: Store, file: Path) -> None:
-    """As between a fork and the first use after it: the new one may even have the same number."""
+    """A forked child has no connection yet. The new file may even have the old file's inode number."""
     assert isinstance(store, SQLStore)
     store._dispose(close=True)
     file.write_bytes(b"")

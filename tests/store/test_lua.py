@@ -36,7 +36,7 @@ def test_a_header_names_as_many_as_the_script_uses(script: Path, what: str) -> N
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_file_opens_with_what_it_is_for_and_is_used(file: Path) -> None:
-    """By the store, or by another of the files."""
+    """The store or another of the files uses it."""
     assert re.match(r"-- \w", file.read_text("utf-8"))
     others = [*FOLDER.glob("*.py"), *(other for other in SCRIPTS if other != file)]
     used = rf"""NEEDS: .*\b{file.stem}\b|"{file.stem}"[,)]"""

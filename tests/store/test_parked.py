@@ -85,7 +85,7 @@ def walk(store: Store, limit: int) -> Iterator[str]:
 
 
 def test_a_record_of_a_newer_version_is_read() -> None:
-    """It has a field that this version does not know."""
+    """The record has a field that this version does not know."""
     record = {**json.loads(parked_to_json(parked())), "colour": "blue"}
     assert parked_from_json(json.dumps(record), due_ms=to_ms(parked().next_retry_at)) == parked()
 
@@ -107,7 +107,7 @@ def test_everything_of_a_retry_comes_back(store: Store) -> None:
 
 @pytest.mark.parametrize("text", AWKWARD, ids=lambda text: ascii(text)[:20])
 def test_no_text_is_too_awkward(store: Store, text: str) -> None:
-    """Wherever it stands; what an index cannot hold is in the record."""
+    """Any field may have such a text; the record holds what an index cannot."""
     known = {"type": text, "queue": text, "reason": text, "message": {text: text}, "state": {text: text}}
     awkward = parked(f"id {text}", key=f"key {text}", **known)
     store.park(awkward)
@@ -132,7 +132,7 @@ def test_a_huge_retry(store: Store) -> None:
 
 @pytest.mark.requirement("RET-11")
 def test_what_is_due_is_claimed_and_nothing_else(store: Store) -> None:
-    """To the millisecond, the longest due first, as many as are wanted."""
+    """A claim is exact to the millisecond, and takes up to `limit` retries, the longest due first."""
     order = [-5.0, -4.0, -0.001, 0.0, 0.001, 60.0]
     for due in random.Random(7).sample(order, len(order)):
         store.park(parked(str(due), due))
@@ -143,7 +143,7 @@ def test_what_is_due_is_claimed_and_nothing_else(store: Store) -> None:
 
 
 def test_a_framework_claims_its_own(store: Store) -> None:
-    """However many of another are due before."""
+    """Earlier retries of another framework do not matter, however many there are."""
     for n in range(20):
         store.park(parked(f"other-{n}", -60, framework="celery"))
     store.park(parked("ours"))
@@ -153,7 +153,7 @@ def test_a_framework_claims_its_own(store: Store) -> None:
 
 
 def test_a_claim_has_retries_to_itself_for_its_time(store: Store) -> None:
-    """When it is over they are due again, the longest due first."""
+    """When the claim is over the retries are due again, the longest due first."""
     store.park(parked("a", -5))
     store.park(parked("b", -4))
     assert claimed(store, limit=1) == ["a"]
@@ -164,7 +164,7 @@ def test_a_claim_has_retries_to_itself_for_its_time(store: Store) -> None:
 
 
 def test_what_is_published_is_unparked(store: Store) -> None:
-    """Once; the rest stays claimed."""
+    """A retry is unparked once; the others stay claimed."""
     for name in ("a", "b", "c"):
         store.park(parked(name))
     due = claim(store)
@@ -186,7 +186,7 @@ def test_what_cannot_be_published_is_given_back(store: Store) -> None:
 
 
 def test_who_has_lost_a_claim_touches_nothing(store: Store) -> None:
-    """Neither deletes what another has claimed, nor gives it back."""
+    """The loser neither deletes nor gives back a retry that another has claimed."""
     store.park(parked())
     late = claim(store)
     held = claim(store, at=60)
@@ -197,7 +197,7 @@ def test_who_has_lost_a_claim_touches_nothing(store: Store) -> None:
 
 
 def test_a_claim_that_nobody_took_over_still_counts(store: Store) -> None:
-    """What was published late was published."""
+    """A retry that was published after its claim's end was published, and is unparked."""
     store.park(parked())
     due = claim(store, seconds=0.001)
     assert store.unpark(due.retries, due.claim) == 1
@@ -226,14 +226,14 @@ def test_a_key_has_one_retry(store: Store, first: int, second: int, replaced: bo
 
 
 def test_parking_again_changes_nothing(store: Store) -> None:
-    """It was repeated because its answer was lost."""
+    """A worker parks a retry again when the answer to the first time was lost."""
     for _ in range(3):
         store.park(parked())
     assert (store.count_parked(), keys(store)) == (1, ["j-1"])
 
 
 def test_a_retry_and_the_turn_it_follows_are_written_together(store: Store) -> None:
-    """Or neither, when the reservation is another's."""
+    """Neither is written if the reservation is another worker's."""
     reservation = Reservation("j-1", 0)
     store.reserve(
         reservation, publication="p", holder="w-1", mark=secrets.token_hex(8), now=NOW, until=after(60)
@@ -267,7 +267,7 @@ def test_a_retry_is_rescheduled(store: Store) -> None:
 
 
 def test_a_retry_is_cancelled(store: Store) -> None:
-    """Once."""
+    """A second cancelling finds no retry."""
     store.park(parked())
     store.park(parked("j-2"))
     assert store.cancel_parked(parked())
@@ -276,7 +276,7 @@ def test_a_retry_is_cancelled(store: Store) -> None:
 
 
 def test_whose_retry_is_not_there_any_more_changes_nothing(store: Store) -> None:
-    """It is claimed, or was replaced: by a later one, or the same one parked anew; or is gone."""
+    """The retry is claimed, was replaced by a later one, was parked anew, or is gone."""
     for name in ("claimed", "later", "anew"):
         store.park(parked(name))
     claim(store)
@@ -290,7 +290,7 @@ def test_whose_retry_is_not_there_any_more_changes_nothing(store: Store) -> None
 
 
 def test_the_next_one_due_comes_first(store: Store) -> None:
-    """In whatever order they were parked; those of one moment in a fixed order; page by page."""
+    """The order of parking does not matter; retries of one moment have a fixed order, over all pages."""
     for n in random.Random(7).sample(range(20), 20):
         store.park(parked(f"j-{n:02}", n // 2))
     found = keys(store)
@@ -302,7 +302,7 @@ def test_the_next_one_due_comes_first(store: Store) -> None:
 
 @pytest.mark.parametrize("cursor", ["", "x", "9" * 5000 + ":j"])
 def test_a_cursor_that_no_page_gave_out(store: Store, cursor: str) -> None:
-    """It is named."""
+    """The error names the cursor."""
     with pytest.raises(ValueError, match=r"^cursor: .* was not given out by this store$"):
         store.list_parked(EVERYTHING, limit=5, cursor=cursor)
 
@@ -332,7 +332,7 @@ def test_several_chains_of_one_job(store: Store) -> None:
 
 
 def test_namespaces_have_retries_of_their_own(url: str) -> None:
-    """In one database."""
+    """Both namespaces are in one database."""
     one, two = open_store(url, "one"), open_store(url, "two")
     one.park(parked())
     assert (keys(two), two.count_parked(), two.get_parked("j-1"), claimed(two)) == ([], 0, None, [])
@@ -385,7 +385,7 @@ def test_many_schedulers_publish_each_retry_once(url: str, store: Store) -> None
 
 
 def test_of_many_threads_each_claims_its_own(store: Store) -> None:
-    """On one store."""
+    """The threads share one store."""
     for n in range(200):
         store.park(parked(f"j-{n}"))
     start = threading.Barrier(8)
@@ -411,7 +411,7 @@ def publish_until_killed(url: str, told: Connection) -> None:
 
 
 def test_what_a_killed_scheduler_had_claimed_is_due_again(url: str, store: Store) -> None:
-    """When its claim is over; nothing is lost, and nothing else is published twice."""
+    """The retries are due when the claim is over. None is lost, and no other is published twice."""
     names = [f"j-{n:03}" for n in range(300)]
     for n, name in enumerate(names):
         store.park(parked(name, n / 1000 - 1))
@@ -444,7 +444,7 @@ def park_until_killed(url: str, told: Connection) -> None:
 
 
 def test_what_a_killed_worker_was_parking(url: str, store: Store) -> None:
-    """Is parked and its reservation settled, or neither."""
+    """Either the retry is parked and its reservation settled, or neither is done."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     worker = context.Process(target=park_until_killed, args=(url, sender))

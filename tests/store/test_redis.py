@@ -1,4 +1,4 @@
-"""What is true of Redis and Valkey only: restarts, lost connections, full memory, clusters."""
+"""Restarts, lost connections, full memory and clusters of Redis and Valkey."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def use_everything(store: Store) -> None:
 
 
 def test_what_was_answered_outlives_a_kill(server: Valkey, own: Store) -> None:
-    """And the next call, over a connection that is dead, knows of nothing."""
+    """After the restart the next call works, although its connection was dead."""
     own.bury(letter(), Settle(RESERVATION, None, KEEP))
     own.park(parked())
     server.kill()
@@ -145,7 +145,7 @@ def test_what_was_answered_outlives_a_kill(server: Valkey, own: Store) -> None:
 
 
 def test_a_connection_that_died_while_idle_is_mended(client: redis.Redis, own: Store) -> None:
-    """Those of other threads too."""
+    """The connections of other threads are mended, too."""
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: reserve(own, Reservation(f"k-{n}", 0)), range(100)))
     client.client_kill_filter(_type="normal", skipme=True)
@@ -153,7 +153,7 @@ def test_a_connection_that_died_while_idle_is_mended(client: redis.Redis, own: S
 
 
 def test_scripts_that_the_server_has_forgotten_are_sent_again(client: redis.Redis, own: Store) -> None:
-    """Each of them."""
+    """Every script is sent again."""
     use_everything(own)
     for n in range(2):
         client.script_flush()
@@ -195,7 +195,7 @@ def forgetful(server: Valkey, client: redis.Redis) -> Iterator[tuple[Forgetful, 
     """A store whose answers can be lost."""
     way = Forgetful(server.port)
     store = open_store(way.url)
-    use_everything(store)  # so that no answer is lost which only says that a script is unknown
+    use_everything(store)  # the server then knows each script, so a lost answer is that of a step
     client.flushall()
     yield way, store
     store.close()
@@ -240,8 +240,8 @@ def test_whatever_answer_is_lost_the_step_is_done_once(forgetful: tuple[Forgetfu
 
 
 def test_a_server_that_does_not_answer(server: Valkey) -> None:
-    """It is an error in time, and its late answer is nobody's."""
-    store = open_store(server.url + "?socket_timeout=5")  # it must answer in time before and after
+    """The call fails in time, and no later call gets its answer."""
+    store = open_store(server.url + "?socket_timeout=5")  # the server must answer in time before and after
     store.bury(letter())
     os.kill(server.pid, signal.SIGSTOP)
     try:
@@ -253,7 +253,7 @@ def test_a_server_that_does_not_answer(server: Valkey) -> None:
 
 
 class Interrupted(BaseException):
-    """What a time limit raises, anywhere."""
+    """An exception that a time limit raises at any point of the code."""
 
 
 def test_an_interrupt_leaves_no_answer_for_the_next_call(server: Valkey, own: Store) -> None:
@@ -276,7 +276,7 @@ def test_an_interrupt_leaves_no_answer_for_the_next_call(server: Valkey, own: St
 
 
 def test_a_full_memory_refuses_a_step_as_a_whole(client: redis.Redis, own: Store) -> None:
-    """Nothing of it is done; and what frees memory still works."""
+    """A refused step changes nothing, and a step that frees memory still works."""
     use_everything(own)
     own.bury(letter("j-8"))
     held = own.claim(["j-8"], now=NOW, seconds=60).claim
@@ -306,7 +306,7 @@ def test_a_full_memory_refuses_a_step_as_a_whole(client: redis.Redis, own: Store
 
 
 def test_a_replica_is_an_error_until_it_is_promoted(client: redis.Redis, own: Store) -> None:
-    """Then the connection is a new one."""
+    """After the promotion the store opens a new connection."""
     own.prepare()
     client.replicaof("127.0.0.1", 1)
     with pytest.raises(StoreError, match="read only replica"):
@@ -330,7 +330,7 @@ def test_only_reservations_have_an_end(client: redis.Redis, own: Store) -> None:
 
 
 def test_a_retry_parked_again_for_the_same_moment_is_in_every_index(own: Store) -> None:
-    """Under another queue its place in time is the same, and must not go with the earlier one."""
+    """The retry moves to another queue, and its entry in the index by time must stay."""
     own.park(parked(queue="first"))
     own.park(parked(queue="second"))
     for where in (ParkedFilter(), ParkedFilter(queue="second")):
@@ -340,7 +340,7 @@ def test_a_retry_parked_again_for_the_same_moment_is_in_every_index(own: Store) 
 
 
 def test_whose_claim_is_over_may_still_publish(own: Store) -> None:
-    """Nobody moves or cancels the retry under its hands, until somebody else has claimed it."""
+    """Nobody can move or cancel the retry; only another worker's claim takes it away."""
     own.park(parked("j-1"))
     own.park(parked("j-2", next_retry_at=NOW + timedelta(seconds=1)))
     first = own.claim_due("celery", now=LATER, until=LATER, limit=2)
@@ -356,7 +356,7 @@ def test_whose_claim_is_over_may_still_publish(own: Store) -> None:
 
 
 def test_a_deleted_letter_and_a_published_retry_leave_nothing(client: redis.Redis, own: Store) -> None:
-    """In no index."""
+    """No index holds them afterwards."""
     own.bury(letter(), Settle(RESERVATION, None, KEEP))
     own.bury(letter(queue="second", discarded_at=NOW + timedelta(days=1)))
     held = own.claim(["j-1"], now=NOW, seconds=60).claim
@@ -404,13 +404,13 @@ def test_a_cluster_of_two() -> None:
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:
-    """It takes the place of host and port."""
+    """The socket takes the place of host and port."""
     with Valkey(unixsocket="s") as server:
         use_everything(open_store(f"unix://{server.folder}/s"))
 
 
 def test_namespaces_that_look_alike_are_apart(own: Store, server: Valkey) -> None:
-    """Whatever their braces."""
+    """Braces in their names make no difference."""
     names = ["a", "{a", "a}", "%7Ba", "a}:letters"]
     for name in names:
         open_store(server.url, name).bury(letter(name))
@@ -421,7 +421,7 @@ def test_namespaces_that_look_alike_are_apart(own: Store, server: Valkey) -> Non
 
 
 def test_a_store_of_a_newer_version_is_refused(client: redis.Redis, server: Valkey, own: Store) -> None:
-    """By every method, and it says what to do."""
+    """Every method refuses it, and the error says what to do."""
     own.prepare()
     client.set("ojs:{ojs}:schema", 2)
     own.bury(letter())
@@ -435,7 +435,7 @@ def test_a_store_of_a_newer_version_is_refused(client: redis.Redis, server: Valk
 def test_a_server_that_may_lose_jobs_is_named(
     client: redis.Redis, server: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line for each reason, once."""
+    """The log has one line for each reason, once."""
     open_store(server.url).prepare()
     assert caplog.messages == []
     client.config_set("maxmemory", "100mb")
@@ -455,7 +455,7 @@ def test_a_server_that_may_lose_jobs_is_named(
 def test_a_user_who_may_not_see_the_configuration(
     client: redis.Redis, server: Valkey, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is said, and all works with the namespace's keys and no dangerous command."""
+    """The log has no warning; the store needs only the namespace's keys and no dangerous command."""
     client.config_set("appendonly", "no")
     rules = ("on", ">s3cr:t", "~ojs:*", "+@all", "-@dangerous")
     client.execute_command("ACL", "SETUSER", "limited", *rules)
@@ -495,14 +495,14 @@ def test_a_server_out_of_reach(scheme: str) -> None:
     ],
 )
 def test_a_url_that_is_none(url: str) -> None:
-    """It is named when the store is opened, without its password."""
+    """`open_store` names the URL, without its password."""
     with pytest.raises(ConfigurationError, match=r"^store: 'rediss?://.*' is not a Redis URL") as error:
         open_store(url)
     assert not any(part in str(error.value) for part in ("s3cr", "p@ss"))
 
 
 def test_connections_are_as_many_as_callers(client: redis.Redis, own: Store) -> None:
-    """Not more, however much is called."""
+    """The number of calls makes no difference."""
     with ThreadPoolExecutor(16) as pool:
         grants = list(pool.map(lambda n: reserve(own, Reservation(f"k-{n}", 0)), range(2_000)))
     assert grants == [Grant.TAKEN] * 2_000
@@ -512,18 +512,18 @@ def test_connections_are_as_many_as_callers(client: redis.Redis, own: Store) -> 
 
 
 def test_a_forked_child_uses_no_connection_of_its_parent(client: redis.Redis, own: Store) -> None:
-    """Nor closes it."""
+    """The child does not close the connection, either."""
     own.bury(letter())
     before = {found["id"] for found in client.client_list()}
     assert in_processes(3, lambda: own.get("j-1") == letter()) == [True] * 3
     assert own.get("j-1") == letter()
-    # The server may not have noticed yet that the children's own have ended.
+    # The server may not have noticed yet that the children's connections have ended.
     eventually(lambda: {found["id"] for found in client.client_list()} == before)
 
 
 @pytest.mark.parametrize("fence", [-1, 2**53 + 1, 2**70])
 def test_a_fence_that_lua_cannot_count(own: Store, fence: int) -> None:
-    """It is an error like any other."""
+    """Such a fence raises a StoreError."""
     reservation = Reservation("k", fence)
     for use in (lambda: reserve(own, reservation), lambda: own.settle(Settle(reservation, None, KEEP))):
         with pytest.raises(StoreError, match=r"^fence: "):

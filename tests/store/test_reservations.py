@@ -1,4 +1,4 @@
-"""Who runs which job, until when: the same in every store."""
+"""A reservation says who runs which job, until when; all stores behave alike."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def reserve(
 
 
 def over(fence: int = 0, holder: str | None = FIRST, *, key: str = "j-1") -> Settle:
-    """That a reservation is over, remembered for an hour."""
+    """The settlement of a reservation, to be remembered for an hour."""
     return Settle(Reservation(key, fence), holder, after(3600))
 
 
@@ -77,7 +77,7 @@ def release(fence: int, holder: str | None = FIRST) -> Step:
     return lambda store: store.release(over(fence, holder))
 
 
-#: What has happened, what is asked then, and the answer.
+#: The steps before, the question, and the answer.
 GRANTS: dict[str, tuple[Sequence[Step], Step, Grant]] = {
     "nobody had it": ([], ask(0), TAKEN),
     "nobody had the runs before": ([], ask(7), TAKEN),
@@ -119,13 +119,13 @@ GRANTS: dict[str, tuple[Sequence[Step], Step, Grant]] = {
 @pytest.mark.requirement("RET-12")
 @pytest.mark.parametrize(("before", "asked", "grant"), GRANTS.values(), ids=GRANTS)
 def test_who_may_run_a_job(store: Store, before: Sequence[Step], asked: Step, grant: Grant) -> None:
-    """Line by line as the contract says."""
+    """Each case is a line of the contract."""
     for step in before:
         step(store)
     assert asked(store) is grant
 
 
-#: What has happened, which reservation is then settled, and whether it was the holder's to settle.
+#: The steps before, the settlement, and whether the settlement is accepted.
 SETTLEMENTS: dict[str, tuple[Sequence[Step], Step, bool]] = {
     "ours": ([ask(1)], settle(1), True),
     "again": ([ask(1), settle(1)], settle(1), True),
@@ -144,7 +144,7 @@ SETTLEMENTS: dict[str, tuple[Sequence[Step], Step, bool]] = {
 @pytest.mark.requirement("RET-12")
 @pytest.mark.parametrize(("before", "settling", "ours"), SETTLEMENTS.values(), ids=SETTLEMENTS)
 def test_who_settles_a_turn(store: Store, before: Sequence[Step], settling: Step, ours: bool) -> None:
-    """Who has it, and who speaks for a dead one; once."""
+    """The turn's holder settles it, or another process for a dead holder, but not both."""
     for step in before:
         step(store)
     assert settling(store) is ours
@@ -167,14 +167,14 @@ RETURNS: dict[str, tuple[Sequence[Step], Step, bool]] = {
 
 @pytest.mark.parametrize(("before", "returning", "ours"), RETURNS.values(), ids=RETURNS)
 def test_who_gives_a_turn_back(store: Store, before: Sequence[Step], returning: Step, ours: bool) -> None:
-    """Who has it, as long as it is not settled."""
+    """The holder, or another process for a dead holder, gives back a turn that is not settled."""
     for step in before:
         step(store)
     assert returning(store) is ours
 
 
 def test_how_long_another_has_it(store: Store) -> None:
-    """To the millisecond; and only then is there a time."""
+    """The answer has a time only if another has or had the turn."""
     assert reserve(store, mark="a") == ReserveAnswer(TAKEN)
     assert reserve(store, at=5) == ReserveAnswer(HELD, after(60), FIRST, "a")
     assert reserve(store, at=60, mark="b") == ReserveAnswer(LOST, after(60), FIRST, "a")
@@ -186,7 +186,7 @@ def test_how_long_another_has_it(store: Store) -> None:
 
 @pytest.mark.requirement("RET-13")
 def test_a_heartbeat_extends_what_its_holder_holds(store: Store) -> None:
-    """And names what it does not: another's, a settled one, one of another run, one that nobody knows."""
+    """The answer names the turns that were not extended: another's, settled, of another run, unknown."""
     for key in ("mine", "settled", "moved on"):
         reserve(store, 1, key=key)
     reserve(store, 1, key="another's", holder=SECOND)
@@ -202,7 +202,7 @@ def test_a_heartbeat_extends_what_its_holder_holds(store: Store) -> None:
 
 @pytest.mark.requirement("RET-13")
 def test_who_was_taken_over_is_told_so(store: Store) -> None:
-    """By its next heartbeat, which takes nothing back."""
+    """The worker's next heartbeat says so, and takes nothing back."""
     reserve(store)
     assert reserve(store, at=60, holder=SECOND).grant is LOST
     assert list(store.extend([Reservation("j-1", 0)], holder=FIRST, until=after(300))) == [
@@ -214,7 +214,7 @@ def test_who_was_taken_over_is_told_so(store: Store) -> None:
 
 @pytest.mark.requirement("RET-13")
 def test_a_heartbeat_of_a_thousand_turns(store: Store) -> None:
-    """And of none."""
+    """A heartbeat of no turns works, too."""
     reservations = [Reservation(f"j-{n}", n % 3) for n in range(1000)]
     for reservation in reservations[::2]:
         reserve(store, reservation.fence, key=reservation.key)
@@ -226,7 +226,7 @@ def test_a_heartbeat_of_a_thousand_turns(store: Store) -> None:
 
 
 def test_forgetting_settled_turns(store: Store) -> None:
-    """Those of that very fence; what is still under way stays."""
+    """Only the turn of the given fence is forgotten; a turn that is under way stays."""
     for key in ("settled", "moved on"):
         reserve(store, 1, key=key)
         store.settle(over(1, key=key))
@@ -241,7 +241,7 @@ def test_forgetting_settled_turns(store: Store) -> None:
 
 @pytest.mark.parametrize("text", AWKWARD, ids=lambda text: ascii(text)[:20])
 def test_no_name_is_too_awkward(store: Store, text: str) -> None:
-    """Of a key, a publication or a holder; nor is it taken for another."""
+    """A key, a publication or a holder may be any text, and is not mistaken for a similar one."""
     key, publication, holder = f"k {text}", f"p {text}", f"h {text}"
     assert reserve(store, key=key, publication=publication, holder=holder).grant is TAKEN
     assert reserve(store, key=f"{key}'").grant is TAKEN
@@ -261,7 +261,7 @@ def test_keys_differ_by_case(store: Store) -> None:
 
 
 def test_namespaces_have_reservations_of_their_own(url: str) -> None:
-    """In one database."""
+    """Both namespaces are in one database."""
     one, two = open_store(url, "one"), open_store(url, "two")
     assert reserve(one).grant is TAKEN
     assert list(two.extend([Reservation("j-1", 0)], holder=FIRST, until=after(90))) == [Reservation("j-1", 0)]
@@ -280,7 +280,7 @@ def test_a_letter_and_its_turn_are_written_together(store: Store) -> None:
     assert store.bury(letter("unknown"), over(1, key="unknown")), "rather two than none"
 
 
-#: What happened to a reservation, and how the run that lost it would settle it.
+#: The steps that took a reservation from its run, and the late settlement of that run.
 LATE: dict[str, tuple[Sequence[Step], Settle]] = {
     "another has taken it over": ([ask(1), ask(1, at=60, holder=SECOND)], over(1)),
     "another has dealt with it": (
@@ -296,7 +296,7 @@ LATE: dict[str, tuple[Sequence[Step], Settle]] = {
 @pytest.mark.requirement("RET-12")
 @pytest.mark.parametrize(("before", "late"), LATE.values(), ids=LATE)
 def test_what_a_run_says_too_late_is_not_written(store: Store, before: Sequence[Step], late: Settle) -> None:
-    """Nor does it change what is there: an earlier letter, kept errors, the reservation."""
+    """A late run does not change an earlier letter, kept errors or the reservation."""
     for step in before:
         step(store)
     kept = [(0, {"attempt": 1, "type": "a.b"})]
@@ -310,7 +310,7 @@ def test_what_a_run_says_too_late_is_not_written(store: Store, before: Sequence[
 
 
 def test_a_turn_that_was_taken_over_is_not_forgotten(store: Store) -> None:
-    """Who lost it may still say something."""
+    """The worker that lost the turn may still try to write its outcome."""
     reserve(store, 0)
     assert reserve(store, 0, at=60, holder=SECOND).grant is LOST
     assert store.settle(over(0, SECOND))
@@ -323,7 +323,7 @@ KEYS = [f"j-{n}" for n in range(50)]
 
 
 def grants_of(url: str, at: float) -> list[Grant]:
-    """What a process is told of fifty reservations that everybody wants."""
+    """The store's answers to one process, which asks for the same fifty reservations as the others."""
     store = open_store(url)
     return [reserve(store, key=key, holder=f"w-{os.getpid()}", at=at).grant for key in KEYS]
 
@@ -331,7 +331,7 @@ def grants_of(url: str, at: float) -> list[Grant]:
 @pytest.mark.requirement("RET-12")
 @pytest.mark.parametrize(("at", "won"), [(0, TAKEN), (60, LOST)], ids=["free", "expired"])
 def test_of_many_processes_one_has_a_turn(url: str, store: Store, at: float, won: Grant) -> None:
-    """All others are told that it is held."""
+    """The store tells all other processes that the turn is held."""
     if won is LOST:
         for key in KEYS:
             reserve(store, key=key)
@@ -341,7 +341,7 @@ def test_of_many_processes_one_has_a_turn(url: str, store: Store, at: float, won
 
 @pytest.mark.requirement("RET-12")
 def test_of_many_threads_one_has_a_turn(store: Store) -> None:
-    """On one store."""
+    """The threads share one store."""
     start = threading.Barrier(8)
 
     def grants(n: int) -> list[Grant]:
@@ -395,7 +395,7 @@ def busy_until_killed(url: str, told: Connection) -> None:
 
 @pytest.mark.requirement("RET-12")
 def test_what_a_killed_worker_leaves_behind(url: str, store: Store) -> None:
-    """Each reservation is either settled and its letter there, or lost; and the store is free at once."""
+    """Each reservation is settled with its letter there, or it is lost; the store is free at once."""
     context = multiprocessing.get_context("fork")
     for enough in (3, 10, 17):
         receiver, sender = context.Pipe(duplex=False)

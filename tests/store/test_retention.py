@@ -1,4 +1,4 @@
-"""What retention asks of a store: the same in every one."""
+"""Retention works alike on every store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hourly(store: Store) -> Store:
 @pytest.mark.parametrize(("where", "found"), SPANS.values(), ids=SPANS)
 @pytest.mark.parametrize("oldest_first", [False, True])
 def test_spans_of_time(hourly: Store, where: LetterFilter, found: list[int], oldest_first: bool) -> None:
-    """In either order, page by page, and counted."""
+    """A span can be listed in either order, page by page, and counted."""
     seen: list[str] = []
     cursor = None
     for _ in range(10):
@@ -55,7 +55,7 @@ def test_spans_of_time(hourly: Store, where: LetterFilter, found: list[int], old
 
 @pytest.mark.requirement("DLQ-004")
 def test_what_is_pruned_is_gone(hourly: Store) -> None:
-    """From every listing and every count, and a second time there is nothing."""
+    """A pruned letter is in no listing and in no count, and a second pruning finds nothing."""
     doomed = hourly.list(LetterFilter(until=NOW + 4 * HOUR), limit=10, cursor=None).letters
     assert hourly.prune(doomed, now=NOW) == 4
     assert ids(hourly) == ["j-5", "j-4"]
@@ -76,7 +76,7 @@ def test_what_is_replayed_or_has_died_again_is_not_pruned(hourly: Store) -> None
 
 
 def test_pruning_nothing(store: Store) -> None:
-    """It is no error."""
+    """A pruning that finds no letter is no error."""
     assert store.prune([], now=NOW) == 0
     assert store.prune([letter()], now=NOW) == 0
     assert store.count(EVERYTHING) == 0

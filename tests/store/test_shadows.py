@@ -20,7 +20,7 @@ def examples(*ids: str) -> tuple[dict[str, Any], ...]:
 
 
 def test_tallies_come_back_as_they_were(store: Store) -> None:
-    """In the order of framework, task and kind, whatever their texts hold."""
+    """Tallies come in the order of framework, task and kind, whatever text they hold."""
     odd = Tally("dramatiq", 'émail\n"{}', "delay", 1, NOW, "a \0 b \ud800"[:3], examples("j-é"))
     assert store.shadows() == []
     store.record_shadows([odd, SAME, DELAY])
@@ -66,7 +66,7 @@ def test_clearing(store: Store) -> None:
 
 
 def test_namespaces_are_apart(url: str) -> None:
-    """Neither seen nor cleared from another one."""
+    """A namespace neither sees nor clears the tallies of another."""
     one, other = open_store(url, "one"), open_store(url, "other")
     one.record_shadows([SAME])
     assert (other.shadows(), other.clear_shadows()) == ([], 0)
@@ -83,7 +83,7 @@ def add_often(url: str) -> None:
 
 
 def test_many_workers_add_at_once(url: str) -> None:
-    """Nothing is lost, and nobody waits for ever."""
+    """No tally is lost, and no worker waits for ever."""
     assert in_processes(4, add_often, url) == [None] * 4
     store = open_store(url)
     assert [tally.count for tally in store.shadows()] == [160, 3200]

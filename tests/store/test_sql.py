@@ -1,4 +1,4 @@
-"""What is true of the stores in SQL databases only: their tables and their version."""
+"""The tables of the stores in SQL databases, and their version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.store.test_store import letter
 
 
 def test_many_processes_create_the_tables_at_once(sql_url: str) -> None:
-    """Each of them can use the store."""
+    """Each process can use the store."""
     found = in_processes(6, first_use, sql_url)
     assert sorted(found) == [1, 1, 1, 1, 1, 1]
 
@@ -37,7 +37,7 @@ def first_use(sql_url: str) -> int:
 
 
 def test_a_store_of_a_newer_version_is_refused(sql_url: str) -> None:
-    """By every method, and it says what to do."""
+    """Every method refuses it, and the error says what to do."""
     store = open_store(sql_url)
     store.prepare()
     with sa.create_engine(sql_url).begin() as connection:
@@ -50,7 +50,7 @@ def test_a_store_of_a_newer_version_is_refused(sql_url: str) -> None:
 
 
 def test_an_error_says_nothing_of_a_jobs_arguments(sql_url: str) -> None:
-    """They may be secret, and the error goes to the log."""
+    """The arguments may be secret, and the error goes to the log."""
     store = open_store(sql_url)
     store.bury(letter())
     with sa.create_engine(sql_url).begin() as connection:
@@ -108,7 +108,7 @@ def url_of_version_1(sql_url: str) -> str:
 
 
 def test_a_store_of_version_1_is_raised(url_of_version_1: str) -> None:
-    """What it holds stays; what came later has room."""
+    """The store keeps its letters and errors, and gets the tables and indexes of later versions."""
     store = open_store(url_of_version_1)
     assert store.get("j-1") == letter()
     assert store.kept_errors("j-2") == [(0, {"attempt": 1})]
@@ -120,7 +120,7 @@ def test_a_store_of_version_1_is_raised(url_of_version_1: str) -> None:
 
 
 def test_many_processes_raise_a_store_at_once(url_of_version_1: str) -> None:
-    """Each of them can use it."""
+    """Each process can use the store."""
     assert in_processes(4, first_turn, url_of_version_1) == [Grant.TAKEN] * 4
     assert found_versions(url_of_version_1) == [4]
 
@@ -137,7 +137,7 @@ def found_versions(url: str) -> list[int]:
 
 
 def test_a_newer_store_is_left_as_it_is(sql_url: str) -> None:
-    """Not a table is added."""
+    """No table is added."""
     engine = sa.create_engine(sql_url)
     with engine.begin() as connection:
         connection.execute(sa.text("create table ojs_schema (version integer not null primary key)"))
@@ -156,7 +156,7 @@ def sql_store(sql_url: str) -> Iterator[Store]:
 
 
 def test_old_records_are_swept_a_few_at_a_time(sql_store: Store) -> None:
-    """Once their time is over: settled ones, and after a week those that nobody came back to."""
+    """Settled records go when their time is over, and abandoned records after a week."""
     for n in range(25):
         sql_store.settle(over(key=f"settled-{n}"))
     reserve(sql_store, key="live")
@@ -179,7 +179,7 @@ def sweep(url: str) -> int:
 
 
 def test_many_workers_sweep_at_once(sql_url: str, sql_store: Store) -> None:
-    """Each record is counted once, and none of them fails."""
+    """Each record is counted once, and no worker fails."""
     for n in range(500):
         sql_store.settle(over(key=f"j-{n}"))
     swept = in_processes(4, sweep, sql_url)
@@ -187,7 +187,7 @@ def test_many_workers_sweep_at_once(sql_url: str, sql_store: Store) -> None:
 
 
 def test_nothing_is_written_by_halves(sql_url: str, sql_store: Store) -> None:
-    """Neither a letter nor a parked retry without its reservation."""
+    """Without its reservation, neither a letter nor a parked retry is written."""
     sql_store.prepare()
     with sa.create_engine(sql_url).begin() as connection:
         connection.execute(sa.text("drop table ojs_reservations"))
@@ -200,14 +200,14 @@ def test_nothing_is_written_by_halves(sql_url: str, sql_store: Store) -> None:
 
 @pytest.mark.parametrize("fence", [2**63, 2**80, -(2**80)])
 def test_a_fence_that_no_database_has(sql_store: Store, fence: int) -> None:
-    """It comes from a damaged header, and is an error of the store like any other."""
+    """Such a fence comes from a damaged header, and raises a StoreError."""
     for use in (lambda: reserve(sql_store, fence), lambda: sql_store.settle(over(fence))):
         with pytest.raises(StoreError):
             use()
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """It is named, whatever is wrong with it."""
+    """The error names the file, whatever the reason."""
     made, garbage = tmp_path / "made.db", tmp_path / "garbage.db"
     open_store(f"sqlite:///{made}").prepare()
     garbage.write_bytes(b"no database" * 1000)

@@ -1,4 +1,4 @@
-"""Where dead letters live: the same in every store."""
+"""Every store keeps dead letters alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.store.processes import in_processes
 NOW = datetime(2026, 11, 21, 10, 0, 2, 345_000, tzinfo=timezone.utc)
 EVERYTHING = LetterFilter()
 SECRET = "s3cr:t/p@ss"
-#: What not every database can hold in a text column, or in an index.
+#: Texts that some databases cannot hold in a text column or in an index.
 AWKWARD = [
     "naïve ☃ 💩",
     "a\0b",
@@ -113,7 +113,7 @@ def test_everything_of_a_letter_comes_back(store: Store) -> None:
 @pytest.mark.requirement("DLQ-002")
 @pytest.mark.parametrize("text", AWKWARD, ids=lambda text: ascii(text)[:20])
 def test_no_text_is_too_awkward(store: Store, text: str) -> None:
-    """Wherever it stands, the id included: what a column cannot hold is in the record."""
+    """Any field may have such a text, also the id; the record holds what a column cannot."""
     awkward = letter(
         f"id {text}",
         type=text,
@@ -151,7 +151,7 @@ def test_a_huge_letter(store: Store) -> None:
 
 
 def test_an_unknown_id(store: Store) -> None:
-    """It is nowhere, and nothing happens to it."""
+    """The store finds nothing under the id, and no step fails."""
     assert store.get("nobody") is None
     assert claim(store, "nobody") is None
     store.unclaim(["nobody"], 5)
@@ -184,7 +184,7 @@ def bury_repeatedly(url: str) -> None:
 
 @pytest.mark.requirement("DLQ-006")
 def test_the_newest_letters_come_first(store: Store) -> None:
-    """In whatever order they were buried; those of one moment in a fixed order."""
+    """The order of burying does not matter; letters of one moment have a fixed order."""
     order = [f"j-{n:02}" for n in range(20)]
     for n in random.Random(7).sample(range(20), 20):
         store.bury(letter(f"j-{n:02}", discarded_at=NOW - timedelta(milliseconds=n // 2)))
@@ -231,7 +231,7 @@ MATCHES = [
 @pytest.mark.requirement("DLQ-006", "DLQ-R005")
 @pytest.mark.parametrize("field", ["type", "error_type"])
 def test_filters_on_types(store: Store, field: str) -> None:
-    """Whole or by a pattern, case-sensitive; SQL's and the shell's wildcards are ordinary characters."""
+    """A filter is a whole name or a pattern, case-sensitive; wildcards of SQL and shells are plain text."""
     for name, value in TYPES.items():
         known = {"type": value} if field == "type" else {"errors": (entry(1), entry(2, type=value))}
         store.bury(letter(name, **known))
@@ -241,7 +241,7 @@ def test_filters_on_types(store: Store, field: str) -> None:
 
 @pytest.mark.requirement("DLQ-006")
 def test_filters_are_combined(store: Store) -> None:
-    """All of them must hold; a queue is matched whole."""
+    """A letter must match all filters; the name of a queue is matched whole."""
     for queue, type_, error in itertools.product(["q", "q.*", "q.r"], ["a.b", "a.c"], ["e.f", "e.g"]):
         store.bury(letter(f"{queue} {type_} {error}", queue=queue, type=type_, errors=(entry(type=error),)))
     assert sorted(ids(store, LetterFilter("q", "a.*", "e.g"))) == ["q a.b e.g", "q a.c e.g"]
@@ -257,7 +257,7 @@ def test_filters_are_combined(store: Store) -> None:
 
 @pytest.mark.requirement("DLQ-006")
 def test_pages_stay_right_while_letters_come_and_go(store: Store) -> None:
-    """Every letter that is there all the time is seen once; what is gone is not seen."""
+    """A letter that stays is seen once; a letter that is gone is not seen."""
     for n in range(40):
         store.bury(letter(f"j-{n:02}", discarded_at=NOW - timedelta(seconds=n)))
     added, gone = itertools.count(), iter(range(39, 0, -4))
@@ -274,7 +274,7 @@ def test_pages_stay_right_while_letters_come_and_go(store: Store) -> None:
 
 @pytest.mark.parametrize("cursor", ["", "x", "5", "5.0:j", "-5:j", "٣:j", "9" * 30 + ":j", "9" * 5000 + ":j"])
 def test_a_cursor_that_no_page_gave_out(store: Store, cursor: str) -> None:
-    """It is named."""
+    """The error names the cursor."""
     with pytest.raises(ValueError, match=r"^cursor: .* was not given out by this store$"):
         store.list(EVERYTHING, limit=5, cursor=cursor)
 
@@ -289,7 +289,7 @@ def test_a_cursor_may_hold_any_id(store: Store) -> None:
 
 @pytest.mark.requirement("DLQ-006", "DLQ-R004")
 def test_stats(store: Store) -> None:
-    """In all and by kind, with the first and the last time."""
+    """The letters are counted in all and by kind, with the first and the last time."""
     empty = store.stats()
     assert (empty.total, empty.by_queue, empty.oldest_at, empty.newest_at) == (0, {}, None, None)
     store.bury(letter("a", queue="q1", type="t1"))
@@ -303,7 +303,7 @@ def test_stats(store: Store) -> None:
 
 @pytest.mark.requirement("DLQ-003")
 def test_a_claim_has_the_letter_to_itself_for_its_time(store: Store) -> None:
-    """Until it is given back, or its time is over."""
+    """A claim lasts until it is given back, or until its time is over."""
     store.bury(letter())
     held = claim(store)
     assert held is not None
@@ -317,7 +317,7 @@ def test_a_claim_has_the_letter_to_itself_for_its_time(store: Store) -> None:
 
 @pytest.mark.requirement("DLQ-R001")
 def test_many_letters_are_claimed_and_deleted_at_once(store: Store) -> None:
-    """Those that are there and free, as they are now; the others stay with whom they are."""
+    """Only free letters are claimed, as they are now; a claimed letter stays with its holder."""
     for n in range(700):
         store.bury(letter(f"j-{n}", attempt=n + 1))
     assert claim(store, "j-5") is not None
@@ -335,7 +335,7 @@ def test_many_letters_are_claimed_and_deleted_at_once(store: Store) -> None:
 
 @pytest.mark.requirement("DLQ-003")
 def test_who_has_lost_a_claim_does_nothing_to_its_next_holder(store: Store) -> None:
-    """Neither gives it back, nor deletes the letter."""
+    """The loser neither gives back the next holder's claim, nor deletes the letter."""
     store.bury(letter())
     late = claim(store)
     held = claim(store, now=NOW + timedelta(seconds=60))
@@ -350,7 +350,7 @@ def test_who_has_lost_a_claim_does_nothing_to_its_next_holder(store: Store) -> N
 
 @pytest.mark.requirement("DLQ-003")
 def test_a_replay_that_has_died_again_is_not_deleted(store: Store) -> None:
-    """Its new letter, even of the same moment, is another one; and it can be claimed at once."""
+    """The new letter is another letter, even at the same moment, and can be claimed at once."""
     store.bury(letter())
     held = claim(store)
     assert held is not None
@@ -368,7 +368,7 @@ def claims_of(url: str) -> list[str]:
 
 @pytest.mark.requirement("DLQ-003")
 def test_of_many_processes_one_wins(url: str, store: Store) -> None:
-    """Each letter once, none twice."""
+    """Each letter is claimed once."""
     for n in range(50):
         store.bury(letter(f"j-{n}"))
     won = list(itertools.chain.from_iterable(in_processes(4, claims_of, url)))
@@ -377,7 +377,7 @@ def test_of_many_processes_one_wins(url: str, store: Store) -> None:
 
 @pytest.mark.requirement("DLQ-003")
 def test_of_many_threads_one_wins(store: Store) -> None:
-    """On one store."""
+    """The threads share one store."""
     for n in range(20):
         store.bury(letter(f"j-{n}"))
     start = threading.Barrier(8)
@@ -393,7 +393,7 @@ def test_of_many_threads_one_wins(store: Store) -> None:
 
 @pytest.mark.requirement("DLQ-002")
 def test_kept_errors(store: Store) -> None:
-    """In the order of their places; keeping again changes nothing, forgetting again neither."""
+    """Errors come in the order of their places; to keep or forget them again changes nothing."""
     store.keep_errors("j-1", [(10, entry(11)), (2, entry(3)), (0, entry(1, type="first"))])
     store.keep_errors("j-1", [(0, entry(1, type="again")), (1, entry(2))])
     store.keep_errors("j-1", [])
@@ -408,7 +408,7 @@ def test_kept_errors(store: Store) -> None:
 
 @pytest.mark.requirement("DLQ-002")
 def test_a_hostile_entry_is_kept_as_it_is(store: Store) -> None:
-    """Whatever another system has put where numbers are expected."""
+    """Another system may put any value where a number is expected."""
     hostile: list[ErrorEntry] = [
         {"attempt": "one; drop table", "replay": 2**80},
         {"attempt": {"a": []}, "replay": None},
@@ -421,7 +421,7 @@ def test_a_hostile_entry_is_kept_as_it_is(store: Store) -> None:
 
 
 def test_a_place_that_no_database_has(store: Store) -> None:
-    """It comes from a damaged header, and is an error of the store like any other."""
+    """Such a place comes from a damaged header, and raises a StoreError."""
     with pytest.raises(StoreError):
         store.keep_errors("j-1", [(2**70, entry())])
     assert store.kept_errors("j-1") == []
@@ -438,7 +438,7 @@ def test_what_is_buried_is_no_longer_kept(store: Store) -> None:
 
 
 def test_namespaces_see_nothing_of_each_other(url: str) -> None:
-    """In one database."""
+    """Both namespaces are in one database."""
     one, two = open_store(url, "one"), open_store(url, "two")
     one.bury(letter(queue="of one"))
     one.keep_errors("j-9", [(0, entry())])
@@ -549,7 +549,7 @@ def test_a_url_that_others_know_says_what_to_write(url: str, hint: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
 def test_a_url_of_postgresql_as_platforms_hand_it_out(postgres_url: str, scheme: str) -> None:
-    """Whatever its scheme, psycopg carries it."""
+    """The store uses psycopg for each of these schemes."""
     store = open_store(f"{scheme}://{postgres_url.partition('://')[2]}")
     store.bury(letter())
     assert ids(store) == ["j-1"]
@@ -558,7 +558,7 @@ def test_a_url_of_postgresql_as_platforms_hand_it_out(postgres_url: str, scheme:
 
 @pytest.mark.parametrize("namespace", ["", "x" * 65, "a\0b", "a\nb", 5, None])
 def test_a_namespace_that_no_store_can_have(namespace: Any) -> None:
-    """It is named."""
+    """The error names the namespace."""
     with pytest.raises(ConfigurationError, match=r"^namespace: .* must be 1 to 64 printable characters$"):
         open_store("sqlite:///x.db", namespace)
 
