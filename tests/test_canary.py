@@ -45,7 +45,7 @@ def test_none_and_all(job: str) -> None:
 
 @pytest.mark.parametrize("percentage", [0, 0.5, 1, 10, 33.3, 50, 90, 99.9, 100])
 def test_the_share_is_the_percentage(percentage: float) -> None:
-    """Of many jobs the share under the bridge is the percentage, within chance."""
+    """The share of the jobs under the bridge is the percentage, except for chance."""
     deviation = math.sqrt(percentage * (100 - percentage) / len(JOBS))
     assert abs(share(Canary(percentage)) - percentage) <= 4 * deviation
 

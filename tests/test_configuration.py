@@ -149,7 +149,7 @@ def test_a_class_that_listens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_file_that_a_variable_names(unconfigured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its keys are settings, unless it is a pyproject.toml; that of the working directory is not read."""
+    """Its keys are settings, unless it is a pyproject.toml. The working directory's file is not read."""
     write_table("history = 11")
     (unconfigured / "ojs.toml").write_text("history = 12")
     (unconfigured / "other").mkdir()

@@ -72,7 +72,7 @@ def test_a_child_that_is_forked_while_a_thread_logs_can_log() -> None:
 
 @pytest.mark.parametrize("seconds", [0.5, 60])
 def test_a_child_that_is_forked_while_a_listener_runs_has_what_the_listener_uses(seconds: float) -> None:
-    """As a task does that uses its listener's client of Redis. A fork does not wait for ever, though."""
+    """The fork waits for the listener, so the child finds its lock free; the fork does not wait for ever."""
     lock, entered = threading.Lock(), threading.Event()
     ends = threading.Event()
 

@@ -513,7 +513,7 @@ def test_a_redaction_of_ones_own(url: str) -> None:
 
 
 def test_parked_retries_are_redacted(url: str) -> None:
-    """They are redacted as dead letters are; the retry itself goes on with its secrets."""
+    """A parked retry is shown redacted, as dead letters are; the stored retry keeps its secrets."""
     bridge, _ = bridge_with_outbox(url, redact={"password"})
     parked = Parked(
         id="j-1", key="j-1", fence=1, type="t", queue="q", framework=FRAMEWORK, attempt=2, max_attempts=3,

@@ -95,7 +95,7 @@ def test_the_facade_shows_what_a_user_may_call() -> None:
 
 
 def test_the_package_is_typed() -> None:
-    """It ships py.typed."""
+    """The package ships py.typed."""
     assert resources.files("ojs_bridge").joinpath("py.typed").is_file()
 
 
@@ -168,7 +168,7 @@ def test_arrows_run_downwards(floor: int) -> None:
 
 @pytest.mark.parametrize("path", files("spec"), ids=lambda path: path.stem)
 def test_the_specification_is_pure(path: Path) -> None:
-    """It uses the errors, the standard library without the world outside, pydantic and isodate."""
+    """The specification imports only the errors, pydantic, isodate and pure modules of Python."""
     assert rooms_used(path) <= {"errors"}
     foreign = top_level(path) - sys.stdlib_module_names - {"ojs_bridge"}
     assert foreign <= {"pydantic", "pydantic_core", "isodate", "typing_extensions"}

@@ -123,7 +123,7 @@ def test_no_error_of_a_chore_ends_the_scheduler(worker: Worker, monkeypatch: pyt
 
 
 def test_one_that_is_run_now_is_published_once(worker: Worker) -> None:
-    """Its new state does not send it back to its first time."""
+    """The new state does not send the retry back to its first time."""
     worker.park("j-1")
     worker.park("j-2")
     worker.bridge.start()
@@ -151,7 +151,7 @@ def test_one_that_is_cancelled_never_runs(worker: Worker) -> None:
 
 
 def test_while_the_broker_is_gone_they_wait(worker: Worker) -> None:
-    """They are published when the broker is back."""
+    """The retries are published when the broker is back."""
     worker.park("j-1")
     worker.outbox.raises = Unreachable("the broker is gone")
     worker.bridge.retries.run("j-1")
@@ -163,7 +163,7 @@ def test_while_the_broker_is_gone_they_wait(worker: Worker) -> None:
 
 
 def test_one_that_nobody_can_publish_becomes_a_dead_letter(worker: Worker) -> None:
-    """Otherwise it would be tried for ever; the others go on."""
+    """If not, the retry would be tried for ever; the other retries go on."""
     worker.park("j-1")
     worker.outbox.raises = Unpublishable("this message has no queue")
     worker.bridge.retries.run("j-1")

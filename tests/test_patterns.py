@@ -186,7 +186,7 @@ def test_a_file_with_such_an_error(tmp_path: Path, text: str) -> None:
 
 
 def test_a_message_may_name_any_type() -> None:
-    """To the specification an entry is any text, so an entry of a foreign producer stays valid."""
+    """The specification takes any text as an entry, so an entry of a foreign producer stays valid."""
     policy = RetryPolicy(non_retryable_errors=["*Backoff", "a.*"])
     assert policy.non_retryable_pattern(Failure("*Backoff")) == "*Backoff"
     assert policy.non_retryable_pattern(Failure("a.b")) == "a.*"

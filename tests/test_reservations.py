@@ -364,7 +364,7 @@ def test_a_sibling_that_lives_is_waited_for(url: str) -> None:
 def test_a_process_that_died_with_a_copy_in_its_hands_costs_the_live_run_nothing(
     bridges: list[Bridge],
 ) -> None:
-    """It had only found that another worker runs the job, or that the job came early."""
+    """The dead process had only found that another worker runs the job, or that the job came early."""
     first, second = bridges
     begun = run(first, JOB)
     found = second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid() + 1)
@@ -385,7 +385,7 @@ def test_a_process_that_died_with_a_copy_in_its_hands_costs_the_live_run_nothing
     ("fail_open", "can_wait", "runs"), [(False, True, False), (True, True, True), (False, False, True)]
 )
 def test_while_the_store_is_gone_jobs_wait(fail_open: bool, can_wait: bool, runs: bool) -> None:
-    """They do not wait with `fail_open`, or where they would be lost."""
+    """Jobs do not wait with `fail_open`, or where waiting would lose them."""
     bridge = Bridge(
         "sqlite:////nowhere/at/all.db", fail_open=fail_open, storage_retry=StorageRetry.disabled()
     )

@@ -104,7 +104,7 @@ def test_an_archive_that_cannot_be_written_loses_nothing(url: str, tmp_path: Pat
 
 @pytest.mark.requirement("DLQ-005")
 def test_one_worker_of_a_fleet_prunes_at_a_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It prunes when it starts, and every five minutes, and says once how many letters went."""
+    """A worker prunes when it starts and every five minutes; one event says how many letters went."""
     now = datetime.now(timezone.utc)
     monkeypatch.setattr(Bridge, "_now", lambda _: now)  # or five minutes may end in the middle
     told: list[Event] = []

@@ -150,7 +150,7 @@ def test_policy_check_reads_it(tmp_path: Path) -> None:
 
 
 def test_it_is_no_field_of_a_policy() -> None:
-    """Neither a message nor an app's default can set it."""
+    """Neither a message nor an app's default can set `retry_on`."""
     with pytest.raises(InvalidRetryPolicy, match='retry_on: "asked" stands beside a policy'):
         Bridge(retry={"retry_on": "asked"})
 

@@ -38,7 +38,7 @@ def test_the_table_of_the_text() -> None:
 
 
 def test_polling_waits_longer() -> None:
-    """It has 3 attempts, and waits of 500 ms, doubled, capped at 10 s."""
+    """Polling has 3 attempts, and waits of 500 ms, doubled, capped at 10 s."""
     seconds = [round(POLLING.delay(n, Middle()), 6) for n in range(1, 8)]
     assert seconds == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
     assert (POLLING.max_attempts, POLLING.jitter) == (3, 0.2)
@@ -87,7 +87,7 @@ def test_what_cannot_be_names_the_field(options: dict[str, Any], field: str) -> 
     ("retry", "tries"), [(StorageRetry(), 5), (StorageRetry(3), 3), (StorageRetry.disabled(), 1)]
 )
 def test_it_tries_so_often_and_raises_the_last_error(retry: StorageRetry, tries: int) -> None:
-    """It pauses between two attempts, and not after the last."""
+    """The retry pauses between two attempts, and not after the last."""
     waits: list[float] = []
     errors: list[Down] = []
 
@@ -102,7 +102,7 @@ def test_it_tries_so_often_and_raises_the_last_error(retry: StorageRetry, tries:
 
 
 def test_it_returns_what_comes_of_it() -> None:
-    """It returns as soon as the operation works."""
+    """The retry returns as soon as the operation works."""
     answers = iter([Down(), Down(), "there"])
 
     def operation() -> str:
@@ -116,7 +116,7 @@ def test_it_returns_what_comes_of_it() -> None:
 
 @pytest.mark.parametrize("error", [KeyError("other"), KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
 def test_nothing_else_is_tried_again(error: BaseException) -> None:
-    """Neither another error nor an end of the process is tried again."""
+    """After another error, or an exit of the process, the operation is not tried again."""
     calls = []
 
     def operation() -> None:

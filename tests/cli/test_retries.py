@@ -58,7 +58,7 @@ def test_listing(store: str) -> None:
 
 
 def test_running_and_cancelling(parked: Bridge, store: str) -> None:
-    """One retry is due now, another never comes; the others stay."""
+    """One retry is made due now, one is cancelled, and the third stays as it is."""
     before = parked.engine.now()
     assert run("retries", "run", "r-2", store=store).out == "r-2: due\n"
     assert parked.retries.get("r-2").next_retry_at <= parked.engine.now()

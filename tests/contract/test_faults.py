@@ -1,4 +1,4 @@
-"""Whatever is raised between a delivery and its handler: the job runs later or is kept, and is never gone."""
+"""No error between a delivery and its handler loses the job: the job runs later, or it is kept."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def store() -> Iterator[Valkey]:
 def test_jobs_outlast_a_store_that_is_away_for_longer_than_their_deliveries(
     made: Made, store: Valkey, kind: str, options: tuple[str, ...]
 ) -> None:
-    """Those that wait go back when their worker stops, and wait in the next one."""
+    """Waiting jobs go back when their worker stops, and wait in the next worker."""
     fleet = made(kind, **settings_of(kind, store))
     begins, ends = SAID[fleet.framework]
     fleet.start(2, *options).await_ready()

@@ -228,7 +228,7 @@ def test_an_interval_that_is_no_duration(bad: Any, error: type[Exception]) -> No
 
 
 def test_a_callable_decides_the_raw_delay() -> None:
-    """It sees the retry number and the failure; the cap still binds."""
+    """The callable gets the retry number and the failure; the cap still binds."""
     failure = Failure("rate_limit.exceeded", details={"wait": 7})
 
     def wait(n: int, failed: Failure | None) -> float:

@@ -317,7 +317,7 @@ def test_an_exhausted_job_does_not_expire() -> None:
 
 @pytest.mark.parametrize("attempt", [1, 3, 99])
 def test_snoozing_uses_no_attempt(attempt: int) -> None:
-    """Not a failure: neither attempts nor max_interval nor jitter apply."""
+    """A snooze is no failure: neither attempts nor max_interval nor jitter apply."""
     decision = decide(RetryPolicy(), job(attempt), Snoozed(timedelta(hours=1)), now=NOW, rng=Never())
     assert decision == Snooze(NOW + timedelta(hours=1), 3600.0, "the handler asked for a pause of 3600.000 s")
 

@@ -97,7 +97,7 @@ def test_a_wrong_word_is_refused_where_it_is_said(
 
 
 def test_a_response_reads_like_an_error() -> None:
-    """In logs and in a framework's own result."""
+    """The text is for logs and for a framework's own result."""
     assert str(DeadLetter("payment.card_stolen", "reported stolen")) == "payment.card_stolen: reported stolen"
     assert str(Fail("payment.card_stolen")) == "payment.card_stolen"
     assert str(Snooze("PT10S")) == "snoozed for 0:00:10"
@@ -264,7 +264,7 @@ def test_details_that_json_cannot_hold(details: Any, plain: dict[str, Any]) -> N
 
 
 def test_details_too_deep_for_json() -> None:
-    """Neither the encoder nor repr() can follow them."""
+    """Neither the encoder nor repr() can follow such details."""
     (text,) = plain_details(deep()).values()
     assert isinstance(text, str)
 

@@ -204,7 +204,7 @@ def test_jobs_and_retries_draw_apart() -> None:
 
 
 def test_by_itself_it_draws_from_what_it_is_given() -> None:
-    """Without a job there is no seed: `delay` shows the range."""
+    """Without a job, the jitter has no seed and draws from the `rng` that `delay` gets."""
     assert policy(Seeded()).delay(1, rng=Always(0.0)) == 5
     assert policy(Seeded(added)).delay(2, rng=Always(0.5)) == 11
     assert Seeded() == Seeded(SPEC_JITTER)

@@ -174,7 +174,7 @@ def test_ten_errors_of_the_largest_size_fit() -> None:
 
 
 def test_a_cut_error_still_says_which_life_it_belongs_to() -> None:
-    """Otherwise it would pass for the first life's error of the same attempt."""
+    """If not, it would pass for the first life's error of the same attempt."""
     job = failed(failed(BARE, 1).replayed(), 1, Failure("a.b", details={"d": "d" * 20_000}))
     assert [(error.get("replay"), error["attempt"]) for error in round_trip(job).errors] == [
         (None, 1),

@@ -261,7 +261,7 @@ def test_loopback_needs_no_token(host: str) -> None:
 
 
 def test_mounted_in_an_app_of_ones_own(door: House) -> None:
-    """That app has a login of its own, and mounts the page and the API under a prefix, open to all."""
+    """A user's app mounts the page and the API under a prefix, with `open_to_all`."""
     app = Starlette(routes=[Mount("/admin/jobs", app_for(door.bridge, open_to_all=True))])
     client = TestClient(app, base_url="https://shop.example")
     assert "ojs-bridge" in client.get("/admin/jobs/").text

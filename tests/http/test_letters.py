@@ -343,7 +343,7 @@ def test_a_task_that_is_gone(door: House) -> None:
 
 
 def test_a_broker_that_is_down(door: House) -> None:
-    """One replay is refused for now, and many, too; no letter is lost, and the answer names no broker."""
+    """A replay of one letter or of many gets a 503; no letter is lost, and the answer names no broker."""
     door.bury("j-1")
     door.outbox.raises = Unreachable("amqp://user:secret@10.0.0.7 refused")
     for path, body in ((f"{LETTERS}/j-1/retry", {}), (f"{LETTERS}/retry", {"confirm": True})):

@@ -55,7 +55,7 @@ OPERATIONS = [(path, method) for path, methods in document()["paths"].items() fo
 
 @pytest.mark.parametrize(("path", "method"), OPERATIONS)
 def test_the_server_keeps_to_its_document(served: tuple[House, str], path: str, method: str) -> None:
-    """For any request, right or wrong, status, content type and shape are those of the document."""
+    """Every answer, also to a wrong request, has the status, content type and shape of the document."""
     door, address = served
     fill(door)
     api = schemathesis.openapi.from_url(f"{address}{API}/openapi.json")

@@ -289,7 +289,7 @@ def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
 
 
 def test_what_a_replay_could_not_do_stays_on_the_page(page: Page, door: Door) -> None:
-    """They stay until the next replay; the keyboard goes on after a question without an answer."""
+    """The message about a failure stays until the next bulk action; after a No the keyboard still works."""
     door.store.bury(letter("nobodys", framework="nobody", queue="nobodys"))
     page.locator('#filters [name="queue"]').fill("nobodys")
     expect(page.locator("#letters li")).to_have_count(1)
@@ -364,7 +364,7 @@ def test_parked_retries_count_down(page: Page, door: Door) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_and_the_dark(browser: Browser, door: Door, scheme: Any) -> None:
-    """Nothing is wider than the screen, whatever texts a job has; the ground is dark where that is wanted."""
+    """No text of a job makes the page wider than the screen; the page is dark in dark mode."""
     long = "w" * 250
     error = {"attempt": 1, "type": long, "message": long, "timestamp": "t"}
     message = {"args": [long]}
