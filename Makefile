@@ -3,12 +3,14 @@ PYTHON ?= $(shell scripts/python newest)
 FLOOR_PYTHON ?= $(shell scripts/python oldest)
 # Another version of a framework may change what its adapter's tests find, but for these: they ask what the
 # bridge decides, or break the store and the broker around it.
-ONE_VERSION = canary canary_sides canvas_faults faults hand_offs handoff hostile live_attempts odd_wishes outages \
-	rollout shadow successes typing zombies
-ADAPTERS_TESTS = $(filter-out $(ONE_VERSION:%=\%/test_%.py),$(wildcard tests/contract/test_*.py tests/on_*/test_*.py))
+ONE_VERSION = canary canary_sides canvas_faults caveats faults hand_offs handoff hostile live_attempts odd_wishes \
+	outages rollout shadow successes typing waking zombies
+ONE_VERSION_OF_THE_CONTRACT = dead_queues holding parked
+ADAPTERS_TESTS = $(filter-out $(ONE_VERSION:%=\%/test_%.py) $(ONE_VERSION_OF_THE_CONTRACT:%=tests/contract/test_%.py),\
+	$(wildcard tests/contract/test_*.py tests/on_*/test_*.py))
 # For two cores; the tests wait more than they compute, and main has more of them. By file, since a file's tests
 # share fleets; in the order of the files, since by the number of their tests the slowest would come last.
-TEST_WORKERS ?= 4
+TEST_WORKERS ?= 6
 FLOOR_WORKERS ?= 3
 PARALLEL = --dist=loadfile --no-loadscope-reorder
 MAKEFLAGS += --no-print-directory
@@ -28,7 +30,7 @@ test:  ## run every test, and beside them the adapters' at the oldest supported 
 	@$(MAKE) --jobs=2 --keep-going --output-sync=target main floor
 
 quick: lint types  ## check style and types, and run every test that starts no other process
-	.venv/bin/python -m pytest --quick -rfE $(PARALLEL) --numprocesses=3
+	.venv/bin/python -m pytest --quick -rfE $(PARALLEL) --numprocesses=5
 
 main: .venv/.installed servers  ## run every test
 	.venv/bin/python -m pytest $(PARALLEL) --numprocesses=$(TEST_WORKERS)

@@ -36,7 +36,7 @@ def test_the_id_says_which_jobs_are_inside(unique: str) -> None:
     policies = {"auto": {"max_attempts": 5, "initial_interval": "PT0.001S"}}
     hand = by_hand(lambda app: install(app, bridge, policies=policies, canary=40), unique)
     jobs = [hand.send("auto", "OSError()", task_id=f"{unique}-{number}") for number in range(20)]
-    hand.deliver_all(200)
+    hand.deliver_all()
     bridge.flush()
     inside = [job for job in jobs if Canary(40).covers("auto", job)]
     assert 0 < len(inside) < 20

@@ -101,7 +101,8 @@ def test_a_worker_goes_on_over_a_silent_connection(way: tuple[Proxy, str, str]) 
     while time.monotonic() < ends:
         assert isinstance(begin(other, JOB), Postpone)
         time.sleep(0.2)
-    eventually(lambda: other.retries.count() == 0, what="the parked retry was published")
+    # A claim whose answer was lost in the silence lasts for a minute.
+    eventually(lambda: other.retries.count() == 0, seconds=90, what="the parked retry was published")
     worker.engine.check(begun)
     worker.stop()
 

@@ -29,7 +29,7 @@ from tests.store.test_store import AWKWARD, MATCHES, TYPES
 NOW = datetime.now(timezone.utc).replace(microsecond=345_000)
 EVERYTHING = ParkedFilter()
 FRAMEWORK = "dramatiq"
-MANY = 20_000
+MANY = 4_000
 
 
 def after(seconds: float) -> datetime:

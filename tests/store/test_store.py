@@ -465,10 +465,12 @@ def test_a_forked_child_has_connections_of_its_own(store: Store) -> None:
 
     parent = threading.Thread(target=keep_busy)
     parent.start()
-    assert busy.wait(30)
-    found = in_processes(3, use_inherited, store)
-    stop.set()
-    parent.join(30)
+    try:
+        assert busy.wait(30)
+        found = in_processes(3, use_inherited, store)
+    finally:
+        stop.set()
+        parent.join(30)
     assert found == ["before"] * 3
     assert len([i for i in ids(store) if i.startswith("child")]) == 30
 
