@@ -22,6 +22,15 @@ from tests.servers.sharing import Kind, Lender, borrowed
 
 #: Fixtures that start other processes.
 PROCESSES = {"browser", "postgres", "rabbitmq", "valkey"}
+#: Where the tests wait most. They come first, so that no single file of them is left at the end.
+WAITING = (
+    "tests/chaos/",
+    "tests/contract/",
+    "tests/on_celery/",
+    "tests/on_dramatiq/",
+    "tests/test_migrating.py",
+    "tests/test_reservations.py",
+)
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: list[int] = []
 _lenders: list[Lender] = []
@@ -52,7 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out, for `make quick`, the tests whose fixtures start other processes."""
+    """Put the tests that wait first; leave out, for `make quick`, those that start other processes."""
+    items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
     if config.getoption("--quick"):
         slow = [item for item in items if PROCESSES & set(getattr(item, "fixturenames", ()))]
         config.hook.pytest_deselected(items=slow)
