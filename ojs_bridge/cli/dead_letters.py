@@ -70,9 +70,12 @@ def show_one(
 
 
 @command(group, "stats")
-def stats(place: Place, as_json: AsJson = False) -> None:
+def stats(place: Place, chosen: Filter, as_json: AsJson = False) -> None:
     """Count dead letters by queue, job type and error type; with --app, show the retention, too."""
-    found = place.bridge.dead_letters.stats()
+    letters, kind = place.bridge.dead_letters, chosen.kind(place.bridge.engine.now())
+    found = letters.stats(**kind)
+    if chosen.text:
+        found = replace(count(every(letters, kind)), retention=found.retention)
     if not place.has_app:
         # Only the app knows its retention. This bridge was made for the command, and has the default one.
         found = replace(found, retention={})

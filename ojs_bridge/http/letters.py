@@ -72,9 +72,9 @@ class Letters:
         return await self._many(request, "purge", self._letters.purge, asked)
 
     @answers(LETTERS, "GET", "/dead-letter/stats")
-    def stats(self) -> shapes.Stats:
-        """Count dead letters."""
-        return cast(shapes.Stats, self._counts.get().to_ojs())
+    def stats(self, query: Filter) -> shapes.Stats:
+        """Count dead letters; a text is not looked for."""
+        return cast(shapes.Stats, self._counts.get(query.kind()).to_ojs())
 
     @answers(LETTERS, "GET", "/dead-letter/timeline")
     def timeline(self, query: Filter) -> shapes.Timeline:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
 
 from ..operations.letters import Kind
 from ..store import Page, ParkedPage, Stats, matches
@@ -57,25 +57,34 @@ def _after(read: Read[AnyPage], offset: int, limit: int, cursor: str | None) -> 
 class Counts:
     """The counts of a bridge's dead letters, kept for some seconds, because counting a million takes long."""
 
-    count: Callable[[], Stats]
-    _stats: Stats | None = None
-    _until: float = 0.0
+    count: Callable[..., Stats]
+    #: The counts of each kind that was asked for, and the moment until which they hold.
+    _kept: dict[frozenset[Any], tuple[Stats, float]] = field(default_factory=dict)
 
-    def get(self) -> Stats:
-        """Return the counts; raises StoreError."""
-        found = self._stats
-        if found is None or time.monotonic() >= self._until:
-            self._until = time.monotonic() + FRESH
-            found = self._stats = self.count()
+    def get(self, kind: Kind) -> Stats:
+        """Return the counts of a kind; a text is ignored. Raises StoreError."""
+        key = frozenset((name, value) for name, value in kind.items() if name != "text")
+        kept, now = self._kept, time.monotonic()
+        found, until = kept.get(key, (None, 0.0))
+        if found is not None:
+            if now < until:
+                return found
+            # Until these counts are taken anew, other requests get the last ones.
+            kept[key] = found, now + FRESH
+        for old in [old for old, (_, until) in [*kept.items()] if now >= until]:
+            kept.pop(old, None)
+        found = self.count(**kind)
+        # Where all counts were dropped meanwhile, these are too old: they go into the dictionary of before.
+        kept[key] = found, time.monotonic() + FRESH
         return found
 
     def forget(self) -> None:
         """Drop the counts, because a request has changed the letters."""
-        self._stats = None
+        self._kept = {}
 
     def of(self, kind: Kind) -> int | None:
         """Return the number of letters of a kind, or None if these counts do not have it."""
-        stats = self.get()
+        stats = self.get({})
         match [*kind.items()]:
             case []:
                 return stats.total

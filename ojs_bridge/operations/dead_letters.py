@@ -131,8 +131,12 @@ class DeadLetters:
             self._context.emit(pruned(deleted, self._clock(), policy="purge"))
         return Bulk(matched, deleted, matched - deleted)
 
-    def stats(self) -> Stats:
-        """Count the dead letters, in all and by queue, job type and last error type (DLQ-R004)."""
+    def stats(self, **kind: Unpack[Kind]) -> Stats:
+        """Count the dead letters of a Kind, in all and by queue, job type and last error type (DLQ-R004).
+
+        A text is ignored.
+        """
+        where, _ = wanted(kind)
         now, limits = self._clock(), self.retention
         period = PERIOD.total_seconds()
         due = now + timedelta(seconds=period - now.timestamp() % period)
@@ -141,7 +145,7 @@ class DeadLetters:
             "max_count": limits.max_count,
             "next_prune_at": format_time(due),
         }
-        return replace(self._store.stats(), retention=told)
+        return replace(self._store.stats(where), retention=told)
 
     def timeline(self, *, steps: int = 48, **kind: Unpack[Kind]) -> Timeline:
         """Count the deaths of a Kind in so many steps of time, from `since`, or the oldest one, until now.

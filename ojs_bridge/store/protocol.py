@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias
@@ -107,6 +107,9 @@ class LetterFilter:
     but_queues: frozenset[str] = frozenset()
 
 
+EVERY_LETTER = LetterFilter()
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """Dead letters, newest first, and the cursor of the next page; None on the last page."""
@@ -148,14 +151,25 @@ class Stats:
         }
 
 
-def counts_of(kinds: Iterable[tuple[Sequence[str], int]]) -> Stats:
-    """Add up how many letters there are of each queue, job type and error type together."""
+def counts_of(kinds: Sequence[tuple[Sequence[str], int, datetime, datetime]]) -> Stats:
+    """Add up the counts of each queue, job type and error type together.
+
+    A kind has these three texts, the number of its letters, and the times of the oldest and the newest.
+    """
     by_queue, by_type, by_error_type = Counter[str](), Counter[str](), Counter[str]()
-    for (queue, type_, error_type), count in kinds:
+    for (queue, type_, error_type), count, _, _ in kinds:
         by_queue[queue] += count
         by_type[type_] += count
         by_error_type[error_type] += count
-    return Stats(by_queue.total(), by_queue, by_type, by_error_type)
+    oldest, newest = (at for _, _, at, _ in kinds), (at for _, _, _, at in kinds)
+    return Stats(
+        by_queue.total(),
+        by_queue,
+        by_type,
+        by_error_type,
+        min(oldest, default=None),
+        max(newest, default=None),
+    )
 
 
 class Store(Parking, Reserving, Shadowing, Protocol):
@@ -213,8 +227,8 @@ class Store(Parking, Reserving, Shadowing, Protocol):
     def prune(self, letters: Sequence[Letter], *, now: datetime) -> int:
         """Delete letters; return how many. A claimed letter, or one whose job has died again, stays."""
 
-    def stats(self) -> Stats:
-        """Count the dead letters."""
+    def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
+        """Count the dead letters that match a filter, in all and by kind."""
 
     def close(self) -> None:
         """Close connections."""

@@ -65,6 +65,8 @@ def test_filters(store: str, words: list[str], found: str) -> None:
     assert (told["matched"], told["confirmed"]) == (len(found), False)
     exported = run("dead-letters", "export", *words, store=store).json
     assert [letter["id"] for letter in exported] == expected[::-1]
+    [told] = run("dead-letters", "stats", "--json", *words, store=store).json
+    assert told["total"] == sum(told["by_type"].values()) == len(found)
 
 
 @pytest.mark.usefixtures("bridge")

@@ -74,6 +74,10 @@ def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -
         4,
         ask.get(f"{LETTERS}/stats").json()["oldest_at"],
     )
+    some = ask.get(
+        f"{LETTERS}/stats", params={"type": "c", "until": first["jobs"][0]["metadata"]["discarded_at"]}
+    )
+    assert (some.json()["total"], some.json()["by_type"]) == (3, {"c": 3})
     one = door.bridge.dead_letters.get("j-6")
     assert ask.get(f"{LETTERS}/j-6").json() == {**one.to_ojs(), "schedule": []}
     replayed = ask.post(f"{LETTERS}/j-6/retry").json()["job"]

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -299,6 +300,43 @@ def test_stats(store: Store) -> None:
     assert (stats.total, stats.by_queue, stats.by_type) == (3, {"q1": 2, "q2": 1}, {"t1": 1, "t2": 2})
     assert stats.by_error_type == {"external.timeout": 1, "Unknown": 2}
     assert (stats.oldest_at, stats.newest_at) == (NOW, NOW + timedelta(days=1))
+
+
+@pytest.mark.requirement("DLQ-006", "DLQ-R004")
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        (LetterFilter(queue="q0"), [0, 2, 4]),
+        (LetterFilter(type="t.*"), [0, 1, 3, 4]),
+        (LetterFilter(error_type="auth.*", queue="q1"), [3]),
+        (LetterFilter(since=NOW + timedelta(hours=1), until=NOW + timedelta(hours=4)), [1, 2, 3]),
+        (LetterFilter(type="t.a", since=NOW + timedelta(milliseconds=1)), [3]),
+        (LetterFilter(but_queues=frozenset({"q0"})), [1, 3, 5]),
+        (LetterFilter(type="t.*", until=NOW), []),
+        (LetterFilter(queue="nowhere"), []),
+    ],
+)
+def test_stats_of_a_filter(store: Store, where: LetterFilter, found: list[int]) -> None:
+    """The counts, and the first and the last time, are those of the letters that a list finds."""
+    for n in range(6):
+        store.bury(
+            letter(
+                f"j-{n}",
+                queue=f"q{n % 2}",
+                type=("t.a", "t.b", "other")[n % 3],
+                errors=(entry(1, type="auth.expired" if n % 3 == 0 else "external.timeout"),),
+                discarded_at=NOW + timedelta(hours=n),
+            )
+        )
+    stats, listed = store.stats(where), store.list(where, limit=9, cursor=None).letters
+    assert ids(store, where) == [f"j-{n}" for n in reversed(found)]
+    assert (stats.total, stats.by_queue) == (len(found), Counter(x.queue for x in listed))
+    assert (stats.by_type, stats.by_error_type) == (
+        Counter(x.type for x in listed),
+        Counter(x.error_type for x in listed),
+    )
+    times = [NOW + timedelta(hours=n) for n in found]
+    assert (stats.oldest_at, stats.newest_at) == (min(times, default=None), max(times, default=None))
 
 
 @pytest.mark.requirement("DLQ-003")

@@ -58,6 +58,17 @@ class RedisIndex:
         words = (_low(since), _high(until), *(kinds or ()))
         return int(self._redis.run("count", self._keys[1:], words))
 
+    def counts(
+        self, wanted: Wanted | None, since: datetime | None, until: datetime | None
+    ) -> list[tuple[Sequence[str], int, datetime, datetime]]:
+        """Return each wanted kind that a span of time has: its texts, number, first and last time."""
+        kinds = self._kinds_of(wanted)
+        if kinds == []:
+            return []
+        words = (_low(since), _high(until), *(kinds or ()))
+        found = self._redis.run("stats", (self._keys[2], self._kinds), words)
+        return [(texts_of(kind), n, time_of(first), time_of(last)) for kind, n, first, last in found]
+
     def _kinds_of(self, wanted: Wanted | None) -> list[bytes] | None:
         """Return the wanted kinds; None for all."""
         if wanted is None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from ...errors import StoreError
 from ...spec.job import PlacedEntry
-from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
+from ..protocol import EVERY_LETTER, Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
 from ..records import index_id, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
-from .index import RedisIndex, Wanted, entry_of, place_of, rows_of, texts_of, time_of, wanting
+from .index import RedisIndex, Wanted, entry_of, place_of, rows_of, wanting
 from .namespace import RedisNamespace
 from .reservations import settle_words
 from .server import Word
@@ -27,7 +26,7 @@ class RedisLetters:
     def __init__(self, redis: RedisNamespace) -> None:
         self._redis = redis
         listed = redis.keys("letters", "letters:by_time", "letters:by_kind", "letters:kinds")
-        self._letters, self._letters_by_time, self._letters_by_kind, self._letter_kinds = listed
+        self._letters = listed[0]
         self._letter_entries, self._letter_claims = redis.keys("letters:entries", "letters:claims")
         self._letter_keys = (*listed, self._letter_entries, self._letter_claims)
         self._letter_index = RedisIndex(redis, listed, newest_first=True)
@@ -106,13 +105,9 @@ class RedisLetters:
         """Delete the letters whose claim is still ours. A letter that is buried anew has no claim."""
         return int(self._redis.run("delete_letters", self._letter_keys, (claim, *map(index_id, letter_ids))))
 
-    def stats(self) -> Stats:
-        """Count the dead letters, in all and by queue, type and last error type."""
-        keys = (self._letters_by_time, self._letters_by_kind, self._letter_kinds)
-        oldest, newest, *counts = self._redis.run("stats", keys)
-        counted = counts_of((texts_of(kind), count) for kind, count in rows_of(counts))
-        oldest_at, newest_at = (time_of(places[0]) if places else None for places in (oldest, newest))
-        return replace(counted, oldest_at=oldest_at, newest_at=newest_at)
+    def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
+        """Count the letters of some kind, in all and by queue, type and last error type."""
+        return counts_of(self._letter_index.counts(_wanted(where), where.since, where.until))
 
     def _kept(self, job_id: str) -> bytes:
         return self._redis.key(f"kept:{index_id(job_id)}")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 
 from ...spec.job import PlacedEntry
-from ..protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
+from ..protocol import EVERY_LETTER, Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
 from ..records import from_ms, index_id, index_text, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
 from .database import Database
@@ -116,17 +115,13 @@ class SQLLetters(Database):
         """Delete the letters whose claim is still ours. A letter that is buried anew has no claim."""
         return self._change(sa.delete(letters), self._claimed(letter_ids, claim))
 
-    def stats(self) -> Stats:
-        """Count the dead letters, in all and by queue, type and last error type."""
+    def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
+        """Count the letters of some kind, in all and by queue, type and last error type."""
         kind, at = (letters.c.queue, letters.c.type, letters.c.error_type), letters.c.discarded_ms
         query = sa.select(*kind, sa.func.count(), sa.func.min(at), sa.func.max(at)).group_by(*kind)
         with self._statement() as connection:
-            rows = connection.execute(query.where(letters.c.namespace == self._namespace)).all()
-        counted = counts_of((row[:3], row[3]) for row in rows)
-        if not rows:
-            return counted
-        oldest, newest = min(row[4] for row in rows), max(row[5] for row in rows)
-        return replace(counted, oldest_at=from_ms(oldest), newest_at=from_ms(newest))
+            rows = connection.execute(query.where(*self._matching(where))).all()
+        return counts_of([(row[:3], row[3], from_ms(row[4]), from_ms(row[5])) for row in rows])
 
     def _are(self, letter_ids: Sequence[str]) -> sa.ColumnElement[bool]:
         ids = letters.c.id.in_([*map(index_id, letter_ids)])
