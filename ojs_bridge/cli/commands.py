@@ -16,7 +16,7 @@ from typer import Argument, Option
 from ..errors import BridgeError, InvalidRetryPolicy, NotFound, StoreError, Unpublishable, Unreachable
 from ..operations.letters import MAX_PAGE, AnyPage, every_page
 from ..store import Letter, Parked
-from .printing import Rows, answer, say, show, show_json, show_on_stderr
+from .printing import Listing, answer, say, show, show_json, show_on_stderr
 
 F = TypeVar("F", bound=Callable[..., int | None])
 Entry = TypeVar("Entry", Letter, Parked)
@@ -147,7 +147,7 @@ def listed(
 
 
 def show_entries(
-    entries: Iterable[Entry], as_table: Callable[[Sequence[Entry]], Rows], none: str, *, as_json: bool
+    entries: Iterable[Entry], as_table: Callable[[Sequence[Entry]], Listing], none: str, *, as_json: bool
 ) -> None:
     """Answer with dead letters or parked retries; in JSON each as soon as it is read."""
     if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any
@@ -21,7 +21,18 @@ from ..spec.duration import parse_duration
 from ..spec.policy import attempts_told
 from ..store import Letter, Stats
 from .commands import INCOMPLETE, show_entries
-from .printing import Rows, answer, counted, plain, table, time_of
+from .printing import (
+    Listing,
+    answer,
+    brief_ids,
+    brief_time_of,
+    brief_type,
+    counted,
+    error_told,
+    plain,
+    table,
+    time_of,
+)
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _AGO = re.compile(r"(\d+)([smhdw])", re.ASCII)
@@ -86,15 +97,23 @@ def told(number: int) -> str:
     return counted(number, "dead letter", "dead letters")
 
 
-def letters_table(letters: Iterable[Letter]) -> Rows:
+def letters_table(letters: Sequence[Letter]) -> Listing:
     """Return a table of dead letters."""
-    headings = ("id", "type", "queue", "error type", "attempts", "died (UTC)")
-    return table(headings, map(_row, letters))
+    ids = brief_ids([letter.id for letter in letters])
+    return Listing(
+        table(("id", "died (UTC)", "type", "queue", "attempts", "error"), map(_row, letters)),
+        table(("id", "died (UTC)", "type", "error"), map(_brief_row, ids, letters)),
+    )
 
 
 def _row(letter: Letter) -> tuple[object, ...]:
     attempts, died = attempts_told(letter.attempt, letter.max_attempts, "/"), time_of(letter.discarded_at)
-    return (letter.id, letter.type, letter.queue, letter.error_type, attempts, died)
+    return (letter.id, died, letter.type, letter.queue, attempts, error_told(letter.errors))
+
+
+def _brief_row(brief_id: str, letter: Letter) -> tuple[object, ...]:
+    died = brief_time_of(letter.discarded_at)
+    return (brief_id, died, brief_type(letter.type), error_told(letter.errors))
 
 
 def show_letters(letters: Iterable[Letter], where: str = "", *, as_json: bool) -> None:

@@ -7,11 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from rich.box import SIMPLE
+from rich.box import SIMPLE, Box
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.padding import Padding
@@ -21,6 +21,8 @@ from rich.text import Text
 
 #: Columns without a screen: a row of a table stays on one line.
 _UNBOUNDED = 1000
+#: The characters of a name or a message that are enough to know it by.
+_READABLE = 20
 
 
 def show(*renderables: RenderableType) -> None:
@@ -81,15 +83,22 @@ class Rows:
     justify: JustifyMethod = "left"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = (Column(heading, no_wrap=True, justify=self.justify) for heading in self.headings)
-        made = Table(*columns, box=SIMPLE, pad_edge=False)
-        for row in self.cells:
-            made.add_row(*row)
-        unbounded = options.update_width(_UNBOUNDED)
-        if Measurement.get(console, unbounded, made).maximum <= options.max_width:
-            yield made
+        if self.width(console, options) <= options.max_width:
+            yield self.as_table()
         else:
             yield from map(self._by_itself, self.cells)
+
+    def width(self, console: Console, options: ConsoleOptions) -> int:
+        """Return the width of the whole table."""
+        return Measurement.get(console, options.update_width(_UNBOUNDED), self.as_table()).maximum
+
+    def as_table(self, *, box: Box | None = SIMPLE) -> Table:
+        """Return the table of rich, each row of which has one line."""
+        columns = (Column(heading, no_wrap=True, justify=self.justify) for heading in self.headings)
+        made = Table(*columns, box=box, pad_edge=False)
+        for row in self.cells:
+            made.add_row(*row)
+        return made
 
     def _by_itself(self, row: Sequence[Text]) -> RenderableType:
         rest = (
@@ -100,6 +109,28 @@ class Rows:
         return Group(Text(row[0].plain, overflow="fold"), Padding(Text("  ").join(rest), (0, 0, 0, 2)))
 
 
+@dataclass(frozen=True)
+class Listing:
+    """A table in which each row has one line: the last two columns are cut for a narrow screen.
+
+    A screen on which the last column would be too narrow gets the `brief` rows in place of the `whole` ones.
+    """
+
+    whole: Rows
+    brief: Rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        least = replace(self.whole, cells=[[*row[:-1], row[-1][:_READABLE]] for row in self.whole.cells])
+        rows = self.whole if least.width(console, options) <= options.max_width else self.brief
+        made = rows.as_table(box=None)
+        # rich narrows the columns that may wrap, the widest first; their cells do not wrap.
+        for column in made.columns[-2:]:
+            column.no_wrap = False
+        for cell in (cell for row in rows.cells for cell in row[-2:]):
+            cell.no_wrap, cell.overflow = True, "ellipsis"
+        yield made
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Rows:
     """Return a table; the first cell of each row is its name."""
     return Rows(headings, [[*map(_cell, row)] for row in rows])
@@ -107,6 +138,31 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Rows:
 
 def _cell(value: object) -> Text:
     return Text(plain(value), justify="right" if isinstance(value, int) else None)
+
+
+def brief_ids(ids: Sequence[str]) -> list[str]:
+    """Return the beginnings that tell ids apart: of all the same length, eight characters at least."""
+    different, size = len({*ids}), 8
+    while len({one[:size] for one in ids}) < different:
+        size += 1
+    return [one[:size] for one in ids]
+
+
+def brief_time_of(at: datetime | None) -> str:
+    """Return a time in UTC without its year and its seconds."""
+    return time_of(at)[5:16]
+
+
+def brief_type(name: str) -> str:
+    """Return the end of a job type's name, which says the most."""
+    return name if len(name) <= _READABLE else f"…{name[1 - _READABLE :]}"
+
+
+def error_told(errors: Sequence[Mapping[str, Any]]) -> str:
+    """Return the type and the message of the last error; an imported entry may hold anything."""
+    if not errors:
+        return ""
+    return f"{plain(errors[-1].get('type') or 'Unknown')}: {plain(errors[-1].get('message') or '')}"
 
 
 @contextmanager

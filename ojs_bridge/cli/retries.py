@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -29,7 +29,20 @@ from .commands import (
     show_entries,
 )
 from .finding import Place
-from .printing import Rows, counted, progress_bar, say, show, show_json, table, time_of
+from .printing import (
+    Listing,
+    brief_ids,
+    brief_time_of,
+    brief_type,
+    counted,
+    error_told,
+    progress_bar,
+    say,
+    show,
+    show_json,
+    table,
+    time_of,
+)
 
 group = typer.Typer(
     name="retries", help="The retries that wait in the store until they are due.", no_args_is_help=True
@@ -107,13 +120,26 @@ def _show(retries: Iterable[Parked], *, as_json: bool) -> None:
     show_entries(retries, _table, "no parked retries", as_json=as_json)
 
 
-def _table(retries: Iterable[Parked]) -> Rows:
-    return table(("id", "type", "queue", "attempts", "due (UTC)", "reason"), map(_row, retries))
+def _table(retries: Sequence[Parked]) -> Listing:
+    ids = brief_ids([parked.id for parked in retries])
+    return Listing(
+        table(("id", "due (UTC)", "type", "queue", "attempts", "reason", "error"), map(_row, retries)),
+        table(("id", "due (UTC)", "type", "error"), map(_brief_row, ids, retries)),
+    )
 
 
 def _row(parked: Parked) -> tuple[object, ...]:
-    attempts = attempts_told(parked.attempts, parked.max_attempts, "/")
-    return (parked.id, parked.type, parked.queue, attempts, time_of(parked.next_retry_at), parked.reason)
+    attempts, due = attempts_told(parked.attempts, parked.max_attempts, "/"), time_of(parked.next_retry_at)
+    return (parked.id, due, parked.type, parked.queue, attempts, parked.reason, _error(parked))
+
+
+def _brief_row(brief_id: str, parked: Parked) -> tuple[object, ...]:
+    due = brief_time_of(parked.next_retry_at)
+    return (brief_id, due, brief_type(parked.type), _error(parked) or parked.reason)
+
+
+def _error(parked: Parked) -> str:
+    return error_told(parked.state.get("errors", ()))
 
 
 def _show_drained(drained: Drained) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from ojs_bridge import Bridge
 from tests.cli.conftest import fill
@@ -117,12 +119,38 @@ def test_entries_of_any_shape_are_shown(bridge: Bridge, store: str) -> None:
 
 @pytest.mark.usefixtures("bridge")
 def test_a_narrow_screen(store: str) -> None:
-    """Each letter has lines of its own, the first with its id; nothing is cut, and no word is broken."""
+    """Each letter has one line; the last error's message is cut where the screen ends."""
     told = run("dead-letters", "list", store=store, COLUMNS="50").out.splitlines()
-    assert [line for line in told if not line.startswith("  ")] == ["j-0", "j-1", "j-2", "j-3"]
-    assert "type billing.charge  queue default  error type" in " ".join(told)
+    assert [line.split()[0] for line in told if line.startswith("j-")] == ["j-0", "j-1", "j-2", "j-3"]
+    assert re.search(r"^j-0 +\d\d-\d\d \d\d:\d\d +billing\.\S+ +external.+…$", told[1])
     assert max(map(len, told)) <= 50
     assert all(line == line.rstrip() for line in told)
+
+
+def test_eighty_columns(bridge: Bridge, store: str) -> None:
+    """A letter has one line there, whatever its texts; a pipe and JSON have the whole id and more."""
+    first, second = "0f8fad5b-d9cb-469f-a165-70867728950e", "0f8fad5b-d000-469f-a165-70867728950e"
+    long = "the gateway says no\n" * 30
+    bury(bridge, first, type="shop.tasks.billing.invoices.charge", errors=(entry(1, message=long),))
+    bury(bridge, second, errors=(entry(1, message={"odd": long}), {}))
+    told = run("dead-letters", "list", store=store, COLUMNS="80").out
+    lines = [line for line in told.splitlines() if line.startswith("0f8fad5b")]
+    assert {line.split()[0] for line in lines} == {"0f8fad5b-d9", "0f8fad5b-d0"}
+    assert "  …ing.invoices.charge  " in told
+    assert "external.timeout: the g" in told
+    assert max(map(len, told.splitlines())) <= 80
+    wide = run("dead-letters", "list", store=store, COLUMNS="1000").out
+    assert first in wide
+    assert "external.timeout: the gateway says no\\nthe gateway" in wide
+    assert max(map(len, wide.splitlines())) <= 1000
+
+
+def test_a_cell_is_cut_where_a_wide_character_would_be_halved(bridge: Bridge, store: str) -> None:
+    """No line is longer than the screen."""
+    bury(bridge, "wide", errors=(entry(1, message="漢" * 100),))
+    told = run("dead-letters", "list", store=store, COLUMNS="81").out
+    assert all(cell_len(line) <= 81 for line in told.splitlines())
+    assert re.search("漢 ?…", told)
 
 
 @pytest.mark.requirement("DLQ-R002")

@@ -55,6 +55,9 @@ def test_listing(store: str) -> None:
     told = run("retries", "list", store=store).out
     assert "1/5" in told  # the second attempt has not begun
     assert "retry 1 in 1 h" in told
+    narrow = run("retries", "list", store=store, COLUMNS="60").out.splitlines()
+    assert [line.split()[0] for line in narrow if line.startswith("r-")] == ["r-0", "r-1", "r-2"]
+    assert [line.split()[3] for line in narrow if line.startswith("r-0")] == ["billing.charge"]
 
 
 def test_running_and_cancelling(parked: Bridge, store: str) -> None:
