@@ -31,7 +31,9 @@ Limit: TypeAlias = Annotated[int, Option(help="The most entries to list, 1 to 10
 Cursor: TypeAlias = Annotated[str | None, Option(help="The cursor that the page before has printed.")]
 All: TypeAlias = Annotated[bool, Option("--all", help="List all pages.")]
 DryRun: TypeAlias = Annotated[bool, Option("--dry-run", help="Change nothing: show what would be changed.")]
-Ids: TypeAlias = Annotated[list[str], Argument(metavar="ID...", help="Job ids.")]
+#: What an id on the command line may be.
+ID_HELP = "or the beginning of it that no other has, of four characters or more."
+Ids: TypeAlias = Annotated[list[str], Argument(metavar="ID...", help=f"A job's id, {ID_HELP}")]
 
 
 def command(group: typer.Typer, name: str) -> Callable[[F], F]:
@@ -108,6 +110,11 @@ def ask(question: str, *shown: RenderableType, yes: bool) -> None:
         show_on_stderr(renderable)
     if not typer.confirm(question, err=True):
         raise _failed("nothing was done", REFUSED)
+
+
+def whole(ids: Iterable[str], id_of: Callable[[str], str]) -> list[str]:
+    """Return the whole ids, each once; raises ValueError for a beginning that several have."""
+    return [*dict.fromkeys(map(id_of, ids))]
 
 
 def each(ids: Sequence[str], act: Callable[[str], object], done: str, *, as_json: bool) -> int | None:

@@ -16,7 +16,22 @@ from typer import Argument, Option
 from ..errors import ConfigurationError
 from ..operations.letters import loaded
 from ..operations.retention import Retention
-from .commands import All, AsJson, Cursor, DryRun, Ids, Limit, Yes, ask, command, each, found_of, listed
+from .commands import (
+    ID_HELP,
+    All,
+    AsJson,
+    Cursor,
+    DryRun,
+    Ids,
+    Limit,
+    Yes,
+    ask,
+    command,
+    each,
+    found_of,
+    listed,
+    whole,
+)
 from .finding import Place
 from .letters import (
     Filter,
@@ -61,11 +76,12 @@ def list_(
 @command(group, "show")
 def show_one(
     place: Place,
-    letter_id: Annotated[str, Argument(metavar="ID", help="Its job's id.")],
+    letter_id: Annotated[str, Argument(metavar="ID", help=f"Its job's id, {ID_HELP}")],
     as_json: AsJson = False,
 ) -> None:
     """Show a dead letter: its arguments, its history with backtraces, its reason, its policy."""
-    letter = place.bridge.dead_letters.get(letter_id)
+    letters = place.bridge.dead_letters
+    letter = letters.get(letters.id_of(letter_id))
     answer(letter.to_ojs(), *details(letter), as_json=as_json)
 
 
@@ -87,6 +103,7 @@ def stats(place: Place, chosen: Filter, as_json: AsJson = False) -> None:
 def delete(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> int | None:
     """Delete dead letters by their ids; asks."""
     letters = place.bridge.dead_letters
+    ids = whole(ids, letters.id_of)
     found = [*found_of(letters.get, ids)]
     if found:
         ask(f"Delete {told(len(found))} from {place}?", letters_table(found), yes=yes)

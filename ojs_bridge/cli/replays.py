@@ -14,7 +14,7 @@ from ..operations.dead_letters import DeadLetters
 from ..operations.replaying import check_rate, override_of
 from ..spec.policy import check_partial
 from ..store import Letter
-from .commands import INCOMPLETE, AsJson, DryRun, Yes, ask, each, found_of, json_of
+from .commands import ID_HELP, INCOMPLETE, AsJson, DryRun, Yes, ask, each, found_of, json_of, whole
 from .finding import Place
 from .letters import Filter, count, counts, every, show_bulk, show_letters, show_matched, told
 from .printing import progress_bar, say
@@ -52,7 +52,7 @@ def replay(
     place: Place,
     chosen: Filter,
     changes: Changes,
-    ids: Annotated[list[str] | None, Argument(metavar="[ID...]", help="Job ids.")] = None,
+    ids: Annotated[list[str] | None, Argument(metavar="[ID...]", help=f"A job's id, {ID_HELP}")] = None,
     everything: Annotated[bool, Option("--all", help="Replay all that the filters choose; asks.")] = False,
     rate: Annotated[float | None, Option(metavar="N", help="With --all: so many a second, at most.")] = None,
     dry_run: DryRun = False,
@@ -66,6 +66,7 @@ def replay(
     _check(ids, chosen, changes, rate, everything=everything)
     bridge = place.bridge if dry_run else place.publishing_bridge
     letters = bridge.dead_letters
+    ids = whole(ids or (), letters.id_of)
     if ids and dry_run:
         return _look_at(letters, ids, place, as_json=as_json)
     if ids:

@@ -27,6 +27,7 @@ from .commands import (
     found_of,
     listed,
     show_entries,
+    whole,
 )
 from .finding import Place
 from .printing import (
@@ -68,13 +69,15 @@ def list_(
 @command(group, "run")
 def run(place: Place, ids: Ids, as_json: AsJson = False) -> int | None:
     """Have parked retries published now, by the fleet's workers."""
-    return each(ids, place.bridge.retries.run, "due", as_json=as_json)
+    retries = place.bridge.retries
+    return each(whole(ids, retries.id_of), retries.run, "due", as_json=as_json)
 
 
 @command(group, "cancel")
 def cancel(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> int | None:
     """Delete parked retries: their jobs never run again; asks."""
     retries = place.bridge.retries
+    ids = whole(ids, retries.id_of)
     found = [*found_of(retries.get, ids)]
     if found:
         ask(f"Cancel {_told(len(found))} in {place}?", _table(found), yes=yes)

@@ -16,7 +16,7 @@ from ..errors import LetterNotFound
 from ..spec.duration import format_duration
 from ..spec.job import Job, format_time
 from ..store import Letter, LetterFilter, Page, Stats, Store, letter_to_json
-from .letters import CLAIM_SECONDS, MAX_PAGE, Kind, loaded, needed, page_size, says, shown, wanted
+from .letters import CLAIM_SECONDS, MAX_PAGE, Kind, loaded, needed, only_id, page_size, says, shown, wanted
 from .replaying import READ, Bulk, Changes, Replayer, job_of, override_of, pages_of
 from .retention import PERIOD, Pruner, Retention
 
@@ -59,6 +59,14 @@ class DeadLetters:
     def get(self, letter_id: str) -> Letter:
         """Return a dead letter with its whole history (DLQ-002); raises LetterNotFound."""
         return self._shown(self._get(letter_id))
+
+    def id_of(self, text: str) -> str:
+        """Return the id of a dead letter that is this text, or else the only one that begins with it.
+
+        The text has four characters at least. Without such an id it is returned as it is. Raises ValueError
+        that names the ids, where there are several.
+        """
+        return text if self._store.get(text) else only_id(text, self._store.letters_beginning)
 
     def retry(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).

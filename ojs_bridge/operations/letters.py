@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar, get_type_hints
@@ -21,6 +21,8 @@ AnyPage = TypeVar("AnyPage", Page, ParkedPage)
 MAX_PAGE = 1000
 #: The seconds of a claim on letters, after which another process may claim them.
 CLAIM_SECONDS = 60.0
+#: The fewest characters that stand for a whole id, and the most ids that an error names.
+_SHORTEST, _NAMED = 4, 5
 #: Checks the fields of an imported letter: a dataclass takes any value.
 _FIELDS = TypeAdapter(TypedDict("LetterFields", get_type_hints(Letter)))  # type: ignore[operator]
 
@@ -86,6 +88,18 @@ def every_page(read: Callable[[str | None], AnyPage]) -> Iterator[AnyPage]:
     while page.next_cursor is not None:
         page = read(page.next_cursor)
         yield page
+
+
+def only_id(text: str, beginning: Callable[[str, int], Sequence[str]]) -> str:
+    """Return the only id that begins with a text of at least four characters; without an id, the text.
+
+    Raises ValueError that names the ids, where there are several.
+    """
+    found = beginning(text, _NAMED + 1) if len(text) >= _SHORTEST else ()
+    if len(found) > 1:
+        more = ", and more" if len(found) > _NAMED else ""
+        raise ValueError(f"id: {text!r} begins several: {', '.join(found[:_NAMED])}{more}")
+    return found[0] if found else text
 
 
 def needed(store: Store | None, what: str) -> Store:

@@ -13,7 +13,7 @@ from ..errors import RetryNotFound
 from ..spec.patterns import check_pattern
 from ..store import Parked, ParkedFilter, ParkedPage, Store
 from .draining import Drained, Draining
-from .letters import needed, page_size
+from .letters import needed, only_id, page_size
 
 
 class ParkedRetries:
@@ -41,6 +41,10 @@ class ParkedRetries:
     def get(self, job_id: str) -> Parked:
         """Return a job's parked retry; raises RetryNotFound."""
         return self._shown(self._get(job_id))
+
+    def id_of(self, text: str) -> str:
+        """Return the id of a parked job that is this text, or else the only one, as for dead letters."""
+        return text if self._store.get_parked(text) else only_id(text, self._store.parked_beginning)
 
     def run(self, job_id: str) -> None:
         """Make a job's parked retry due now: a worker publishes it; raises RetryNotFound."""

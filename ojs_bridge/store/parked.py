@@ -125,6 +125,9 @@ class Parking(Protocol):
     def get_parked(self, job_id: str) -> Parked | None:
         """Return a job's parked retry, or None; any of them where several chains have one id."""
 
+    def parked_beginning(self, text: str, limit: int) -> Sequence[str]:
+        """Return ids of jobs with parked retries that begin with a text, as many as `limit` at most."""
+
     def reschedule(self, parked: Parked, at: datetime) -> bool:
         """Make a retry due at another time; False when it is claimed, was replaced or is gone."""
 

@@ -215,6 +215,9 @@ class Store(Parking, Reserving, Shadowing, Protocol):
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
 
+    def letters_beginning(self, text: str, limit: int) -> Sequence[str]:
+        """Return ids of dead letters that begin with a text, as many as `limit` at most."""
+
     def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
         """Claim dead letters for some seconds; return those that are there and have no other claim."""
 

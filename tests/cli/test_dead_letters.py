@@ -239,6 +239,24 @@ def test_a_namespace_of_its_own(store: str) -> None:
     assert ran.out == "no dead letters in the namespace 'elsewhere'\n"
 
 
+def test_the_beginning_of_an_id(bridge: Bridge, store: str) -> None:
+    """Four characters are enough if they name one letter; a whole id comes first, and several are refused."""
+    for name in ("order-1", "order-12", "order-13", "other-7"):
+        bury(bridge, name)
+    assert run("dead-letters", "show", "othe", "--json", store=store).json[0]["id"] == "other-7"
+    assert run("dead-letters", "show", "order-1", "--json", store=store).json[0]["id"] == "order-1"
+    assert (
+        run("dead-letters", "show", "oth", store=store).err == "ojs-bridge: there is no dead letter 'oth'\n"
+    )
+    ran = run("dead-letters", "delete", "othe", "order", "--yes", store=store)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("ojs-bridge: id: 'order' begins several: order-1")
+    assert "other-7" in run("dead-letters", "replay", "othe", "--dry-run", store=store).out
+    ran = run("dead-letters", "delete", "othe", "other-7", "order-13", "--yes", "--json", store=store)
+    assert ran.json == [{"id": "other-7", "deleted": True}, {"id": "order-13", "deleted": True}]
+    assert {"order-1", "order-12"} < {found.id for found in bridge.dead_letters.list().letters}
+
+
 @pytest.mark.usefixtures("bridge")
 def test_some_of_many_ids(store: str) -> None:
     """The command does the others, names each, and its exit code says that one was not done."""

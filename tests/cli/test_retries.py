@@ -78,6 +78,17 @@ def test_running_and_cancelling(parked: Bridge, store: str) -> None:
     assert parked.retries.get("r-1").next_retry_at > before
 
 
+def test_the_beginning_of_an_id(parked: Bridge, store: str) -> None:
+    """Four characters are enough if they name one retry."""
+    assert parked.store is not None
+    for name in ("order-1", "order-2", "other-7"):
+        parked.store.park(replace(parked.retries.get("r-0"), id=name, key=name))
+    assert run("retries", "run", "othe", store=store).out == "other-7: due\n"
+    ran = run("retries", "cancel", "orde", "--yes", store=store)
+    assert (ran.code, ran.err) == (2, "ojs-bridge: id: 'orde' begins several: order-1, order-2\n")
+    assert run("retries", "cancel", "order-2", "--yes", store=store).out == "order-2: cancelled\n"
+
+
 def test_none_and_unknown(store: str) -> None:
     """The command says so."""
     Bridge(store).dead_letters.stats()

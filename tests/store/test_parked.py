@@ -275,6 +275,21 @@ def test_a_retry_is_cancelled(store: Store) -> None:
     assert (store.get_parked("j-1"), keys(store), store.count_parked()) == (None, ["j-2"], 1)
 
 
+def test_the_beginning_of_a_jobs_id(store: Store) -> None:
+    """It is taken as it is; a job with several chains counts once."""
+    named = ["order-1", "order-2", "order%", "order*x", "ORDER-3", "ordér"]
+    for n, name in enumerate([*named, *["order-1"] * 9]):
+        store.park(parked(name, key=f"chain {n}"))
+    for text, found in {
+        "order-": ["order-1", "order-2"],
+        "order%": ["order%"],
+        "order*": ["order*x"],
+        "ordé": ["ordér"],
+        "order-12": [],
+    }.items():
+        assert sorted(store.parked_beginning(text, 2)) == found, text
+
+
 def test_whose_retry_is_not_there_any_more_changes_nothing(store: Store) -> None:
     """The retry is claimed, was replaced by a later one, was parked anew, or is gone."""
     for name in ("claimed", "later", "anew"):

@@ -339,6 +339,28 @@ def test_stats_of_a_filter(store: Store, where: LetterFilter, found: list[int]) 
     assert (stats.oldest_at, stats.newest_at) == (min(times, default=None), max(times, default=None))
 
 
+def test_the_beginning_of_an_id(store: Store) -> None:
+    """It is taken as it is, in its own case, in its own namespace; at most so many ids are returned."""
+    named = ["order-1", "order-2", "order%", "order_", "order*x", "order[a]", "ORDER-3", "or\\der", "ordér"]
+    for name in [*named, "order" + "x" * 300, "order\0"]:
+        store.bury(letter(name))
+    for text, found in {
+        "order-": ["order-1", "order-2"],
+        "order%": ["order%"],
+        "order_": ["order_"],
+        "order*": ["order*x"],
+        "order[a": ["order[a]"],
+        "or\\": ["or\\der"],
+        "ordé": ["ordér"],
+        "ORDER": ["ORDER-3"],
+        "order-1": ["order-1"],
+        "order-12": [],
+        "\0\ud800": [],
+    }.items():
+        assert sorted(store.letters_beginning(text, 9)) == found, text
+    assert len(store.letters_beginning("order", 3)) == 3
+
+
 @pytest.mark.requirement("DLQ-003")
 def test_a_claim_has_the_letter_to_itself_for_its_time(store: Store) -> None:
     """A claim lasts until it is given back, or until its time is over."""

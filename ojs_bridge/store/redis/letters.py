@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -10,7 +11,7 @@ from datetime import datetime, timedelta
 from ...errors import StoreError
 from ...spec.job import PlacedEntry
 from ..protocol import EVERY_LETTER, Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
-from ..records import index_id, letter_from_json, letter_to_json, to_ms
+from ..records import index_id, index_text, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
 from .index import RedisIndex, Wanted, entry_of, place_of, rows_of, wanting
 from .namespace import RedisNamespace
@@ -18,6 +19,8 @@ from .reservations import settle_words
 from .server import Word
 
 LARGEST_PLACE = 2**63 - 1
+#: How many ids the server looks through at once: it answers nobody else meanwhile.
+_SCANNED = 5_000
 
 
 class RedisLetters:
@@ -88,6 +91,19 @@ class RedisLetters:
         """Return a dead letter, or None."""
         record = self._redis.ask("HGET", self._letters, index_id(letter_id))
         return None if record is None else letter_from_json(record.decode())
+
+    def letters_beginning(self, text: str, limit: int) -> Sequence[str]:
+        """Return ids that begin with a text. The server, which has no order of ids, looks through all."""
+        begins = re.sub(r"[*?\[\\]", r"\\\g<0>", index_text(text)) + "*"
+        found: set[str] = set()
+        cursor = b"0"
+        while len(found) < limit:
+            words = ("HSCAN", self._letter_entries, cursor, "MATCH", begins, "COUNT", _SCANNED)
+            cursor, rows = self._redis.ask(*words)
+            found.update(letter_id.decode() for letter_id, _ in rows_of(rows))
+            if cursor == b"0":
+                break
+        return sorted(found)[:limit]
 
     def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
         """Claim letters, atomically. A claim is a number that no other claim has."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from ..parked import ALL_PARKED, Due, Parked, ParkedFilter, ParkedPage
-from ..records import index_id, parked_from_json, parked_to_json, to_ms
+from ..records import index_id, index_text, parked_from_json, parked_to_json, to_ms
 from ..reservations import Settle
 from .index import RedisIndex, Rows, entry_of, moment, rows_of, time_of, wanting
 from .namespace import RedisNamespace
@@ -67,6 +67,19 @@ class RedisParked:
         """Return a job's parked retry, or None."""
         found = rows_of(self._redis.run("get_parked", self._parked_keys, (index_id(job_id),)))
         return _retries(found)[0] if found else None
+
+    def parked_beginning(self, text: str, limit: int) -> Sequence[str]:
+        """Return ids of jobs that begin with a text, from the sorted set of jobs."""
+        begin = index_text(text).encode()
+        found: list[bytes] = []
+        low, high = b"[" + begin, b"(" + begin + b"\xff"
+        while len(found) < limit:
+            rows = self._redis.ask("ZRANGEBYLEX", self._parked_keys[6], low, high, "LIMIT", 0, 1)
+            if not rows:
+                break
+            found.append(rows[0].partition(b"\0")[0])
+            low = b"(" + found[-1] + b"\1"
+        return [job.decode() for job in found]
 
     def reschedule(self, parked: Parked, at: datetime) -> bool:
         """Make a retry due at another time; False when it is claimed, was replaced or is gone."""

@@ -15,7 +15,7 @@ from ..records import from_ms, index_id, index_text, letter_from_json, letter_to
 from ..reservations import Settle
 from .database import Database
 from .reservations import mark_settled
-from .statements import Upsert, batches, equals, matching, page, updated, write_cursor
+from .statements import Upsert, batches, beginning, equals, matching, page, updated, write_cursor
 from .tables import errors, letters
 
 _BURY = Upsert(letters, "type", "queue", "error_type", "discarded_ms", "claimed_until", "record")
@@ -93,6 +93,13 @@ class SQLLetters(Database):
         with self._statement() as connection:
             record = connection.execute(sa.select(letters.c.record).where(self._are([letter_id]))).scalar()
         return None if record is None else letter_from_json(record)
+
+    def letters_beginning(self, text: str, limit: int) -> Sequence[str]:
+        """Return ids that begin with a text, from the primary key's index."""
+        begins = beginning(letters.c.id, text, on_postgres=self._is_postgres)
+        query = sa.select(letters.c.id).where(letters.c.namespace == self._namespace, begins).limit(limit)
+        with self._statement() as connection:
+            return connection.execute(query).scalars().all()
 
     def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
         """Claim letters, each atomically."""

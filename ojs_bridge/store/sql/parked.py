@@ -14,7 +14,7 @@ from ..records import index_id, index_text, parked_from_json, parked_to_json, to
 from ..reservations import Settle
 from .database import Database
 from .reservations import mark_settled
-from .statements import Upsert, batches, equals, matching, page, picked, updated
+from .statements import Upsert, batches, beginning, equals, matching, page, picked, updated
 from .tables import parked as table
 
 _c = table.c
@@ -91,6 +91,13 @@ class SQLParked(Database):
         with self._statement() as connection:
             row = connection.execute(sa.select(*_SHOWN).where(mine).order_by(_c.due_ms).limit(1)).first()
         return None if row is None else _parked(row)
+
+    def parked_beginning(self, text: str, limit: int) -> Sequence[str]:
+        """Return ids of jobs that begin with a text, from the index of jobs."""
+        begins = beginning(_c.job_id, text, on_postgres=self._is_postgres)
+        query = sa.select(_c.job_id).where(_c.namespace == self._namespace, begins).distinct().limit(limit)
+        with self._statement() as connection:
+            return connection.execute(query).scalars().all()
 
     def reschedule(self, parked: Parked, at: datetime) -> bool:
         """Make a retry due at another time; False when it is claimed, was replaced or is gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -122,6 +123,13 @@ def matching(
     else:
         # SQLite's LIKE takes `auth` for `AUTH`.
         yield column.op("GLOB")(to_glob(text))
+
+
+def beginning(column: sa.Column[str], text: str, *, on_postgres: bool) -> sa.ColumnElement[bool]:
+    """Return the condition that a column begins with a text."""
+    if on_postgres:
+        return column.startswith(index_text(text), autoescape=True)
+    return column.op("GLOB", return_type=sa.Boolean())(f"{glob.escape(index_text(text))}*")
 
 
 def page(
