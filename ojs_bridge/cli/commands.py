@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 import typer
 from rich.console import RenderableType
 from typer import Argument, Option
+from typer.core import TyperCommand, TyperGroup
 
 from ..errors import BridgeError, InvalidRetryPolicy, NotFound, StoreError, Unpublishable, Unreachable
 from ..operations.letters import MAX_PAGE, AnyPage, every_page
@@ -36,6 +37,42 @@ ID_HELP = "or the beginning of it that no other has, of four characters or more.
 Ids: TypeAlias = Annotated[list[str], Argument(metavar="ID...", help=f"A job's id, {ID_HELP}")]
 
 
+class _Command(TyperCommand):
+    """A command in whose help a flag has no type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options and arguments."""
+        return _with_plain_flags(super().get_params(ctx))
+
+
+class Group(TyperGroup):
+    """A group of commands in whose help a flag has no type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options."""
+        return _with_plain_flags(super().get_params(ctx))
+
+
+def _with_plain_flags(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+def group_of(name: str, does: str, *, add_completion: bool = False) -> typer.Typer:
+    """Return a group of commands, all of which take `-h`."""
+    return typer.Typer(
+        name=name,
+        cls=Group,
+        help=does,
+        context_settings={"help_option_names": ["--help", "-h"]},
+        no_args_is_help=True,
+        add_completion=add_completion,
+        pretty_exceptions_enable=False,
+    )
+
+
 def command(group: typer.Typer, name: str) -> Callable[[F], F]:
     """Add a function to a group of commands; the function returns the exit code.
 
@@ -43,7 +80,7 @@ def command(group: typer.Typer, name: str) -> Callable[[F], F]:
     """
 
     def add(function: F) -> F:
-        group.command(name, help=inspect.getdoc(function))(_flat(function))
+        group.command(name, cls=_Command, help=inspect.getdoc(function))(_flat(function))
         return function
 
     return add

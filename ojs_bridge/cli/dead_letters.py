@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from typer import Argument, Option
 
@@ -29,6 +28,7 @@ from .commands import (
     command,
     each,
     found_of,
+    group_of,
     listed,
     whole,
 )
@@ -47,13 +47,7 @@ from .letters import (
 )
 from .printing import answer, progress_bar
 
-group = typer.Typer(
-    name="dead-letters",
-    help="Search, replay and delete dead letters.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+group = group_of("dead-letters", "Search, replay and delete dead letters.")
 #: Stands for stdin or stdout in place of a file.
 _PIPE = "-"
 

@@ -6,6 +6,7 @@ An app is imported by its name, as its framework writes it. A framework is impor
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
@@ -33,6 +34,7 @@ from ..store import Store, without_password
 CELERY_APP: ContextVar[Any] = ContextVar("CELERY_APP", default=None)
 
 _STORE = "OJS_BRIDGE_STORE"
+_APP = "OJS_BRIDGE_APP"
 _PANEL = "Which bridge"
 
 
@@ -51,8 +53,6 @@ class Place:
         str | None,
         Option(
             metavar="MODULE:APP",
-            envvar="OJS_BRIDGE_APP",
-            show_envvar=False,
             rich_help_panel=_PANEL,
             help="The Celery app or Dramatiq broker, as its framework writes it, or OJS_BRIDGE_APP. The "
             "command uses its bridge, with its store, retention and redaction. Replays and drains need it.",
@@ -62,14 +62,19 @@ class Place:
     @property
     def has_app(self) -> bool:
         """Whether an app was given. Its bridge can publish, and knows the retention."""
-        return bool(self.app) or CELERY_APP.get() is not None
+        return bool(self._app) or CELERY_APP.get() is not None
+
+    @property
+    def _app(self) -> str | None:
+        """The app's name. With --store, OJS_BRIDGE_APP does not count: no app is imported for nothing."""
+        return self.app or (None if self.store else os.environ.get(_APP)) or None
 
     @cached_property
     def bridge(self) -> Bridge:
         """The app's own bridge, or one for the store."""
         if not self.has_app:
             return self.bridge_with(None)
-        bridge = _bridge_of(self.app) if self.app else _bridge_of_celery(CELERY_APP.get())
+        bridge = _bridge_of(self._app) if self._app else _bridge_of_celery(CELERY_APP.get())
         self._check(bridge)
         # The app's listeners must get the events of replays and deletions before this process ends.
         atexit.register(bridge.flush)
@@ -87,10 +92,12 @@ class Place:
     @property
     def publishing_bridge(self) -> Bridge:
         """The app's own bridge; raises ConfigurationError without an app."""
+        if self.store and os.environ.get(_APP):
+            raise _ignored("store")
         if not self.has_app:
             raise ConfigurationError(
                 "app: none is given, and a message is published by the app that it came from: "
-                "--app MODULE:APP, or OJS_BRIDGE_APP"
+                f"--app MODULE:APP, or {_APP}"
             )
         return self.bridge
 
@@ -107,8 +114,8 @@ class Place:
         return f" in the namespace {name!r}" if name else ""
 
     def __str__(self) -> str:
-        if self.app:
-            return f"the store of {self.app}"
+        if self._app:
+            return f"the store of {self._app}"
         if self.has_app:
             return "the app's store"
         return without_password(self._url)
@@ -127,7 +134,11 @@ class Place:
             )
         for name in ("store", "namespace"):
             if getattr(self, name):
-                raise ConfigurationError(f"{name}: the app's bridge has its own: leave --{name} out")
+                raise _ignored(name)
+
+
+def _ignored(name: str) -> ConfigurationError:
+    return ConfigurationError(f"{name}: the app's bridge has its own: leave --{name} out")
 
 
 def _check_file(url: str) -> None:

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from typing import Annotated
 
-import typer
 from rich.text import Text
 from typer import Argument, Option
 
@@ -17,12 +16,10 @@ from ..config.settings import the_retry
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..spec.duration import spoken
 from ..spec.policy import RetryPolicy
-from .commands import INCOMPLETE, AsJson, command, json_of
+from .commands import INCOMPLETE, AsJson, command, group_of, json_of
 from .printing import Rows, plain, say, show, show_json, table
 
-group = typer.Typer(
-    name="policy", help="Check retry policies, and see their schedules.", no_args_is_help=True
-)
+group = group_of("policy", "Check retry policies, and see their schedules.")
 
 _FILE = (
     "TOML or JSON: one policy, or a table `policies` of partial ones by task name, and perhaps a `default`."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Annotated, Any
 
 import typer
@@ -13,23 +14,38 @@ from typer import Option
 from ..errors import ConfigurationError
 from . import __doc__ as about
 from . import dead_letters, plan, policy, replays, retries, shadow
-from .commands import command
+from .commands import command, group_of
 from .finding import CELERY_APP, Place
+from .printing import show
 
 _GROUPS = (dead_letters, retries, policy, shadow)
 _EXIT_CODES = (about or "").partition("\n\n")[2]
 
-program = typer.Typer(
-    name="ojs-bridge",
-    help="Plans, dead letters, parked retries and retry policies of a Celery or Dramatiq fleet.",
-    epilog=" ".join(_EXIT_CODES.split()),
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
+program = group_of(
+    "ojs-bridge",
+    "Plans, dead letters, parked retries and retry policies of a Celery or Dramatiq fleet.",
+    add_completion=True,
 )
+program.info.epilog = " ".join(_EXIT_CODES.split())
 for module in _GROUPS:
     program.add_typer(module.group, epilog=program.info.epilog)
 command(dead_letters.group, "replay")(replays.replay)
 command(program, "plan")(plan.plan)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        show(f"ojs-bridge {metadata.version('ojs-bridge')}")
+        raise typer.Exit
+
+
+@program.callback()
+def options(
+    version: Annotated[
+        bool, Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Take the program's own options."""
 
 
 @command(program, "serve")

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Annotated
 
-import typer
 from typer import Option
 
 from ..operations.draining import Drained
@@ -25,6 +24,7 @@ from .commands import (
     command,
     each,
     found_of,
+    group_of,
     listed,
     show_entries,
     whole,
@@ -45,9 +45,7 @@ from .printing import (
     time_of,
 )
 
-group = typer.Typer(
-    name="retries", help="The retries that wait in the store until they are due.", no_args_is_help=True
-)
+group = group_of("retries", "The retries that wait in the store until they are due.")
 
 
 @command(group, "list")

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import typer
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from ..migration.shadowing.comparing import TaskReport, meaning, reports
 from ..store import Tally
-from .commands import AsJson, Yes, ask, command
+from .commands import AsJson, Yes, ask, command, group_of
 from .finding import Place
 from .printing import answer, counted, plain, show, show_json, table, time_of
 
-group = typer.Typer(
-    name="shadow",
-    help="Compare what the framework did with what the bridge would have decided.",
-    no_args_is_help=True,
-)
+group = group_of("shadow", "Compare what the framework did with what the bridge would have decided.")
 
 _NOTHING = (
     "nothing has been recorded: no run has failed since, or no worker has shadow mode on "

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -41,9 +42,41 @@ def test_all_commands_are_there() -> None:
         assert f"│ {name} " in told
 
 
+@pytest.mark.parametrize(
+    "words", [[], ["serve"], ["dead-letters"], ["dead-letters", "replay"], ["retries", "cancel"], ["policy"]]
+)
+def test_h_is_help_everywhere(words: list[str]) -> None:
+    """A flag has no type in it."""
+    told = run(*words, "-h", COLUMNS="100")
+    assert (told.code, told.out) == (0, run(*words, "--help", COLUMNS="100").out)
+    assert "Show this message and exit." in told.out
+    assert "bool" not in told.out
+
+
+def test_the_version() -> None:
+    """It is that of the installed package."""
+    told = run("--version")
+    assert (told.code, told.out) == (0, f"ojs-bridge {metadata.version('ojs-bridge')}\n")
+
+
+@pytest.mark.usefixtures("bridge")
+def test_with_a_store_no_app_of_the_environment_is_imported(store: str) -> None:
+    """The variable counts without --store, and for the commands that need the app."""
+    app = {"OJS_BRIDGE_APP": "nowhere_to_be_found"}
+    assert run("dead-letters", "list", "--store", store, **app).code == 0
+    assert run("dead-letters", "replay", "j-0", "--dry-run", "--store", store, **app).code == 0
+    without = run("dead-letters", "list", store=store, **app)
+    assert (without.code, "'nowhere_to_be_found' cannot be imported" in without.err) == (2, True)
+    for words in (("dead-letters", "replay", "j-0"), ("retries", "drain", "--yes")):
+        ran = run(*words, "--store", store, **app)
+        told = "ojs-bridge: store: the app's bridge has its own: leave --store out\n"
+        assert (ran.code, ran.err) == (2, told)
+
+
 def test_as_a_process(tmp_path: Path, bridge: Bridge, store: str) -> None:
-    """`python -m ojs_bridge.cli` runs in a pipe."""
-    ran = spawn("dead-letters", "list", "--json", "--store", store, cwd=tmp_path)
+    """`python -m ojs_bridge` runs in a pipe."""
+    words = ("dead-letters", "list", "--json", "--store", store)
+    ran = spawn(*words, cwd=tmp_path, program=("ojs_bridge",))
     assert (ran.code, ran.err) == (0, "")
     assert [letter["id"] for letter in ran.json] == ["j-0", "j-1", "j-2", "j-3"]
 

@@ -1,0 +1,5 @@
+"""Runs the command line: `python -m ojs_bridge`."""
+
+from .cli import main
+
+main()
