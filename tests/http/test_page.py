@@ -140,6 +140,13 @@ def rows(page: Page) -> Any:
     return page.locator("#letters li")
 
 
+def asked(page: Page, deed: str, way_out: str) -> None:
+    """Check that a question's buttons say what they do, and that the way out has the focus."""
+    expect(page.locator("#question-title")).to_have_text(f"{deed}?")
+    expect(page.locator("#question menu button")).to_have_text([way_out, deed])
+    expect(page.locator("#question-no")).to_be_focused()
+
+
 def test_what_died_is_grouped_and_filtered(page: Page) -> None:
     """The groups are error type, job type and queue; a click filters, another undoes it; a text is found."""
     expect(rows(page)).to_have_count(6)
@@ -247,7 +254,7 @@ def test_many_are_replayed_by_a_filter(page: Page, door: Door) -> None:
     page.locator("[name=error_type]").fill("auth.*")
     expect(rows(page)).to_have_count(2)
     page.locator("#replay-all").click()
-    expect(page.locator("#question-title")).to_have_text("Replay 2 dead letters?")
+    asked(page, "Replay 2 dead letters", "Do not replay")
     page.locator("#question-no").click()
     expect(page.locator("#question")).to_be_hidden()
     before = {name: door.valkey.get(f"demo:runs:{name}:hits auth.*") for name in WORKERS}
@@ -269,6 +276,7 @@ def test_selected_ones_are_deleted(page: Page, door: Door) -> None:
         page.locator(f'li[data-id="{name}"] input').check()
     expect(page.locator("#selected")).to_have_text("2 selected")
     page.locator("#delete-selected").click()
+    asked(page, "Delete 2 dead letters", "Keep them")
     page.locator("#question-yes").click()
     expect(rows(page)).to_have_count(1)
     assert "keep" in door.ids()
@@ -332,6 +340,7 @@ def test_html_in_job_data_stays_text(page: Page, door: Door) -> None:
     assert page.locator("#letters img, #detail img, #summary img, body script").count() == 0
     assert page.title() == "Dead letters"
     page.locator("#detail").get_by_role("button", name="Delete").click()
+    asked(page, "Delete 1 dead letter", "Keep it")
     page.locator("#question-yes").click()
     expect(rows(page)).to_have_count(0)
 
@@ -354,8 +363,14 @@ def test_parked_retries_count_down(page: Page, door: Door) -> None:
     assert first.inner_text().startswith("in 2:00:")
     expect(first).not_to_have_text(first.inner_text())
     page.locator('#retries li[data-id="run"]').get_by_role("button", name="Run now").click()
+    asked(page, "Run the retry now", "Let it wait")
     page.locator("#question-yes").click()
     expect(page.locator('#retries li[data-id="run"] time')).to_have_text("due")
+    page.locator('#retries li[data-id="cancel"]').get_by_role("button", name="Cancel").click()
+    asked(page, "Cancel the retry", "Keep it")
+    page.keyboard.press("Enter")
+    expect(page.locator("#question")).to_be_hidden()
+    expect(page.locator("#retries li")).to_have_count(2)
     page.locator('#retries li[data-id="cancel"]').get_by_role("button", name="Cancel").click()
     page.locator("#question-yes").click()
     expect(page.locator("#retries li")).to_have_count(1)

@@ -2,7 +2,7 @@
 
 import { call, pathOf } from "./api.js";
 import { keepOpen } from "./place.js";
-import { byId, guarded, make, question, shown, when } from "./view.js";
+import { byId, deed, guarded, make, question, shown, when } from "./view.js";
 
 export const KIND = "dead-letter";
 
@@ -104,8 +104,8 @@ function valueOf(field) {
   }
 }
 
-async function ask(name, text, work, changed) {
-  if (await question(`${name}?`, text, name, async () => { await work(); })) {
+async function ask(verb, text, work, changed) {
+  if (await question(text, deed(verb, 1), async () => { await work(); })) {
     close();
     await guarded(changed);
   }

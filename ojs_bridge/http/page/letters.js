@@ -4,7 +4,7 @@ import { call, pathOf } from "./api.js";
 import { drawDeaths, drawGroups } from "./chart.js";
 import * as detail from "./detail.js";
 import { keepFilters, read } from "./place.js";
-import { byId, guarded, isNear, make, question, when } from "./view.js";
+import { byId, deed, guarded, isNear, make, question, when } from "./view.js";
 
 const { KIND } = detail;
 const PAGE = 100;
@@ -118,8 +118,7 @@ const one = {
 export async function doSelected(verb, id) {
   const ids = state.chosen.size ? [...state.chosen] : id ? [id] : [];
   if (!ids.length) return;
-  const title = `${verb} ${ids.length === 1 ? "this dead letter" : `${ids.length} dead letters`}?`;
-  const done = await question(title, told(ids), verb, async (tell) => {
+  const done = await question(told(ids), deed(verb, ids.length), async (tell) => {
     const failed = [];
     for (const [n, each] of ids.entries()) {
       await one[verb](each).catch((error) => failed.push(`${each}: ${error.message}`));
@@ -144,7 +143,7 @@ export async function doAll(verb) {
   const matched = await count(verb, where);
   const filters = Object.entries(where).map(([name, value]) => `${name}: ${value}`).join("\n");
   const told = filters || "Every dead letter there is: no filter is set.";
-  const done = await question(`${verb} ${matched.toLocaleString()} dead letters?`, told, verb, async (tell) => {
+  const done = await question(told, deed(verb, matched), async (tell) => {
     const result = await bulk(verb, where, true, ({ done }) => done !== undefined && tell(done, matched));
     return result.failed ? `${result.failed} of ${result.matched} failed. ${result.errors[0]?.error || ""}` : "";
   });

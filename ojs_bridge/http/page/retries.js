@@ -5,6 +5,8 @@ import { summary } from "./detail.js";
 import { byId, guarded, make, question } from "./view.js";
 
 const KIND = "retries";
+const RUN = { yes: "Run the retry now", no: "Let it wait", isDanger: false, told: "" };
+const CANCEL = { yes: "Cancel the retry", no: "Keep it", isDanger: true, told: "\nIts job will never run again." };
 const state = { cursor: null, more: false };
 
 export async function load() {
@@ -34,17 +36,17 @@ function row(job) {
     make("span", { className: "quiet" }, `${job.attempt} of ${job.max_attempts}`),
     make(
       "span", {},
-      act("Run now", job, () => call("POST", pathOf(KIND, job.id, "run"))), " ",
-      act("Cancel", job, () => call("DELETE", pathOf(KIND, job.id)), "danger"),
+      act("Run now", job, RUN, () => call("POST", pathOf(KIND, job.id, "run"))), " ",
+      act("Cancel", job, CANCEL, () => call("DELETE", pathOf(KIND, job.id))),
     ),
   );
 }
 
-function act(name, job, work, className = "") {
+function act(name, job, words, work) {
   const ask = async () => {
-    if (await question(`${name}?`, summary(job), name, async () => { await work(); })) await guarded(load);
+    if (await question(summary(job) + words.told, words, async () => { await work(); })) await guarded(load);
   };
-  return make("button", { type: "button", className, on: { click: ask } }, name);
+  return make("button", { type: "button", className: words.isDanger ? "danger" : "", on: { click: ask } }, name);
 }
 
 export function tick() {

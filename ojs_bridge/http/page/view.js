@@ -49,12 +49,21 @@ export async function guarded(work) {
   }
 }
 
+// The two buttons of a question about dead letters: the deed with its number, and the way out.
+export function deed(verb, count) {
+  const them = count === 1 ? "it" : "them", isDanger = verb === "Delete";
+  const yes = `${verb} ${count.toLocaleString()} dead ${count === 1 ? "letter" : "letters"}`;
+  return { yes, no: isDanger ? `Keep ${them}` : "Do not replay", isDanger };
+}
+
 // Asks before something is done, and shows how far it is or why it cannot be; resolves to whether it was done.
-export async function question(title, text, yes, work) {
+export async function question(text, { yes, no, isDanger }, work) {
   const dialog = byId("question"), button = byId("question-yes"), progress = byId("question-progress");
-  byId("question-title").textContent = title;
+  byId("question-title").textContent = `${yes}?`;
   byId("question-text").textContent = text;
+  byId("question-no").textContent = no;
   button.textContent = yes;
+  button.classList.toggle("danger", isDanger);
   button.disabled = false;
   progress.hidden = true;
   progress.removeAttribute("value");
@@ -65,6 +74,7 @@ export async function question(title, text, yes, work) {
     const act = async (event) => {
       event.preventDefault();
       button.disabled = true;
+      byId("question-no").textContent = "Close";
       progress.hidden = false;
       try {
         undone = await work((done, total) => { progress.max = total; progress.value = done; }) || "";
