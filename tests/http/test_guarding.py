@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.http import app_for, guarding, serve
 from ojs_bridge.http.guarding import LOOPBACK, Access, Bucket, access_at
+from ojs_bridge.http.requests import MAX_BODY
 from tests.http.doors import API, LETTERS, OPERATOR, READER, RETRIES, House, client_at, house, with_token
 
 
@@ -142,7 +143,7 @@ def test_a_write_of_the_own_page(door: House, headers: dict[str, str]) -> None:
 
 def test_a_body_that_is_too_long(door: House) -> None:
     """The server does not read it to its end, whether or not its length is told beforehand."""
-    long = b'{"override": {"args": ["' + b"x" * 70_000 + b'"]}}'
+    long = b'{"override": {"args": ["' + b"x" * MAX_BODY + b'"]}}'
 
     def slowly() -> Any:
         yield from (long[:100], long[100:])
@@ -153,6 +154,13 @@ def test_a_body_that_is_too_long(door: House) -> None:
         )
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "x_too_large")
     assert door.ids() == ["j-1"]
+
+
+def test_a_long_argument(door: House) -> None:
+    """A replay takes arguments of megabytes: the broker takes them, too."""
+    override = {"args": ["x" * 8_000_000]}
+    answer = door.client.post(f"{LETTERS}/j-1/retry", json={"override": override})
+    assert (answer.status_code, door.outbox.overrides[0].args) == (200, override["args"])
 
 
 def test_a_body_of_another_type(door: House) -> None:
