@@ -30,7 +30,7 @@ class Reading:
     """A message's arguments, and the user's own headers or options.
 
     `names` are the names of the handler's parameters, where they are known. Where the arguments cannot be
-    read, both are None and `note` says why.
+    read, both are None and `note` says why. `hidden` names the fields that a redaction has changed.
     """
 
     args: Sequence[Any] | None = None
@@ -38,6 +38,7 @@ class Reading:
     meta: Mapping[str, Any] = field(default_factory=dict)
     names: Sequence[str] = ()
     note: str = ""
+    hidden: Sequence[str] = ()
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the fields for the details of dead letters and parked retries."""
@@ -47,6 +48,7 @@ class Reading:
             "meta": dict(self.meta),
             "note": self.note,
             "parameters": [*self.names],
+            "hidden": [*self.hidden],
         }
 
 
@@ -75,7 +77,8 @@ def read_message(message: Mapping[str, Any]) -> Reading:
         if "body" in message:
             return _celery(message, names)
         meta, note = dict(message.get("meta") or {}), str(message.get("note") or "")
-        return Reading(message.get("args"), message.get("kwargs"), meta, names, note)
+        hidden = tuple(message.get("hidden") or ())
+        return Reading(message.get("args"), message.get("kwargs"), meta, names, note, hidden)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return Reading(names=names, note=f"it cannot be read: {error!r}")
 

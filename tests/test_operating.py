@@ -489,6 +489,10 @@ def test_a_redaction_hides_secrets_everywhere(url: str, message: dict[str, Any])
     assert SECRET not in json.dumps(shown)
     assert listed.errors[0]["message"] == "login failed with [redacted]"
     assert "[redacted]" in json.dumps([listed.reading.args, listed.reading.kwargs])
+    fields = ("args", "kwargs")
+    assert listed.reading.hidden == tuple(
+        name for name in fields if "[redacted]" in json.dumps(getattr(listed.reading, name))
+    )
     assert bridge.dead_letters.list(text=SECRET).letters == ()
     assert len(bridge.dead_letters.list(text="redacted").letters) == 1
     with pytest.raises(ValueError, match=r"^line 1: dead letter 'j-1' was redacted"):

@@ -40,7 +40,9 @@ class Redactor:
         whole = read_message(message)
         secrets, shown = self.secrets(whole), self.reading(whole)
         told = without({"args": shown.args, "kwargs": shown.kwargs, "meta": shown.meta}, secrets)
-        return {**told, "redacted": True, "parameters": [*shown.names], "note": shown.note}, secrets
+        hidden = [name for name, value in told.items() if value != getattr(whole, name)]
+        rest = {"parameters": [*shown.names], "note": shown.note, "hidden": hidden}
+        return {**told, "redacted": True, **rest}, secrets
 
     def reading(self, reading: Reading) -> Reading:
         """Return a message as it may be shown."""

@@ -42,7 +42,10 @@ class ErrorEntry(TypedDict, total=False):
 
 
 class Job(TypedDict):
-    """The fields of dead letters and parked retries; `note` says why the arguments cannot be read."""
+    """The fields of dead letters and parked retries; `note` says why the arguments cannot be read.
+
+    `hidden` names the fields, such as `args`, in which the redaction hides values.
+    """
 
     id: str
     type: str
@@ -52,6 +55,7 @@ class Job(TypedDict):
     meta: dict[str, Any]
     note: str
     parameters: list[str]
+    hidden: list[Literal["args", "kwargs", "meta"]]
     attempt: Count
     max_attempts: Count
     errors: list[ErrorEntry]

@@ -175,7 +175,8 @@ def test_one_is_opened_by_the_keyboard(page: Page) -> None:
     detail = page.locator("#detail")
     expect(detail).to_be_visible()
     expect(detail).to_contain_text("attempt 3 of 3 failed with external.unreachable")
-    expect(detail).to_contain_text(f'"name": "{REPLAYED}"')
+    expect(detail).to_contain_text("args: name")
+    expect(detail).to_contain_text(f'"{REPLAYED}"')
     expect(detail.locator("details:not(#changes)")).to_have_count(3)
     expect(detail.locator("details[open] pre").last).to_contain_text("perform")
     expect(detail.locator("tr")).to_have_count(2)
@@ -208,31 +209,96 @@ def test_the_address_says_where_one_is(page: Page, browser: Browser, door: Door)
 
 
 def test_one_is_replayed_with_other_arguments(page: Page, door: Door) -> None:
-    """The page does not send invalid JSON; a refusal stands in the question, and the letter stays."""
+    """The form takes arguments as they are shown; what is wrong stands at its field, and nothing is sent."""
     page.locator("[name=queue]").fill("celery")
     page.locator("[name=error_type]").fill("payment.fraud")
     expect(rows(page)).to_have_count(1)
     rows(page).first.click()
-    changes = page.locator("#changes")
+    detail, changes = page.locator("#detail"), page.locator("#changes")
     changes.locator("summary").click()
-    arguments = changes.locator("[name=args]")
-    arguments.fill('["succeeds at once"')
-    changes.get_by_role("button").click()
-    assert "This is not JSON" in arguments.evaluate("field => field.validationMessage")
-    expect(page.locator("#question")).to_be_hidden()
-    arguments.fill('"succeeds at once"')
-    changes.get_by_role("button").click()
+    queue, arguments = changes.get_by_label("Queue"), changes.get_by_label("Arguments, a list")
+    expect(queue).to_have_value("celery")
+    expect(arguments).to_have_value(detail.locator("h3:has-text('Arguments') ~ pre").first.inner_text())
+    expect(changes.get_by_label("Named arguments")).to_have_value("{}")
+    for wrong, why in (
+        ('["succeeds at once"', "This is not JSON"),
+        ('"succeeds at once"', "This is no list"),
+    ):
+        arguments.fill(wrong)
+        detail.get_by_role("button", name="Replay as changed").click()
+        expect(changes.get_by_role("alert").filter(visible=True)).to_contain_text(why)
+        expect(arguments).to_be_focused()
+        expect(page.locator("#question")).to_be_hidden()
+    arguments.fill('["succeeds at once"]')
+    queue.fill("q" * 1001)
+    detail.get_by_role("button", name="Replay as changed").click()
     expect(page.locator("#question-text")).to_contain_text("payment.fraud: look at this")
     page.locator("#question-yes").click()
-    expect(page.locator("#question-text")).to_contain_text("args")
+    expect(page.locator("#question-text")).to_contain_text("at most 1000 characters")
     expect(page.locator("#question-yes")).to_be_disabled()
     page.locator("#question-no").click()
-    arguments.fill('["succeeds at once"]')
-    changes.get_by_role("button").click()
+    queue.fill("celery")
+    detail.get_by_role("button", name="Replay as changed").click()
     expect(page.locator("#question-text")).to_contain_text('args: ["succeeds at once"]')
-    page.locator("#question-yes").click()
+    with page.expect_request("**/retry") as sent:
+        page.locator("#question-yes").click()
+    assert sent.value.post_data_json == {"override": {"args": ["succeeds at once"]}}
     expect(rows(page)).to_have_count(0)
     eventually(lambda: door.valkey.get("demo:runs:celery:succeeds at once") == "1")
+
+
+def test_what_is_hidden_is_never_sent_back(page: Page, door: Door) -> None:
+    """A field begins empty if its values are hidden, too long or unreadable; empty, it changes nothing."""
+    told = {"args": ["[redacted]"], "kwargs": {"n": 2**60}, "redacted": True, "hidden": ["args"]}
+    pickled = {
+        "headers": {},
+        "content_type": "application/x-python-serialize",
+        "body": "",
+        "body_encoding": "utf-8",
+    }
+    for name, message in (("hidden", told), ("pickled", pickled)):
+        door.store.bury(letter(name, queue="secret", framework="nobody", message=message))
+    page.locator("#filters [name=queue]").fill("secret")
+    expect(rows(page)).to_have_count(2)
+    for name, args, kwargs in (("hidden", "are hidden", "too long"), ("pickled", "pickled", "pickled")):
+        page.locator(f'li[data-id="{name}"]').click()
+        page.locator("#changes summary").click()
+        for label, why in (("Arguments, a list", args), ("Named arguments", kwargs)):
+            field = page.locator("#changes").get_by_label(label)
+            expect(field).to_have_value("")
+            expect(field).to_have_attribute("placeholder", re.compile(why))
+        page.locator("#detail").get_by_role("button", name="Replay", exact=True).click()
+        with page.expect_request("**/retry") as sent:
+            page.locator("#question-yes").click()
+        assert sent.value.post_data_json == {"override": {}}
+        expect(page.locator("#question-text")).to_contain_text("belongs to nobody")
+        page.locator("#question-no").click()
+        page.locator("#detail").get_by_role("button", name="Delete").click()
+        page.locator("#question-yes").click()
+        expect(page.locator(f'li[data-id="{name}"]')).to_have_count(0)
+
+
+def test_long_values_stay_in_their_boxes(page: Page, door: Door) -> None:
+    """A megabyte of arguments does not make the dialog long; it is shown whole on request, and replaced."""
+    long = "x" * 1_000_000
+    error = {"attempt": 1, "type": "big", "message": "m" * 100_000, "timestamp": "2026-11-21T10:00:02.345Z"}
+    message = {"args": [long], "kwargs": {}}
+    door.store.bury(letter("big", queue="big", framework="nobody", errors=(error,), message=message))
+    page.locator("#filters [name=queue]").fill("big")
+    rows(page).first.click()
+    height = "document.getElementById('detail').scrollHeight"
+    expect(page.locator("#detail")).to_be_visible()
+    assert page.evaluate(height) < 2_500
+    page.get_by_role("button", name="Show all 1,0").click()
+    assert page.locator("#detail pre").first.inner_text() == json.dumps([long], indent=2)
+    assert page.evaluate(height) < 2_500
+    page.locator("#changes summary").click()
+    page.get_by_label("Arguments, a list").fill(json.dumps([long, 2]))
+    page.get_by_role("button", name="Replay as changed").click()
+    assert page.evaluate("document.getElementById('question').scrollHeight") < 1_000
+    page.locator("#question-yes").click()
+    expect(page.locator("#question-text")).to_contain_text("belongs to nobody")
+    Bridge(door.store).dead_letters.delete("big")
 
 
 def test_one_is_replayed(page: Page, door: Door) -> None:

@@ -651,4 +651,5 @@ def test_a_letter_in_the_shape_of_the_spec() -> None:
         "retry": None,
         "policy": None,
         "parameters": [],
+        "hidden": [],
     }

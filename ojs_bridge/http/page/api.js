@@ -1,4 +1,5 @@
-// The server's routes. Everything that job data says stays text: nothing here or elsewhere makes HTML of it.
+// The server's routes; a body is an object, or JSON already.
+// Everything that job data says stays text: nothing here or elsewhere makes HTML of it.
 
 const ROOT = new URL("ojs/v1/", document.baseURI);
 const TOKEN = "ojs-bridge-token";
@@ -33,7 +34,7 @@ async function send(method, path, query, body, told) {
   if (token) headers.Authorization = `Bearer ${token}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   try {
-    return await fetch(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    return await fetch(url, { method, headers, body: typeof body === "object" ? JSON.stringify(body) : body });
   } catch {
     throw new Refused(0, "The server cannot be reached.");
   }

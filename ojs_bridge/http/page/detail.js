@@ -1,17 +1,20 @@
 // One dead letter, whole.
 
 import { call, pathOf } from "./api.js";
+import { formOf } from "./changes.js";
 import { keepOpen } from "./place.js";
-import { byId, deed, guarded, make, question, shown, when } from "./view.js";
+import { byId, cut, deed, guarded, json, make, question, shown, when } from "./view.js";
 
 export const KIND = "dead-letter";
+// The most characters of an error in a title or a question.
+const TITLE = 500;
 
 export async function open(id, changed) {
   const job = await call("GET", pathOf(KIND, id)).catch((error) => {
     keepOpen("");
     throw error;
   });
-  byId("detail-body").replaceChildren(...parts(job), ...changes(job, changed), menu(job, changed));
+  byId("detail-body").replaceChildren(...parts(job), ...ending(job, changed));
   keepOpen(id);
   if (!byId("detail").open) byId("detail").showModal();
 }
@@ -22,16 +25,16 @@ byId("detail").addEventListener("close", () => keepOpen(""));
 // A job in a few lines, to be sure that it is the one.
 export function summary(job) {
   const last = job.errors?.at(-1);
-  return [job.type, last && `${last.type}: ${last.message}`, job.id].filter(Boolean).join("\n");
+  return [job.type, last && cut(`${last.type}: ${last.message}`, TITLE), job.id].filter(Boolean).join("\n");
 }
 
 function parts(job) {
   return [
     make("h2", { id: "detail-title" }, job.type),
-    make("p", {}, job.metadata.reason),
+    make("p", {}, cut(job.metadata.reason, TITLE)),
     facts(job),
     make("h3", {}, "Arguments"),
-    job.args === null ? make("p", { className: "quiet" }, job.note || "not kept") : argumentsOf(job),
+    ...argumentsOf(job),
     make("h3", {}, `History (${job.errors.length})`),
     ...[...job.errors].reverse().map(entry),
     ...schedule(job),
@@ -49,19 +52,21 @@ function facts(job) {
 }
 
 function argumentsOf(job) {
-  const named = job.args.map((value, n) => [(job.parameters || [])[n], value]);
-  const all = named.every(([name]) => name) ? Object.fromEntries(named) : job.args;
-  const meta = Object.keys(job.meta).length ? { meta: job.meta } : {};
-  return shown({ args: all, kwargs: job.kwargs, ...meta });
+  if (job.args === null) return [make("p", { className: "quiet" }, job.note || "not kept")];
+  const names = job.parameters.slice(0, job.args.length).join(", ");
+  const parts = [[names ? `args: ${names}` : "args", job.args]];
+  for (const name of ["kwargs", "meta"]) if (Object.keys(job[name] || {}).length) parts.push([name, job[name]]);
+  return parts.flatMap(([name, value]) => [make("p", { className: "quiet" }, name), ...shown(json(value))]);
 }
 
 function entry(error, n) {
   const replay = error.replay ? `replay ${error.replay}, ` : "";
   const title = `${replay}attempt ${error.attempt}: ${error.type}: ${error.message}`;
-  const body = [make("pre", { tabIndex: 0 }, [error.backtrace ?? []].flat().join("\n"))];
-  if (Object.keys(error.details || {}).length) body.unshift(shown(error.details));
+  const body = shown([error.backtrace ?? []].flat().join("\n"));
+  if (Object.keys(error.details || {}).length) body.unshift(...shown(json(error.details)));
+  if (title.length > TITLE) body.unshift(...shown(String(error.message)));
   return make(
-    "details", { open: n === 0 }, make("summary", {}, when(error.occurred_at), ` ${title}`), ...body,
+    "details", { open: n === 0 }, make("summary", {}, when(error.occurred_at), ` ${cut(title, TITLE)}`), ...body,
   );
 }
 
@@ -69,39 +74,7 @@ function schedule(job) {
   if (!job.policy) return [];
   const rows = job.schedule.map((seconds, n) =>
     make("tr", {}, make("td", {}, `retry ${n + 1}`), make("td", {}, `after ${seconds} s`)));
-  return [make("h3", {}, "Policy and its schedule"), shown(job.policy), make("table", {}, ...rows)];
-}
-
-const REPLACED = { queue: "Queue", args: "Arguments, a list in JSON", kwargs: "Named arguments, an object in JSON" };
-
-// What is left empty stays as it is: what is shown may be redacted, and must not be sent back as that.
-function changes(job, changed) {
-  const fields = Object.entries(REPLACED).map(([name, placeholder]) =>
-    make(name === "queue" ? "input" : "textarea", { name, placeholder, ariaLabel: placeholder }));
-  const button = make("button", {}, "Replay with these");
-  const form = make("form", { noValidate: true, on: { submit: replay } }, ...fields, button);
-  return [make("details", { id: "changes" }, make("summary", {}, "Replay with changes"), form)];
-
-  function replay(event) {
-    event.preventDefault();
-    const given = fields.filter((field) => field.value.trim());
-    const override = Object.fromEntries(given.map((field) => [field.name, valueOf(field)]));
-    if (!form.reportValidity()) return;
-    const told = Object.entries(override).map(([name, value]) => `${name}: ${JSON.stringify(value)}`);
-    const work = () => call("POST", pathOf(KIND, job.id, "retry"), { body: { override } });
-    ask("Replay", [summary(job), ...told].join("\n"), work, changed);
-  }
-}
-
-function valueOf(field) {
-  field.setCustomValidity("");
-  if (field.name === "queue") return field.value.trim();
-  try {
-    return JSON.parse(field.value);
-  } catch (error) {
-    field.setCustomValidity(`This is not JSON: ${error.message}`);
-    return null;
-  }
+  return [make("h3", {}, "Policy and its schedule"), ...shown(json(job.policy)), make("table", {}, ...rows)];
 }
 
 async function ask(verb, text, work, changed) {
@@ -111,15 +84,26 @@ async function ask(verb, text, work, changed) {
   }
 }
 
-function menu(job, changed) {
+function ending(job, changed) {
+  const form = formOf(job, { typed, submitted: replay });
+  const again = make("button", { type: "button", on: { click: replay } }, "Replay");
+  const remove = () => ask("Delete", summary(job), () => call("DELETE", pathOf(KIND, job.id)), changed);
   const buttons = [
-    act("Replay", () => call("POST", pathOf(KIND, job.id, "retry"), { body: {} })),
-    act("Delete", () => call("DELETE", pathOf(KIND, job.id)), "danger"),
+    make("button", { type: "button", on: { click: close } }, "Close"), again,
+    make("button", { type: "button", className: "danger", on: { click: remove } }, "Delete"),
   ];
-  return make("menu", {}, make("button", { type: "button", on: { click: close } }, "Close"), ...buttons);
+  return [form.box, make("menu", {}, ...buttons)];
 
-  function act(name, work, className = "") {
-    const click = () => ask(name, summary(job), work, changed);
-    return make("button", { type: "button", className, on: { click } }, name);
+  function typed() {
+    again.textContent = form.changed().length ? "Replay as changed" : "Replay";
+  }
+
+  function replay() {
+    if (!form.areRight()) return;
+    const changes = form.changed();
+    const told = changes.map(([name, text]) => `${name}: ${cut(text, 500)}`);
+    const body = `{"override": {${changes.map(([name, text]) => `"${name}": ${text}`).join(", ")}}}`;
+    const work = () => call("POST", pathOf(KIND, job.id, "retry"), { body });
+    ask("Replay", [summary(job), ...told].join("\n"), work, changed);
   }
 }

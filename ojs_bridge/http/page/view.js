@@ -1,5 +1,8 @@
 // Small helpers that make elements; text is only ever set as text.
 
+// The most characters of a value that are shown at once.
+const LONG = 5_000;
+
 export const byId = (id) => document.getElementById(id);
 
 export function make(name, options = {}, ...children) {
@@ -25,8 +28,26 @@ export function when(text) {
   return make("time", { dateTime: text, title: at.toLocaleString("sv") }, `${Math.floor(seconds / size)} ${unit} ago`);
 }
 
-export function shown(value) {
-  return make("pre", { tabIndex: 0 }, JSON.stringify(value, null, 2));
+export const json = (value) => JSON.stringify(value, null, 2);
+
+export function cut(value, length) {
+  const text = String(value ?? "");
+  return text.length > length ? `${text.slice(0, length)}… (${text.length.toLocaleString()} characters)` : text;
+}
+
+// A long text in a box that scrolls; a very long one has its rest behind a button.
+export function shown(text) {
+  const box = make("pre", { tabIndex: 0 }, text.slice(0, LONG));
+  if (text.length <= LONG) return [box];
+  const all = `Show all ${text.length.toLocaleString()} characters`;
+  const rest = make("button", { type: "button", on: { click: showAll } }, all);
+  return [box, rest];
+
+  function showAll() {
+    box.textContent = text;
+    rest.remove();
+    box.focus();
+  }
 }
 
 export const isNear = (element) => element.getBoundingClientRect().top < innerHeight + 600;
