@@ -24,6 +24,8 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 MIN_TOKEN = 16
 _TOKEN = re.compile(rf"[!-~]{{{MIN_TOKEN},}}")
 READS = ("GET", "HEAD")
+#: The header that tells the page what its token allows.
+ROLE = "X-OJS-Bridge-Role"
 
 
 @dataclass(slots=True)
@@ -84,17 +86,20 @@ class Access:
     def admit(self, method: str, headers: Headers) -> dict[str, str]:
         """Admit a request, and return headers for its answer; raises Refusal."""
         reads = method in READS
+        role = self._role(headers)
         if self.operator is None:
             self._check_host(headers)
             if not reads:
                 _check_origin(headers)
-        elif self._role(headers) != "operator" and not reads:
+        elif role != "operator" and not reads:
             raise forbidden("the reader's token can only read")
         told = (self.reads if reads else self.writes).take()
         _check_version(headers)
-        return told
+        return {**told, ROLE: role}
 
     def _role(self, headers: Headers) -> Role:
+        if self.operator is None:
+            return "operator"
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             operator, reader = _same(given.strip(), self.operator), _same(given.strip(), self.reader)

@@ -44,7 +44,10 @@ def test_tokens(door: House) -> None:
             answer = client.request(method, path, headers=encoded)
             assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
             assert answer.json()["error"]["code"] == "x_unauthorized"
-    assert client.get(LETTERS, headers=with_token(READER)).status_code == 200
+    for token, role in ((READER, "reader"), (OPERATOR, "operator")):
+        answer = client.get(LETTERS, headers=with_token(token))
+        assert (answer.status_code, answer.headers["x-ojs-bridge-role"]) == (200, role)
+    assert door.client.get(LETTERS).headers["x-ojs-bridge-role"] == "operator"
     for method, path in (
         ("DELETE", "/j-1"),
         ("POST", "/j-1/retry"),

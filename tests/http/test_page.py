@@ -19,8 +19,11 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from examples.demo.workers import WORKERS, environment
 from ojs_bridge import Bridge, Parked, open_store
+from ojs_bridge.http import app_for
+from tests.http.doors import OPERATOR, READER, listening
 from tests.servers import Valkey, eventually
 from tests.servers.ports import free_port
+from tests.store.test_parked import parked
 from tests.store.test_store import letter
 
 #: A loaded machine's patience, in milliseconds.
@@ -494,3 +497,41 @@ def test_thousands(browser: Browser, door: Door) -> None:
     finally:
         server.terminate()
         server.wait(30)
+
+
+def test_a_reader_and_a_wrong_token(browser: Browser, door: Door) -> None:
+    """A refused token is told as one; a reader's page has no active button that writes, and says why."""
+    now = Bridge(door.store).engine.now()
+    door.store.bury(letter("read", queue="read", framework="nobody"))
+    door.store.park(parked("later", next_retry_at=now + timedelta(hours=2)))
+    bridge = Bridge(door.store)
+    with listening(app_for(bridge, operator_token=OPERATOR, reader_token=READER)) as address:
+        page = browser.new_page()
+        page.goto(address)
+        expect(page.locator("#token")).to_be_focused()
+        expect(page.locator("#token-refused")).to_be_hidden()
+        page.keyboard.type("not a token of this server")
+        page.keyboard.press("Enter")
+        expect(page.locator("#token-refused")).to_have_text("The server refused this token.")
+        page.keyboard.type(READER)
+        page.keyboard.press("Enter")
+        expect(page.locator("#reader")).to_be_visible()
+        page.locator('li[data-id="read"]').focus()
+        for key in ("r", "d", "x", "r", "d"):
+            page.keyboard.press(key)
+        expect(page.locator("#selected")).to_have_text("1 selected")
+        expect(page.locator("#question")).to_be_hidden()
+        expect(page.locator("#actions button:enabled")).to_have_count(0)
+        page.keyboard.press("Enter")
+        expect(page.locator("#detail menu button:enabled")).to_have_text(["Close"])
+        expect(page.locator("#detail")).to_contain_text("This token can only read.")
+        page.keyboard.press("Escape")
+        page.get_by_role("link", name="Parked retries").click()
+        expect(page.locator("#retries button:disabled")).to_have_count(2)
+        page.evaluate(f"sessionStorage.setItem('ojs-bridge-token', '{OPERATOR}')")
+        page.keyboard.press("g")
+        expect(page.locator("#retries button:enabled")).to_have_count(2)
+        expect(page.locator("#reader")).to_be_hidden()
+        page.close()
+    bridge.retries.cancel("later")
+    bridge.dead_letters.delete("read")

@@ -14,11 +14,14 @@ export class Refused extends Error {
 
 export async function call(method, path, { query = {}, body, told } = {}) {
   for (;;) {
-    const answer = await send(method, path, query, body, told);
+    const token = sessionStorage.getItem(TOKEN) || "";
+    const answer = await send(method, path, query, body, told, token);
     if (answer.status === 401) {
-      await askForToken();
+      // Another request may have asked meanwhile.
+      if (token === (sessionStorage.getItem(TOKEN) || "")) await askForToken(token);
       continue;
     }
+    keepRole(answer.headers.get("X-OJS-Bridge-Role"));
     if (!answer.ok) throw await refused(answer);
     return told ? readLines(answer, told) : answer.json();
   }
@@ -26,11 +29,19 @@ export async function call(method, path, { query = {}, body, told } = {}) {
 
 export const pathOf = (kind, id, ...rest) => [kind, encodeURIComponent(id), ...rest].join("/");
 
-async function send(method, path, query, body, told) {
+// A reader's token cannot write. A server tells the role with each answer, and style.css shows what it means.
+export const mayWrite = () => document.body.dataset.role !== "reader";
+
+function keepRole(role) {
+  if (!role || role === document.body.dataset.role) return;
+  document.body.dataset.role = role;
+  document.dispatchEvent(new Event("role"));
+}
+
+async function send(method, path, query, body, told, token) {
   const url = new URL(path, ROOT);
   for (const [name, value] of Object.entries(query)) if (value) url.searchParams.set(name, value);
   const headers = { Accept: told ? "application/x-ndjson" : "application/json", "X-OJS-Bridge": "1" };
-  const token = sessionStorage.getItem(TOKEN);
   if (token) headers.Authorization = `Bearer ${token}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   try {
@@ -65,11 +76,12 @@ async function readLines(answer, told) {
   }
 }
 
-async function askForToken() {
+async function askForToken(refused) {
   const dialog = document.getElementById("token-dialog"), field = document.getElementById("token");
   // Open already, it asks for another request, and somebody may be typing.
   if (!dialog.open) {
     field.value = "";
+    document.getElementById("token-refused").hidden = !refused;
     dialog.showModal();
   }
   await new Promise((resolve) => dialog.addEventListener("close", resolve, { once: true }));

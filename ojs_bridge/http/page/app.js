@@ -1,5 +1,6 @@
 // Which view is shown, and the keyboard.
 
+import { mayWrite } from "./api.js";
 import { close } from "./detail.js";
 import * as letters from "./letters.js";
 import { read } from "./place.js";
@@ -38,8 +39,8 @@ const keys = {
   ArrowUp: () => move(-1),
   Enter: () => here() && current() === "letters" && guarded(() => letters.open(here())),
   x: () => document.activeElement?.closest("li")?.querySelector("input")?.click(),
-  r: () => current() === "letters" && guarded(() => letters.doSelected("Replay", here())),
-  d: () => current() === "letters" && guarded(() => letters.doSelected("Delete", here())),
+  r: () => mayWrite() && current() === "letters" && guarded(() => letters.doSelected("Replay", here())),
+  d: () => mayWrite() && current() === "letters" && guarded(() => letters.doSelected("Delete", here())),
   g: show,
   "/": () => byId("filters").elements.text.focus(),
   "?": () => byId("help").showModal(),
@@ -67,6 +68,7 @@ byId("delete-selected").addEventListener("click", () => letters.doSelected("Dele
 byId("replay-all").addEventListener("click", () => guarded(() => letters.doAll("Replay")));
 byId("delete-all").addEventListener("click", () => guarded(() => letters.doAll("Delete")));
 byId("help-button").addEventListener("click", keys["?"]);
+document.addEventListener("role", letters.tellChosen);
 window.addEventListener("hashchange", show);
 setInterval(retries.tick, 1000);
 

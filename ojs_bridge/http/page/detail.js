@@ -1,6 +1,6 @@
 // One dead letter, whole.
 
-import { call, pathOf } from "./api.js";
+import { call, mayWrite, pathOf } from "./api.js";
 import { formOf } from "./changes.js";
 import { keepOpen } from "./place.js";
 import { byId, cut, deed, guarded, json, make, question, shown, when } from "./view.js";
@@ -86,13 +86,15 @@ async function ask(verb, text, work, changed) {
 
 function ending(job, changed) {
   const form = formOf(job, { typed, submitted: replay });
-  const again = make("button", { type: "button", on: { click: replay } }, "Replay");
+  const disabled = !mayWrite();
+  const again = make("button", { type: "button", disabled, on: { click: replay } }, "Replay");
   const remove = () => ask("Delete", summary(job), () => call("DELETE", pathOf(KIND, job.id)), changed);
   const buttons = [
     make("button", { type: "button", on: { click: close } }, "Close"), again,
-    make("button", { type: "button", className: "danger", on: { click: remove } }, "Delete"),
+    make("button", { type: "button", className: "danger", disabled, on: { click: remove } }, "Delete"),
   ];
-  return [form.box, make("menu", {}, ...buttons)];
+  const why = make("p", { className: "quiet" }, "This token can only read.");
+  return [disabled ? why : form.box, make("menu", {}, ...buttons)];
 
   function typed() {
     again.textContent = form.changed().length ? "Replay as changed" : "Replay";

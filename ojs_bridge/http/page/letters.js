@@ -1,6 +1,6 @@
 // The list of dead letters: filtered, paged as it is scrolled, selected, replayed, deleted.
 
-import { call, pathOf } from "./api.js";
+import { call, mayWrite, pathOf } from "./api.js";
 import { drawDeaths, drawGroups } from "./chart.js";
 import * as detail from "./detail.js";
 import { keepFilters, read } from "./place.js";
@@ -97,11 +97,12 @@ export function pickAll(on) {
   for (const box of byId("letters").querySelectorAll("input")) if (box.checked !== on) box.click();
 }
 
-function tellChosen() {
+export function tellChosen() {
   const count = state.chosen.size;
   byId("selected").textContent = count ? `${count} selected` : "None selected";
   byId("select-all").checked = count > 0 && count === state.count;
-  for (const id of ["replay-selected", "delete-selected"]) byId(id).disabled = !count;
+  for (const id of ["replay-selected", "delete-selected"]) byId(id).disabled = !count || !mayWrite();
+  for (const id of ["replay-all", "delete-all"]) byId(id).disabled = !mayWrite();
 }
 
 function choose(name, value) {

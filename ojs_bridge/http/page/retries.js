@@ -1,6 +1,6 @@
 // The list of parked retries, each with a countdown.
 
-import { call, pathOf } from "./api.js";
+import { call, mayWrite, pathOf } from "./api.js";
 import { summary } from "./detail.js";
 import { byId, guarded, make, question } from "./view.js";
 
@@ -46,7 +46,8 @@ function act(name, job, words, work) {
   const ask = async () => {
     if (await question(summary(job) + words.told, words, async () => { await work(); })) await guarded(load);
   };
-  return make("button", { type: "button", className: words.isDanger ? "danger" : "", on: { click: ask } }, name);
+  const className = words.isDanger ? "danger" : "";
+  return make("button", { type: "button", className, disabled: !mayWrite(), on: { click: ask } }, name);
 }
 
 export function tick() {
