@@ -347,6 +347,7 @@ def test_selected_ones_are_deleted(page: Page, door: Door) -> None:
     page.locator("#delete-selected").click()
     asked(page, "Delete 2 dead letters", "Keep them")
     page.locator("#question-yes").click()
+    expect(page.locator("#told")).to_have_text(re.compile("^Deleted 2 dead letters at [0-9:]+.$"))
     expect(rows(page)).to_have_count(1)
     assert "keep" in door.ids()
     assert not {"one", "two"} & {*door.ids()}
@@ -362,7 +363,7 @@ def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
     page.keyboard.press("r")
     page.locator("#question-yes").click()
     expect(rows(page)).to_have_count(0)
-    expect(page.locator("#letters-end")).to_have_text("Nothing has died here.")
+    expect(page.locator("#letters-end")).to_have_text("No dead letter matches these filters.")
 
 
 def test_what_a_replay_could_not_do_stays_on_the_page(page: Page, door: Door) -> None:
@@ -384,9 +385,12 @@ def test_what_a_replay_could_not_do_stays_on_the_page(page: Page, door: Door) ->
     expect(page.locator("#help")).to_be_visible()
     page.keyboard.press("Escape")
     page.locator("#delete-all").click()
+    expect(page.locator("#told")).to_be_empty()
     page.locator("#question-yes").click()
     expect(page.locator("#letters li")).to_have_count(0)
     expect(page.locator("#trouble")).to_be_hidden()
+    expect(page.locator("#told")).to_contain_text("Deleted 1 dead letter at")
+    expect(page.locator("#letters-end")).to_have_text("No dead letter matches these filters.")
 
 
 def test_html_in_job_data_stays_text(page: Page, door: Door) -> None:

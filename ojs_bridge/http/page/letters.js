@@ -1,7 +1,7 @@
 // The list of dead letters: filtered, paged as it is scrolled, selected, replayed, deleted.
 
 import { call, mayWrite, pathOf } from "./api.js";
-import { drawDeaths, drawGroups } from "./chart.js";
+import { drawDeaths, drawGroups, drawTotal } from "./chart.js";
 import * as detail from "./detail.js";
 import { keepFilters, read } from "./place.js";
 import { byId, deed, guarded, isNear, make, question, when } from "./view.js";
@@ -31,12 +31,16 @@ export async function load() {
   await Promise.all([loadMore(), loadSummary()]);
 }
 
+// A text would be looked for in every letter: the chart does without.
 async function loadSummary() {
-  const [stats, timeline] = await Promise.all([
-    call("GET", `${KIND}/stats`), call("GET", `${KIND}/timeline`, { query: filter() }),
+  const { generation } = state, { text, ...where } = filter();
+  const [all, timeline] = await Promise.all([
+    call("GET", `${KIND}/stats`), call("GET", `${KIND}/timeline`, { query: where }),
   ]);
-  drawGroups(stats, filter(), choose);
-  drawDeaths(timeline);
+  if (generation !== state.generation) return;
+  drawTotal(all);
+  drawGroups(all, where, choose);
+  drawDeaths(timeline, text);
 }
 
 export async function loadMore() {
@@ -67,9 +71,13 @@ function brief({ id, type, errors }) {
 function tellEnd() {
   const searched = state.more && filter().text;
   byId("letters-end").replaceChildren(
-    state.more ? "" : state.count ? `${state.count} in all` : "Nothing has died here.",
+    state.more ? "" : state.count ? `${state.count} in all` : nothing(),
     searched ? make("button", { type: "button", on: { click: () => guarded(loadMore) } }, "Search on") : "",
   );
+}
+
+function nothing() {
+  return Object.keys(chosen()).length ? "No dead letter matches these filters." : "There is no dead letter.";
 }
 
 function row(job) {

@@ -5,8 +5,11 @@ import { summary } from "./detail.js";
 import { byId, guarded, make, question } from "./view.js";
 
 const KIND = "retries";
-const RUN = { yes: "Run the retry now", no: "Let it wait", isDanger: false, told: "" };
-const CANCEL = { yes: "Cancel the retry", no: "Keep it", isDanger: true, told: "\nIts job will never run again." };
+const RUN = { yes: "Run the retry now", no: "Let it wait", isDanger: false, told: "", done: "Made a retry due" };
+const CANCEL = {
+  yes: "Cancel the retry", no: "Keep it", isDanger: true, told: "\nIts job will never run again.",
+  done: "Cancelled a retry",
+};
 const state = { cursor: null, more: false };
 
 export async function load() {

@@ -70,15 +70,16 @@ export async function guarded(work) {
   }
 }
 
-// The two buttons of a question about dead letters: the deed with its number, and the way out.
+// The words of a question about dead letters: the deed with its number, the way out, and the news of it.
 export function deed(verb, count) {
   const them = count === 1 ? "it" : "them", isDanger = verb === "Delete";
   const yes = `${verb} ${count.toLocaleString()} dead ${count === 1 ? "letter" : "letters"}`;
-  return { yes, no: isDanger ? `Keep ${them}` : "Do not replay", isDanger };
+  const done = `${verb === "Delete" ? "Deleted" : "Replayed"} ${yes.slice(verb.length + 1)}`;
+  return { yes, no: isDanger ? `Keep ${them}` : "Do not replay", isDanger, done };
 }
 
 // Asks before something is done, and shows how far it is or why it cannot be; resolves to whether it was done.
-export async function question(text, { yes, no, isDanger }, work) {
+export async function question(text, { yes, no, isDanger, done }, work) {
   const dialog = byId("question"), button = byId("question-yes"), progress = byId("question-progress");
   byId("question-title").textContent = `${yes}?`;
   byId("question-text").textContent = text;
@@ -98,7 +99,8 @@ export async function question(text, { yes, no, isDanger }, work) {
       byId("question-no").textContent = "Close";
       progress.hidden = false;
       try {
-        undone = await work((done, total) => { progress.max = total; progress.value = done; }) || "";
+        undone = await work((n, total) => { progress.max = total; progress.value = n; }) || "";
+        byId("told").textContent = undone ? "" : `${done} at ${new Date().toLocaleTimeString("sv")}.`;
         resolve(true);
       } catch (error) {
         undone = error.message;
