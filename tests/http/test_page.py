@@ -358,6 +358,7 @@ def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
     door.store.bury(letter("short-lived", queue="fleeting", framework="celery"))
     page.locator("[name=queue]").fill("fleeting")
     expect(rows(page)).to_have_count(1)
+    page.get_by_role("button", name="Pause").click()
     Bridge(door.store).dead_letters.delete("short-lived")
     rows(page).first.focus()
     page.keyboard.press("r")
@@ -539,3 +540,71 @@ def test_a_reader_and_a_wrong_token(browser: Browser, door: Door) -> None:
         page.close()
     bridge.retries.cancel("later")
     bridge.dead_letters.delete("read")
+
+
+def test_the_page_is_live(page: Page, door: Door) -> None:
+    """New letters come and gone ones go, counts change, and the row that has the focus keeps it."""
+    total = int(page.locator("#letters-total").inner_text())
+    now = letter().discarded_at
+    for n, name in enumerate(("stays", "goes")):
+        door.store.bury(letter(name, queue="live", discarded_at=now + timedelta(seconds=n)))
+    page.locator("#filters [name=queue]").fill("live")
+    expect(rows(page)).to_have_count(2)
+    page.locator('li[data-id="stays"]').focus()
+    page.locator('li[data-id="stays"]').evaluate("row => { row.mark = 'the same'; }")
+    door.store.bury(letter("comes", queue="live", discarded_at=now + timedelta(seconds=2)))
+    Bridge(door.store).dead_letters.delete("goes")
+    expect(page.locator('li[data-id="goes"]')).to_have_count(0)
+    expect(rows(page)).to_have_count(2)
+    assert rows(page).first.get_attribute("data-id") == "comes"
+    assert page.evaluate("document.activeElement.mark") == "the same"
+    expect(page.locator("#letters-total")).to_have_text(str(total + 2))
+    expect(page.locator("#letters-end")).to_have_text("2 in all")
+    page.get_by_role("link", name="Parked retries").click()
+    expect(page.locator("#retries-end")).to_have_text("No retry is parked.")
+    bridge = Bridge(door.store)
+    door.store.park(parked("soon", next_retry_at=bridge.engine.now() + timedelta(hours=2)))
+    expect(page.locator("#retries li")).to_have_count(1)
+    bridge.retries.cancel("soon")
+    expect(page.locator("#retries-end")).to_have_text("No retry is parked.")
+    for name in ("stays", "comes"):
+        bridge.dead_letters.delete(name)
+
+
+def test_the_page_waits(browser: Browser, door: Door) -> None:
+    """It asks nothing while rows are selected, a dialog is open or it is paused, and asks less after errors."""
+    page = browser.new_page()
+    page.clock.install()
+    page.goto(door.url)
+    expect(rows(page).first).to_be_visible()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+
+    def asks(seconds: int) -> bool:
+        before = len(asked)
+        page.clock.fast_forward(1000 * seconds)
+        page.evaluate("0")
+        return len(asked) > before
+
+    live = page.locator("#live")
+    assert asks(6)
+    for key in ("x", "?"):
+        rows(page).first.focus()
+        page.keyboard.press(key)
+        assert not asks(60)
+        page.keyboard.press("x" if key == "x" else "Escape")
+    live.click()
+    expect(page.locator("#live-state")).to_have_text("Paused")
+    assert not asks(60)
+    with page.expect_response("**/stats"):
+        live.click()
+    expect(page.locator("#live-state")).to_have_text("Live")
+    page.route("**/ojs/**", lambda route: route.abort())
+    eventually(lambda: asks(6))
+    expect(page.locator("#trouble")).to_contain_text("cannot be reached")
+    assert not asks(6)
+    assert asks(6)
+    page.unroute("**/ojs/**")
+    eventually(lambda: asks(60))
+    expect(page.locator("#trouble")).to_be_hidden()
+    page.close()

@@ -3,6 +3,7 @@
 import { mayWrite } from "./api.js";
 import { close } from "./detail.js";
 import * as letters from "./letters.js";
+import * as live from "./live.js";
 import { read } from "./place.js";
 import * as retries from "./retries.js";
 import { byId, guarded, isNear } from "./view.js";
@@ -71,6 +72,8 @@ byId("help-button").addEventListener("click", keys["?"]);
 document.addEventListener("role", letters.tellChosen);
 window.addEventListener("hashchange", show);
 setInterval(retries.tick, 1000);
+byId("letters-new").addEventListener("click", () => guarded(letters.load));
+live.start(() => views[current()].refresh(), () => current() !== "letters" || letters.isFree());
 
 window.addEventListener("scroll", () => {
   const view = views[current()];

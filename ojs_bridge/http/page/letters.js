@@ -3,11 +3,12 @@
 import { call, mayWrite, pathOf } from "./api.js";
 import { drawDeaths, drawGroups, drawTotal } from "./chart.js";
 import * as detail from "./detail.js";
+import { renew, timeOf } from "./live.js";
 import { keepFilters, read } from "./place.js";
-import { byId, deed, guarded, isNear, make, question, when } from "./view.js";
+import { ago, byId, deed, guarded, isNear, make, question, when } from "./view.js";
 
 const { KIND } = detail;
-const PAGE = 100;
+const PAGE = 100, HEAD = 20;
 const state = { cursor: null, more: false, busy: false, count: 0, rows: new Map(), chosen: new Set(), generation: 0 };
 
 const chosen = () => Object.fromEntries([...new FormData(byId("filters"))].filter(([, value]) => value));
@@ -27,6 +28,7 @@ export async function load() {
   if (read().view === "letters") keepFilters(chosen());
   Object.assign(state, { cursor: null, more: true, busy: false, count: 0, rows: new Map(), chosen: new Set() });
   byId("letters").replaceChildren();
+  byId("letters-new").hidden = true;
   tellChosen();
   await Promise.all([loadMore(), loadSummary()]);
 }
@@ -38,9 +40,36 @@ async function loadSummary() {
     call("GET", `${KIND}/stats`), call("GET", `${KIND}/timeline`, { query: where }),
   ]);
   if (generation !== state.generation) return;
+  state.stats = JSON.stringify(all);
   drawTotal(all);
   drawGroups(all, where, choose);
   drawDeaths(timeline, text);
+}
+
+// Brings the head of the list up to date, and the counts if they have changed. A text is not looked for again.
+export async function refresh() {
+  const list = byId("letters"), { generation } = state;
+  if (!list.firstElementChild) return state.busy ? null : load();
+  const [stats, page] = await Promise.all([
+    call("GET", `${KIND}/stats`),
+    filter().text ? null : call("GET", KIND, { query: { ...filter(), limit: HEAD } }),
+  ]);
+  if (generation !== state.generation || !isFree()) return;
+  for (const time of list.firstElementChild.querySelectorAll("time")) time.textContent = ago(time.dateTime);
+  if (page && !renew(list, page.jobs, !page.pagination.has_more, row)) return tellGap();
+  for (const job of page?.jobs || []) state.rows.set(job.id, brief(job));
+  state.count = list.querySelectorAll("li").length;
+  tellEnd();
+  loadIfNear();
+  if (JSON.stringify(stats) !== state.stats) await loadSummary();
+}
+
+export const isFree = () => !state.chosen.size;
+
+// More have come than a look at the head shows. Loading again would lose the reader's place.
+function tellGap() {
+  if (scrollY === 0 && !byId("letters").contains(document.activeElement)) return load();
+  byId("letters-new").hidden = false;
 }
 
 export async function loadMore() {
@@ -59,7 +88,11 @@ export async function loadMore() {
   } finally {
     if (generation === state.generation) state.busy = false;
   }
-  // A page that does not fill the window is never scrolled.
+  loadIfNear();
+}
+
+// A page that does not fill the window is never scrolled.
+function loadIfNear() {
   if (!filter().text && isNear(byId("letters-end"))) requestAnimationFrame(() => guarded(loadMore));
 }
 
@@ -86,7 +119,7 @@ function row(job) {
   const last = job.errors.at(-1) || { type: "Unknown", message: "" };
   return make(
     "li",
-    { tabIndex: 0, data: { id: job.id }, on: { click } },
+    { tabIndex: 0, data: { id: job.id, at: timeOf(job) }, on: { click } },
     box, when(job.metadata.discarded_at), make("span", { className: "kind", title: job.type }, job.type),
     make("span", { className: "what", title: last.message }, make("code", {}, last.type), ` ${last.message}`),
     make("span", { className: "quiet" }, job.queue), make("span", { className: "quiet" }, `×${job.attempt}`),

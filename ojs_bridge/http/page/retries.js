@@ -2,9 +2,11 @@
 
 import { call, mayWrite, pathOf } from "./api.js";
 import { summary } from "./detail.js";
+import { renew, timeOf } from "./live.js";
 import { byId, guarded, make, question } from "./view.js";
 
 const KIND = "retries";
+const PAGE = 100;
 const RUN = { yes: "Run the retry now", no: "Let it wait", isDanger: false, told: "", done: "Made a retry due" };
 const CANCEL = {
   yes: "Cancel the retry", no: "Keep it", isDanger: true, told: "\nIts job will never run again.",
@@ -21,17 +23,30 @@ export async function load() {
 export async function loadMore() {
   if (!state.more) return;
   state.more = false;
-  const page = await call("GET", KIND, { query: { limit: 100, cursor: state.cursor } });
+  const page = await call("GET", KIND, { query: { limit: PAGE, cursor: state.cursor } });
   byId("retries").append(make("ol", {}, ...page.jobs.map(row)));
   state.cursor = page.pagination.next_cursor;
   state.more = page.pagination.has_more;
-  byId("retries-end").textContent = byId("retries").childElementCount ? "" : "No retry is parked.";
+  tellEnd();
+}
+
+// Brings the first page up to date; the times of its retries are what changes.
+export async function refresh() {
+  const list = byId("retries");
+  if (!list.firstElementChild) return load();
+  const page = await call("GET", KIND, { query: { limit: PAGE } });
+  if (!renew(list, page.jobs, !page.pagination.has_more, row)) return load();
+  tellEnd();
+}
+
+function tellEnd() {
+  byId("retries-end").textContent = byId("retries").querySelector("li") ? "" : "No retry is parked.";
   tick();
 }
 
 function row(job) {
   return make(
-    "li", { tabIndex: 0, data: { id: job.id } },
+    "li", { tabIndex: 0, data: { id: job.id, at: timeOf(job) } },
     make("time", { dateTime: job.next_retry_at, title: new Date(job.next_retry_at).toLocaleString("sv") }),
     make("span", { className: "kind", title: job.type }, job.type),
     make("span", { className: "what", title: job.metadata.reason }, job.metadata.reason),

@@ -22,10 +22,13 @@ export function make(name, options = {}, ...children) {
 export const stamp = (time) => new Date(time).toLocaleString("sv").slice(0, 16);
 
 export function when(text) {
-  const at = new Date(text);
-  const seconds = Math.max(0, (Date.now() - at) / 1000);
+  return make("time", { dateTime: text, title: new Date(text).toLocaleString("sv") }, ago(text));
+}
+
+export function ago(text) {
+  const seconds = Math.max(0, (Date.now() - new Date(text)) / 1000);
   const [size, unit] = [[86400, "d"], [3600, "h"], [60, "min"]].find(([size]) => seconds >= size) || [1, "s"];
-  return make("time", { dateTime: text, title: at.toLocaleString("sv") }, `${Math.floor(seconds / size)} ${unit} ago`);
+  return `${Math.floor(seconds / size)} ${unit} ago`;
 }
 
 export const json = (value) => JSON.stringify(value, null, 2);

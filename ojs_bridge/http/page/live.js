@@ -1,0 +1,88 @@
+// Keeps the page up to date, unless the reader is in the middle of something.
+
+import { byId, trouble } from "./view.js";
+
+const PERIOD = 5_000, LONGEST = 60_000;
+// A server that needs long for an answer is asked less often: a tenth of its time is enough.
+const SHARE = 10;
+const state = { paused: false, failed: false, wait: PERIOD, timer: 0, turn: 0 };
+
+// Calls `refresh` again and again while the page is seen and `isFree` says yes.
+export function start(refresh, isFree) {
+  const button = byId("live");
+  button.addEventListener("click", () => {
+    state.paused = !state.paused;
+    button.textContent = state.paused ? "Go on" : "Pause";
+    begin();
+  });
+  document.addEventListener("visibilitychange", begin);
+  state.timer = setTimeout(turn, state.wait, state.turn);
+
+  function begin() {
+    clearTimeout(state.timer);
+    state.turn += 1;
+    tell();
+    if (!document.hidden && !state.paused) turn(state.turn);
+  }
+
+  async function turn(number) {
+    const begun = performance.now();
+    tell();
+    if (!document.hidden && isFree() && !document.querySelector("dialog[open]")) await attempt(begun);
+    // The tab was hidden, or the button was pressed: a newer turn goes on, or none.
+    if (number === state.turn) state.timer = setTimeout(turn, state.wait, number);
+  }
+
+  async function attempt(begun) {
+    try {
+      await refresh();
+      if (state.failed) trouble(null);
+      state.failed = false;
+      state.wait = Math.max(PERIOD, SHARE * (performance.now() - begun));
+    } catch (error) {
+      state.failed = true;
+      state.wait = Math.min(2 * state.wait, LONGEST);
+      trouble(error);
+    }
+  }
+
+  function tell() {
+    byId("live-state").textContent = state.paused ? "Paused" : isFree() ? "Live" : "Waits";
+  }
+}
+
+// Brings the head of a list up to date. Rows that are as they were stay where they are, and the focus with them.
+// Returns false where the list has none of these jobs: nobody knows what is between them.
+export function renew(list, jobs, isWhole, row) {
+  const rows = new Map([...list.querySelectorAll("li")].map((li) => [li.dataset.id, li]));
+  const isSame = (job) => rows.get(job.id)?.dataset.at === timeOf(job);
+  const kept = jobs.filter(isSame);
+  if (!isWhole && rows.size && !kept.length) return false;
+  const focus = keepFocus(list);
+  const known = [...rows.values()], end = isWhole ? known.length : known.indexOf(rows.get(kept.at(-1)?.id)) + 1;
+  const stay = new Set(kept.map(({ id }) => id)), moved = new Set(jobs.map(({ id }) => id));
+  for (const [n, li] of known.entries()) {
+    if (!stay.has(li.dataset.id) && (n < end || moved.has(li.dataset.id))) li.remove();
+  }
+  let place = list.firstElementChild.firstElementChild;
+  for (const job of jobs) {
+    const li = isSame(job) ? rows.get(job.id) : row(job);
+    if (li === place) place = place.nextElementSibling;
+    else list.firstElementChild.insertBefore(li, place);
+  }
+  focus();
+  return true;
+}
+
+// The time that a list is sorted by, and that differs when a job comes back.
+export const timeOf = (job) => job.next_retry_at || job.metadata.discarded_at;
+
+function keepFocus(list) {
+  const at = document.activeElement, li = list.contains(at) ? at.closest("li") : null;
+  if (!li) return () => {};
+  const parts = (row) => [row, ...row.querySelectorAll("button, input")], part = parts(li).indexOf(at);
+  return () => {
+    const now = list.querySelector(`li[data-id="${CSS.escape(li.dataset.id)}"]`);
+    if (now && !list.contains(document.activeElement)) parts(now)[part]?.focus({ preventScroll: true });
+  };
+}
