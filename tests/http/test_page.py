@@ -151,7 +151,7 @@ def asked(page: Page, deed: str, way_out: str) -> None:
 
 
 def test_what_died_is_grouped_and_filtered(page: Page) -> None:
-    """The groups are error type, job type and queue; a click filters, another undoes it; a text is found."""
+    """A click on a group filters by it, another undoes that; groups and chart follow; a text is found."""
     expect(rows(page)).to_have_count(6)
     expect(page.locator("#letters-total")).to_have_text("6")
     expect(page.locator("#by-error-type li")).to_have_count(3)
@@ -160,6 +160,10 @@ def test_what_died_is_grouped_and_filtered(page: Page) -> None:
     group.click()
     expect(rows(page)).to_have_count(2)
     expect(page.locator("[name=error_type]")).to_have_value("auth.token_expired")
+    expect(page.locator("#by-error-type li")).to_have_count(1)
+    expect(page.locator("#by-queue b")).to_have_text(["1", "1"])
+    expect(page.locator("#deaths-span")).to_contain_text("2 in all")
+    expect(page.locator("#letters-total")).to_have_text("6")
     page.locator("#by-error-type button[aria-pressed=true]").click()
     expect(rows(page)).to_have_count(6)
     page.locator("[name=text]").fill("LOOK AT THIS")

@@ -33,16 +33,18 @@ export async function load() {
   await Promise.all([loadMore(), loadSummary()]);
 }
 
-// A text would be looked for in every letter: the chart does without.
+// Groups and chart follow the filters, but for a text, which would be looked for in every letter.
 async function loadSummary() {
-  const { generation } = state, { text, ...where } = filter();
-  const [all, timeline] = await Promise.all([
-    call("GET", `${KIND}/stats`), call("GET", `${KIND}/timeline`, { query: where }),
+  const { generation } = state, { text, ...where } = filter(), isFiltered = Object.keys(where).length > 0;
+  const [all, timeline, stats] = await Promise.all([
+    call("GET", `${KIND}/stats`),
+    call("GET", `${KIND}/timeline`, { query: where }),
+    isFiltered ? call("GET", `${KIND}/stats`, { query: where }) : null,
   ]);
   if (generation !== state.generation) return;
   state.stats = JSON.stringify(all);
   drawTotal(all);
-  drawGroups(all, where, choose);
+  drawGroups(stats || all, where, choose);
   drawDeaths(timeline, text);
 }
 
