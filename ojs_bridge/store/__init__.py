@@ -1,5 +1,6 @@
 """The store of dead letters, parked retries and reservations: one protocol, SQL and Redis behind it."""
 
+from .documents import Document, DocumentPage
 from .opening import PATIENCE_SECONDS, open_store
 from .parked import Due, Parked, ParkedFilter, ParkedPage
 from .protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, Store, without_password
@@ -11,6 +12,8 @@ __all__ = [
     "PATIENCE_SECONDS",
     "Claim",
     "Claimed",
+    "Document",
+    "DocumentPage",
     "Due",
     "Grant",
     "Letter",

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias
 
 from ..messages import Reading, read_message, shown_errors
 from ..spec.job import ErrorEntry, PlacedEntry, format_time
+from .documents import Documenting
 from .parked import Parking
 from .reservations import Reserving, Settle
 from .shadows import Shadowing
@@ -172,8 +173,8 @@ def counts_of(kinds: Sequence[tuple[Sequence[str], int, datetime, datetime]]) ->
     )
 
 
-class Store(Parking, Reserving, Shadowing, Protocol):
-    """All that is kept: dead letters, error entries, parked retries, reservations, tallies of shadow mode.
+class Store(Parking, Reserving, Shadowing, Documenting, Protocol):
+    """All that is kept: dead letters, error entries, parked retries, reservations, tallies, documents.
 
     Many threads and processes may call every method. All methods but `record_shadows` are safe to repeat. All
     raise StoreError.

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..spec import patterns
 from ..spec.job import format_time, parse_time
+from .documents import Document
 from .parked import Parked
 from .protocol import Letter
 
@@ -52,7 +53,17 @@ def parked_from_json(text: str, *, due_ms: int) -> Parked:
     return Parked(**{**record, "next_retry_at": from_ms(due_ms)})
 
 
-def _write(written: Letter | Parked) -> str:
+def document_to_json(document: Document) -> str:
+    """Write a document."""
+    return _write(document)
+
+
+def document_from_json(text: str) -> Document:
+    """Read a document."""
+    return Document(**_read(text, Document, ("at",)))
+
+
+def _write(written: Letter | Parked | Document) -> str:
     return json.dumps({name: getattr(written, name) for name in type(written).__slots__}, default=_plain)
 
 
@@ -64,7 +75,9 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
-def _read(text: str, cls: type[Letter] | type[Parked], times: tuple[str, ...]) -> dict[str, Any]:
+def _read(
+    text: str, cls: type[Letter] | type[Parked] | type[Document], times: tuple[str, ...]
+) -> dict[str, Any]:
     # A newer version may have written more fields, an earlier one fewer.
     record = {name: value for name, value in json.loads(text).items() if name in cls.__slots__}
     for name in times:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 
+from .documents import RedisDocuments
 from .letters import RedisLetters
 from .namespace import RedisNamespace
 from .parked import RedisParked
@@ -11,8 +12,8 @@ from .reservations import RedisReservations
 from .shadows import RedisShadows
 
 
-class RedisStore(RedisLetters, RedisParked, RedisReservations, RedisShadows):
-    """Dead letters, parked retries, reservations and shadows in one namespace of a Redis or Valkey."""
+class RedisStore(RedisLetters, RedisParked, RedisReservations, RedisShadows, RedisDocuments):
+    """Dead letters, parked retries, reservations, shadows and documents in one namespace of a Redis."""
 
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
         redis = RedisNamespace(url, namespace, patience)
@@ -20,6 +21,7 @@ class RedisStore(RedisLetters, RedisParked, RedisReservations, RedisShadows):
         RedisParked.__init__(self, redis)
         RedisReservations.__init__(self, redis)
         RedisShadows.__init__(self, redis)
+        RedisDocuments.__init__(self, redis)
 
     def prepare(self) -> None:
         """Write the version of the keys; raises StoreError when a newer version wrote them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .documents import SQLDocuments
 from .letters import SQLLetters
 from .parked import SQLParked
 from .reservations import SQLReservations
@@ -10,5 +11,5 @@ from .shadows import SQLShadows
 __all__ = ["SQLStore"]
 
 
-class SQLStore(SQLLetters, SQLParked, SQLReservations, SQLShadows):
-    """Dead letters, parked retries, reservations and shadows in one SQL database."""
+class SQLStore(SQLLetters, SQLParked, SQLReservations, SQLShadows, SQLDocuments):
+    """Dead letters, parked retries, reservations, shadows and documents in one SQL database."""

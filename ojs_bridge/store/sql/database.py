@@ -19,7 +19,7 @@ from ...errors import ConfigurationError, StoreError
 from ..protocol import without_password
 from . import postgres, sqlite
 from .statements import Upsert
-from .tables import SCHEMA_VERSION, metadata, versions
+from .tables import NEWEST, SCHEMA_VERSION, metadata, versions
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -159,16 +159,18 @@ class Database:
             yield connection
 
     def _found_version(self) -> int | None:
-        """Return the version, or None where there is none; raises StoreError for a newer one."""
+        """Return the version, or None where a table is missing; raises StoreError for a newer one."""
         with self._unprepared() as connection:
-            if not sa.inspect(connection).has_table(versions.name):
+            has_table = sa.inspect(connection).has_table
+            if not has_table(versions.name):
                 return None
+            whole = has_table(NEWEST.name)
             found: int | None = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar()
         if found is not None and found > SCHEMA_VERSION:
             raise StoreError(
                 f"the store has schema {found}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
             )
-        return found
+        return found if whole else None
 
     def _create_tables(self) -> None:
         for tries_left in reversed(range(len(metadata.tables) + 1)):

@@ -6,7 +6,8 @@ import sqlalchemy as sa
 
 from ..records import MAX_ID, MAX_TEXT
 
-#: Version 2 brought parked retries and reservations, version 3 indexes, version 4 shadows.
+#: Version 2 brought parked retries and reservations, version 3 indexes, version 4 shadows. A later table that
+#: earlier releases need not know changes no version, because they refuse a store of a newer version.
 SCHEMA_VERSION = 4
 
 ID = sa.String(MAX_ID)
@@ -108,3 +109,18 @@ shadows = sa.Table(
     #: The number of examples.
     sa.Column("shown", sa.Integer, nullable=False),
 )
+
+documents = sa.Table(
+    "ojs_documents",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("kind", sa.String(32), primary_key=True),
+    sa.Column("id", ID, primary_key=True),
+    sa.Column("at_ms", sa.BigInteger, nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
+    sa.Index("ojs_documents_newest", "namespace", "kind", "at_ms", "id"),
+)
+
+#: Where this table is, the others are, too.
+NEWEST = documents

@@ -1,0 +1,86 @@
+"""Documents are the same in every store: one writer of a revision wins, and the newest come first."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+import pytest
+import sqlalchemy as sa
+
+from ojs_bridge.store import Document, Store, open_store
+from tests.store.processes import in_processes
+
+AT = datetime(2026, 11, 21, 10, tzinfo=timezone.utc)
+
+
+def document(name: str, *, kind: str = "note", minutes: int = 0, **body: object) -> Document:
+    return Document(kind, name, AT + timedelta(minutes=minutes), body)
+
+
+def test_a_document_is_kept_as_it_was_written(store: Store) -> None:
+    written = document("a", text="\ud800 \0 ü", list=[1, {"deep": None}])
+    assert store.write_document(written)
+    assert store.get_document("note", "a") == written
+    assert store.get_document("note", "b") is None
+    assert store.get_document("other", "a") is None
+
+
+def test_only_the_next_revision_is_written(store: Store) -> None:
+    first = document("a", n=1)
+    second = replace(first, body={"n": 2}, revision=2)
+    assert store.write_document(first)
+    assert store.write_document(first), "a write that is repeated after a lost answer is no other write"
+    assert not store.write_document(document("a", n="another"))
+    assert store.write_document(second)
+    assert not store.write_document(replace(second, body={"n": "late"}))
+    assert not store.write_document(first)
+    assert store.get_document("note", "a") == second
+
+
+def write_own(url: str) -> bool:
+    """Write a document that no other process writes."""
+    return open_store(url).write_document(document("a", writer=os.getpid()))
+
+
+def test_of_many_writers_one_wins(url: str) -> None:
+    open_store(url).prepare()
+    assert sorted(in_processes(4, write_own, url)) == [False, False, False, True]
+
+
+def test_pages_have_the_newest_first(store: Store) -> None:
+    for n in range(5):
+        store.write_document(document(f"n-{n}", minutes=n))
+    store.write_document(document("n-0", kind="other", minutes=9))
+    first = store.list_documents("note", limit=3, cursor=None)
+    rest = store.list_documents("note", limit=3, cursor=first.next_cursor)
+    assert [found.id for found in (*first.documents, *rest.documents)] == ["n-4", "n-3", "n-2", "n-1", "n-0"]
+    assert rest.next_cursor is None
+    with pytest.raises(ValueError, match="cursor: 'x' was not given out"):
+        store.list_documents("note", limit=3, cursor="x")
+
+
+def test_older_documents_are_forgotten(store: Store) -> None:
+    for n in range(4):
+        store.write_document(document(f"n-{n}", minutes=n))
+    store.write_document(document("n-0", kind="other"))
+    assert store.forget_documents("note", before=AT + timedelta(minutes=2)) == 2
+    assert store.forget_documents("note", before=AT + timedelta(minutes=2)) == 0
+    left = store.list_documents("note", limit=9, cursor=None).documents
+    assert [found.id for found in left] == ["n-3", "n-2"]
+    assert store.get_document("other", "n-0")
+
+
+def test_a_store_of_an_earlier_release_gets_the_table(postgres_url: str) -> None:
+    """Its version stays, so that workers of that release go on."""
+    store = open_store(postgres_url)
+    store.prepare()
+    engine = sa.create_engine(postgres_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("drop table ojs_documents"))
+        before = connection.execute(sa.text("select version from ojs_schema")).scalars().all()
+    assert open_store(postgres_url).write_document(document("a"))
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("select version from ojs_schema")).scalars().all() == before
+    engine.dispose()
