@@ -13,12 +13,15 @@ from .errors import (
     LetterNotFound,
     NotExpressible,
     NotFound,
+    NotResumable,
+    OperationNotFound,
     RetryNotFound,
     StoreError,
     Unpublishable,
     Unreachable,
 )
 from .messages import Reading
+from .operations.bulk import Operation
 from .operations.replay_rules import ReplayRule
 from .operations.replaying import Bulk
 from .operations.retention import Retention
@@ -45,6 +48,9 @@ __all__ = [
     "Listener",
     "NotExpressible",
     "NotFound",
+    "NotResumable",
+    "Operation",
+    "OperationNotFound",
     "Page",
     "Parked",
     "ParkedPage",

@@ -14,6 +14,7 @@ from .engine.redaction import Redaction, Redactor
 from .engine.scheduler import Chore, Scheduler
 from .engine.storage_retry import INSISTING, POLLING, Insistence, StorageRetry
 from .operations.broker_letters import BrokerLetters
+from .operations.bulk import Operations
 from .operations.dead_letters import DeadLetters
 from .operations.letters import needed
 from .operations.parked_retries import ParkedRetries
@@ -95,6 +96,7 @@ class Bridge:
         self.dead_letters = DeadLetters(self.engine.context, self.settings.retention)
         self.broker_letters = BrokerLetters(self.engine.context)
         self.retries = ParkedRetries(self.engine.context)
+        self.operations = Operations(self.engine.context, self.dead_letters)
 
     def _engine(self, storage_retry: StorageRetry, redact: Redaction | None) -> Engine:
         settings = self.settings

@@ -77,5 +77,13 @@ class LetterNotFound(NotFound):
     """There is no dead letter of this id, or another replay holds it at this moment."""
 
 
+class NotResumable(BridgeError):
+    """A bulk operation is done, or another process carries it out."""
+
+
+class OperationNotFound(NotFound):
+    """There is no bulk operation of this id, or no longer."""
+
+
 class RetryNotFound(NotFound):
     """There is no parked retry of this id, or it is being published at this moment."""

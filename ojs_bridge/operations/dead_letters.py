@@ -16,7 +16,19 @@ from ..errors import LetterNotFound
 from ..spec.duration import format_duration
 from ..spec.job import Job, format_time
 from ..store import Letter, LetterFilter, Page, Stats, Store, letter_to_json
-from .letters import CLAIM_SECONDS, MAX_PAGE, Kind, loaded, needed, only_id, page_size, says, shown, wanted
+from .letters import (
+    CLAIM_SECONDS,
+    MAX_PAGE,
+    Kind,
+    every_page,
+    loaded,
+    needed,
+    only_id,
+    page_size,
+    says,
+    shown,
+    wanted,
+)
 from .replaying import READ, Bulk, Changes, Replayer, job_of, override_of, pages_of
 from .retention import PERIOD, Pruner, Retention
 
@@ -77,7 +89,7 @@ class DeadLetters:
         publishing. After an error the letter stays.
         """
         override = override_of(changes)
-        return self._replayer().one(self._get(letter_id), override)
+        return self.replayer().one(self._get(letter_id), override)
 
     def retry_all(
         self,
@@ -98,11 +110,12 @@ class DeadLetters:
         (where, text), changes = self._until_now(kind), override_of(override or {})
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
-        return self._replayer().many(self._pages(where, text), changes, rate=rate, progress=progress)
+        told = _counting(progress)
+        return self.replayer().many(self._pages(where, text), changes, rate=rate, told=told)
 
     def why_not(self, letter: Letter) -> str | None:
         """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
-        return self._replayer().why_not(letter)
+        return self.replayer().why_not(letter)
 
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also while a process replays the letter."""
@@ -129,15 +142,21 @@ class DeadLetters:
         where, text = self._until_now(kind)
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
-        matched = deleted = 0
-        for page in self._pages(where, text):
-            matched += len(page)
-            deleted += self._store.prune(page, now=self._clock())
-            if progress is not None:
-                progress(matched)
-        if deleted:
-            self._context.emit(pruned(deleted, self._clock(), policy="purge"))
-        return Bulk(matched, deleted, matched - deleted)
+        return self.purge_pages(self._pages(where, text), _counting(progress))
+
+    def purge_pages(self, pages: Iterable[Sequence[Letter]], told: Callable[[Bulk], object]) -> Bulk:
+        """Delete pages of letters; `told` is called with the outcome so far."""
+        done = Bulk(0)
+        try:
+            for page in pages:
+                matched = done.matched + len(page)
+                deleted = done.succeeded + self._store.prune(page, now=self._clock())
+                done = Bulk(matched, deleted, matched - deleted)
+                told(done)
+        finally:
+            if done.succeeded:
+                self._context.emit(pruned(done.succeeded, self._clock(), policy="purge"))
+        return done
 
     def stats(self, **kind: Unpack[Kind]) -> Stats:
         """Count the dead letters of a Kind, in all and by queue, job type and last error type (DLQ-R004).
@@ -212,8 +231,14 @@ class DeadLetters:
             logger.info("%d dead letters were pruned", count)
         return count
 
-    def _replayer(self) -> Replayer:
-        return Replayer(self._context, self._replayed)
+    def replayer(self, told: Callable[[Job], object] = lambda _job: None) -> Replayer:
+        """Return a replayer, which calls `told` for each job."""
+
+        def replayed(job: Job) -> None:
+            self._replayed(job)
+            told(job)
+
+        return Replayer(self._context, replayed)
 
     def _replayed(self, job: Job) -> None:
         self._context.emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
@@ -237,6 +262,24 @@ class DeadLetters:
         if text is None:
             return self._store.count(where)
         return sum(len(page) for page in self._pages(where, text))
+
+    def pages(self, kind: Kind, cursor: str | None) -> Iterator[tuple[Sequence[Letter], str | None]]:
+        """Yield pages of letters as they are stored, the oldest first, each with the cursor after it."""
+        where, text = self._until_now(kind)
+
+        def read(after: str | None) -> Page:
+            return self._store.list(where, limit=READ, cursor=after or cursor, oldest_first=True)
+
+        for page in every_page(read):
+            yield [letter for letter in page.letters if self._has(letter, text)], page.next_cursor
+
+    def pages_of_ids(
+        self, ids: Sequence[str], cursor: str | None
+    ) -> Iterator[tuple[Sequence[Letter], str | None]]:
+        """Yield the letters of some ids as they are stored, each page with the cursor after it."""
+        for start in range(int(cursor or 0), len(ids), READ):
+            found = (self._store.get(letter_id) for letter_id in ids[start : start + READ])
+            yield [letter for letter in found if letter is not None], str(start + READ)
 
     def _pages(self, where: LetterFilter, text: str | None) -> Iterator[Sequence[Letter]]:
         """Yield pages of letters as they are stored, the oldest first."""
@@ -269,3 +312,7 @@ class DeadLetters:
     @property
     def _store(self) -> Store:
         return needed(self._context.store, "dead letters")
+
+
+def _counting(progress: Callable[[int], object] | None) -> Callable[[Bulk], object]:
+    return lambda done: progress and progress(done.matched)

@@ -111,6 +111,6 @@ class Rules:
 
         found = ([*filter(due, page)] for page in pages_of(self._store, rule.where(self._clock())))
         replayer = Replayer(self._context, told)
-        done = replayer.many(found, Override(), rate=None, progress=None)
+        done = replayer.many(found, Override())
         if done.matched:
             logger.info("replay rule %r: %d replayed, %d not", rule.name, done.succeeded, done.failed)

@@ -156,23 +156,24 @@ class Replayer:
         pages: Iterable[Sequence[Letter]],
         override: Override,
         *,
-        rate: float | None,
-        progress: Callable[[int], object] | None,
+        rate: float | None = None,
+        told: Callable[[Bulk], object] = lambda _bulk: None,
     ) -> Bulk:
         """Replay pages of letters, at most `rate` a second; raises Unreachable and StoreError.
 
-        `progress` is called with the number of letters done so far.
+        `told` is called with the outcome so far.
         """
         pace = _Pace(rate)
         matched, errors, failed = 0, list[tuple[str, str]](), 0
+        done = Bulk(0)
         for batch in _batches(pages, BATCH if rate is None else max(1, min(BATCH, int(rate)))):
             matched += len(batch)
             wrong = self._batch(batch, override, pace)
             failed += len(wrong)
             errors += wrong[: MAX_TOLD - len(errors)]
-            if progress is not None:
-                progress(matched)
-        return Bulk(matched, matched - failed, failed, tuple(errors))
+            done = Bulk(matched, matched - failed, failed, tuple(errors))
+            told(done)
+        return done
 
     def _batch(self, letters: Sequence[Letter], override: Override, pace: _Pace) -> list[tuple[str, str]]:
         wrong = {letter.id: why for letter in letters if (why := self.why_not(letter))}

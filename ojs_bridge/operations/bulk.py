@@ -1,0 +1,358 @@
+"""Bulk operations: replays and purges of many letters, which any process may see, stop and resume.
+
+An operation is a document in the store. The process that began it carries it out, and writes its progress
+there. Another process may ask it to stop. An operation that its process has left is interrupted, and may be
+resumed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+from typing_extensions import Unpack
+
+from ..engine.context import Context
+from ..errors import NotResumable, OperationNotFound, StoreError, Unreachable
+from ..spec.job import Job, format_time, parse_time
+from ..store import Document, Letter, Store, from_ms, to_ms
+from .dead_letters import DeadLetters
+from .letters import Kind, needed, wanted
+from .replaying import MAX_TOLD, Bulk, check_rate, override_of
+
+Action: TypeAlias = Literal["retry", "purge"]
+State: TypeAlias = Literal["running", "stopping", "interrupted", "stopped", "failed", "done"]
+
+KIND = "operation"
+#: An operation whose progress is older was left by its process.
+STALE = timedelta(seconds=60)
+#: How long the store keeps operations.
+KEPT = timedelta(days=30)
+#: The most ids of an operation.
+MAX_IDS = 10_000
+#: The seconds between two writings of the progress, and between two looks for jobs that died again.
+SAVED, LOOKED = 1.0, 2.0
+#: So many of the jobs that were replayed last are watched, and so many make a share.
+WATCHED, ENOUGH = 200, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A replay or a purge of many dead letters: its choice, its state and its progress.
+
+    `total` is the number of letters that matched in the beginning, None where they were not counted.
+    `died_again` counts the jobs among the last 200 replayed ones that are dead letters again. `why` says
+    what ended it.
+    """
+
+    id: str
+    action: Action
+    state: State
+    began_at: datetime
+    updated_at: datetime
+    kind: Mapping[str, Any] = field(default_factory=dict)
+    ids: Sequence[str] | None = None
+    override: Mapping[str, Any] = field(default_factory=dict)
+    rate: float | None = None
+    stop_if_failing: float | None = None
+    total: int | None = None
+    matched: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    died_again: int = 0
+    errors: Sequence[Sequence[str]] = ()
+    why: str = ""
+    cursor: str | None = None
+    revision: int = 1
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no process carries it out any more."""
+        return self.state not in ("running", "stopping")
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the operation in JSON; of the override it has only the names of the changed fields."""
+        told = asdict(self)
+        for name in ("cursor", "revision", "override"):
+            del told[name]
+        return {
+            **told,
+            "ids": None if self.ids is None else len(self.ids),
+            "changes": sorted(self.override),
+            "errors": [{"job_id": letter_id, "error": why} for letter_id, why in self.errors],
+            "began_at": format_time(self.began_at),
+            "updated_at": format_time(self.updated_at),
+        }
+
+
+class Operations:
+    """The bulk operations of one bridge. Its methods raise StoreError; without a store ConfigurationError."""
+
+    def __init__(self, context: Context, letters: DeadLetters) -> None:
+        self._context = context
+        self._letters = letters
+
+    def begin(
+        self,
+        action: Action,
+        *,
+        ids: Sequence[str] | None = None,
+        override: Mapping[str, Any] | None = None,
+        rate: float | None = None,
+        stop_if_failing: float | None = None,
+        **kind: Unpack[Kind],
+    ) -> Operation:
+        """Write a new operation on the letters of a Kind, or of some ids; `run` carries it out.
+
+        `override` and `rate` are as for `DeadLetters.retry_all`. `stop_if_failing` is a share from 0 to 1:
+        the operation stops when more of the jobs that it replayed last have died again. Raises ValueError
+        and InvalidRetryPolicy.
+        """
+        _check(action, ids, override, rate, stop_if_failing, kind)
+        now = self.now()
+        kind["until"] = min(kind.get("until") or now, now + timedelta(milliseconds=1))
+        operation = Operation(
+            f"op-{secrets.token_hex(6)}",
+            action,
+            "running",
+            now,
+            now,
+            {name: format_time(v) if isinstance(v, datetime) else v for name, v in kind.items() if v},
+            ids,
+            override or {},
+            rate,
+            stop_if_failing,
+            self._total(ids, kind),
+        )
+        self._store.forget_documents(KIND, before=now - KEPT)
+        self.save(operation)
+        return operation
+
+    def run(
+        self, operation: Operation, *, progress: Callable[[Operation], object] | None = None
+    ) -> Operation:
+        """Carry an operation out, and return it as it ended; `progress` is called after each step.
+
+        An operation whose broker is away ends as `failed`. So does one that meets any other error, which is
+        raised. Raises NotResumable when another process has taken the operation up.
+        """
+        return _Run(self, self._context, self._letters, operation, progress).to_its_end()
+
+    def get(self, operation_id: str) -> Operation:
+        """Return an operation; raises OperationNotFound."""
+        found = self._store.get_document(KIND, operation_id)
+        if found is None:
+            raise OperationNotFound(f"there is no operation {operation_id!r}")
+        return self._read(found)
+
+    def list(self, *, limit: int = 50) -> Sequence[Operation]:
+        """Return the newest operations; operations of the last 30 days are kept."""
+        found = self._store.list_documents(KIND, limit=limit, cursor=None).documents
+        return tuple(map(self._read, found))
+
+    def stop(self, operation_id: str) -> Operation:
+        """Ask an operation to stop; it does so within seconds. An operation that has ended stays as it is."""
+        while True:
+            found = self.get(operation_id)
+            if found.has_ended and found.state != "interrupted":
+                return found
+            state: State = "stopped" if found.state == "interrupted" else "stopping"
+            asked = replace(found, state=state, revision=found.revision + 1)
+            if self.save(asked):
+                return asked
+
+    def resume(self, operation_id: str) -> Operation:
+        """Take up an operation that was stopped, interrupted or failed; `run` carries out the rest of it.
+
+        Raises OperationNotFound, and NotResumable for an operation that runs or is done.
+        """
+        found = self.get(operation_id)
+        if found.state not in ("interrupted", "stopped", "failed"):
+            raise NotResumable(f"operation {operation_id!r} is {found.state}, and cannot be resumed")
+        now = self.now()
+        resumed = replace(found, state="running", why="", updated_at=now, revision=found.revision + 1)
+        if not self.save(resumed):
+            raise NotResumable(f"operation {operation_id!r} was resumed by another process")
+        return resumed
+
+    def save(self, operation: Operation) -> bool:
+        """Write the next revision of an operation; False when another process has written one."""
+        body = {**asdict(operation), "updated_at": format_time(operation.updated_at)}
+        del body["revision"], body["began_at"]
+        document = Document(KIND, operation.id, operation.began_at, body, operation.revision)
+        return self._store.write_document(document)
+
+    def now(self) -> datetime:
+        """Return the time, in whole milliseconds, as the store keeps it."""
+        return from_ms(to_ms(self._context.clock()))
+
+    def _read(self, document: Document) -> Operation:
+        known = {name: value for name, value in document.body.items() if name in Operation.__slots__}
+        known["updated_at"] = parse_time(known["updated_at"])
+        known["errors"] = tuple(map(tuple, known["errors"]))
+        found = Operation(**known, began_at=document.at, revision=document.revision)
+        if not found.has_ended and found.updated_at < self.now() - STALE:
+            return replace(found, state="interrupted")
+        return found
+
+    def _total(self, ids: Sequence[str] | None, kind: Kind) -> int | None:
+        if ids is not None:
+            return len(ids)
+        where, text = wanted(kind)
+        return None if text else self._store.count(where)
+
+    @property
+    def _store(self) -> Store:
+        return needed(self._context.store, "bulk operations")
+
+
+class _Stopped(Exception):
+    """The operation ends before its end."""
+
+
+class _Run:
+    """The carrying out of an operation by this process."""
+
+    def __init__(
+        self,
+        operations: Operations,
+        context: Context,
+        letters: DeadLetters,
+        operation: Operation,
+        progress: Callable[[Operation], object] | None,
+    ) -> None:
+        self._operations, self._context, self._letters = operations, context, letters
+        self._store = needed(context.store, "bulk operations")
+        self._before = self._now = operation
+        self._progress = progress
+        self._saved_at = self._looked_at = time.monotonic()
+        self._watched: deque[str] = deque(maxlen=WATCHED)
+
+    def to_its_end(self) -> Operation:
+        try:
+            self._carry_out()
+        except _Stopped as stopped:
+            return self._end("stopped", str(stopped))
+        except Unreachable as error:
+            return self._end("failed", str(error))
+        except KeyboardInterrupt:
+            return self._end("stopped", "its process was interrupted")
+        except Exception as error:
+            with suppress(StoreError, NotResumable):
+                self._end("failed", str(error))
+            raise
+        return self._end("done", "")
+
+    def _carry_out(self) -> None:
+        asked = self._now
+        if asked.action == "purge":
+            self._letters.purge_pages(self._pages(), self._told)
+        else:
+            override = override_of(asked.override)
+            replayer = self._letters.replayer(self._sent)
+            replayer.many(self._pages(), override, rate=asked.rate, told=self._told)
+
+    def _pages(self) -> Iterator[Sequence[Letter]]:
+        """Yield pages of letters from the cursor on; the cursor moves when a page is done."""
+        asked = self._now
+        if asked.ids is None:
+            times = {n: parse_time(asked.kind[n]) for n in ("since", "until") if n in asked.kind}
+            pages = self._letters.pages(cast(Kind, {**asked.kind, **times}), asked.cursor)
+        else:
+            pages = self._letters.pages_of_ids(asked.ids, asked.cursor)
+        for letters, cursor in pages:
+            yield letters
+            self._now = replace(self._now, cursor=cursor)
+            self._save_now_and_then()
+
+    def _told(self, bulk: Bulk) -> None:
+        before = self._before
+        self._now = replace(
+            self._now,
+            matched=before.matched + bulk.matched,
+            succeeded=before.succeeded + bulk.succeeded,
+            failed=before.failed + bulk.failed,
+            errors=(*before.errors, *bulk.errors)[:MAX_TOLD],
+        )
+        if self._progress is not None:
+            self._progress(self._now)
+        self._look_for_deaths()
+        self._save_now_and_then()
+
+    def _sent(self, job: Job) -> None:
+        self._watched.append(job.id)
+
+    def _look_for_deaths(self) -> None:
+        limit, watched = self._now.stop_if_failing, len(self._watched)
+        if limit is None or watched < ENOUGH or time.monotonic() < self._looked_at + LOOKED:
+            return
+        again = sum(self._store.get(job_id) is not None for job_id in self._watched)
+        self._now = replace(self._now, died_again=again)
+        self._looked_at = time.monotonic()
+        if again > limit * watched:
+            raise _Stopped(f"{again} of the last {watched} replayed jobs have died again")
+
+    def _save_now_and_then(self) -> None:
+        if time.monotonic() >= self._saved_at + SAVED:
+            self._save(self._now)
+
+    def _save(self, operation: Operation) -> None:
+        """Write the progress; raises _Stopped when an operator wants it, and NotResumable."""
+        saved = replace(operation, updated_at=self._operations.now(), revision=operation.revision + 1)
+        if self._operations.save(saved):
+            self._now, self._saved_at = saved, time.monotonic()
+            return
+        found = self._operations.get(operation.id)
+        if found.state != "stopping":
+            raise NotResumable(f"operation {operation.id!r} was taken up by another process")
+        self._now = replace(operation, revision=found.revision)
+        raise _Stopped("an operator stopped it")
+
+    def _end(self, state: State, why: str) -> Operation:
+        try:
+            self._save(replace(self._now, state=state, why=why))
+        except _Stopped:
+            # The operation has ended by itself meanwhile.
+            self._save(replace(self._now, state=state, why=why))
+        return self._now
+
+
+def _check(
+    action: Action,
+    ids: Sequence[str] | None,
+    override: Mapping[str, Any] | None,
+    rate: float | None,
+    stop_if_failing: float | None,
+    kind: Kind,
+) -> None:
+    """Raise ValueError for an operation that cannot be, and InvalidRetryPolicy."""
+    if action not in get_args(Action):
+        raise ValueError(f"action: {action!r} must be one of {', '.join(get_args(Action))}")
+    if ids is not None and not 0 < len(ids) <= MAX_IDS:
+        raise ValueError(f"ids: {len(ids)} of them; there must be 1 to {MAX_IDS}")
+    if ids is not None and any(kind.values()):
+        raise ValueError("ids: filters go without them")
+    wanted(kind)
+    check_rate(rate)
+    override_of(override or {})
+    try:
+        json.dumps(override)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"override: it must be JSON: {error}") from None
+    if action == "purge" and (override or rate or stop_if_failing is not None):
+        raise ValueError("override, rate and stop_if_failing are for replays")
+    if stop_if_failing is None:
+        return
+    if not (isinstance(stop_if_failing, int | float) and 0 <= stop_if_failing < 1):
+        raise ValueError(f"stop_if_failing: {stop_if_failing!r} must be a share, from 0 to below 1")
+    if rate is None:
+        raise ValueError(
+            "stop_if_failing: it needs a rate, so that the first jobs end before the last are sent"
+        )
