@@ -206,7 +206,7 @@ def test_an_override_goes_to_all_and_shows_no_argument(fleet: Lives) -> None:
         ({"stop_if_failing": 0.5}, "stop_if_failing: it needs a rate"),
         ({"stop_if_failing": 50, "rate": 1}, "stop_if_failing: 50 must be a share, from 0 to below 1"),
         ({"override": {"args": [object()]}}, "override: it must be JSON"),
-        ({"action": "purge", "rate": 1}, "override, rate and stop_if_failing are for replays"),
+        ({"action": "purge", "rate": 1}, "action: a purge has no override, no rate"),
         ({"override": {"colour": 1}}, "override: 'colour' is unknown"),
     ],
 )

@@ -20,6 +20,7 @@ from . import openapi
 from .answers import Door, raise_refusal
 from .guarding import Access, Guard, access_at
 from .letters import LETTERS, Letters
+from .operations import OPERATIONS, Operations
 from .retries import RETRIES, Retries
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -66,9 +67,11 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
     """Return the app behind a guard with this access; raises ConfigurationError without a store."""
     needed(bridge.store, "the page and the HTTP API")
     letters, retries = Letters(bridge), Retries(bridge)
+    operations = Operations(bridge, letters.changed)
     api = [
         *(operation.route(letters) for operation in LETTERS),
         *(operation.route(retries) for operation in RETRIES),
+        *(operation.route(operations) for operation in OPERATIONS),
         openapi.route(),
     ]
     # The page's files need no token. The page asks the user for the token, and sends it with its requests.

@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..operations.bulk import Action
 from ..operations.replaying import Bulk
 from .answers import REQUEST_ID, Answer, refusal_of, too_many, written
-from .shapes import Action, Result
+from .shapes import Result
 
 LINES = "application/x-ndjson"
 #: The most changes that run at a time: each holds a thread until it has ended.

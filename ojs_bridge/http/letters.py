@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from ..bridge import Bridge
 from ..errors import LetterNotFound
+from ..operations.bulk import Action
 from ..operations.letters import Kind
 from ..operations.replaying import Bulk
 from ..spec.job import Job, format_time
@@ -36,7 +37,9 @@ class Letters:
         self._letters = bridge.dead_letters
         self._now = bridge.engine.now
         self._counts = Counts(bridge.dead_letters.stats)
-        self._bulks = Bulks(changed=self._counts.forget)
+        #: Forgets the counts after a change.
+        self.changed = self._counts.forget
+        self._bulks = Bulks(self.changed)
 
     @answers(LETTERS, "GET", "/dead-letter")
     def list(self, query: LettersQuery) -> shapes.Page:
@@ -89,7 +92,7 @@ class Letters:
         return await self._many(request, "retry", partial(self._letters.retry_all, rate=body.rate), body)
 
     async def _many(
-        self, request: Request, action: shapes.Action, act: Callable[..., Bulk], asked: Purge
+        self, request: Request, action: Action, act: Callable[..., Bulk], asked: Purge
     ) -> Response:
         """Change all letters of a kind; without `confirm` refuse, and tell their number."""
         act = partial(act, **(asked.filter or Filter()).kind())

@@ -15,6 +15,7 @@ from . import shapes
 from .answers import MEDIA_TYPE, Answer
 from .bulk import LINES
 from .letters import LETTERS
+from .operations import OPERATIONS
 from .requests import JSON_TYPES, Asked, read_query
 from .retries import RETRIES
 from .routes import Operation
@@ -70,7 +71,7 @@ def document(root: str = "") -> Schema:
 @cache
 def _described() -> tuple[Schema, Schema]:
     """Return the paths, and the schemas that they refer to."""
-    operations = [*LETTERS, *RETRIES]
+    operations = [*LETTERS, *RETRIES, *OPERATIONS]
     shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
     shapes_of += [
         (operation.model("body"), "validation") for operation in operations if operation.method == "POST"

@@ -23,6 +23,7 @@ from typing_extensions import Self
 
 from ..errors import InvalidRetryPolicy
 from ..messages import OWN_META
+from ..operations.bulk import MAX_IDS, Action, check
 from ..operations.letters import Kind, problem_of
 from ..operations.replaying import override_of
 from ..spec.job import parse_time
@@ -66,6 +67,9 @@ Policy: TypeAlias = Annotated[
     dict[str, Finite],
     Field(json_schema_extra={"properties": _POLICY["properties"], "additionalProperties": False}),
 ]
+#: The spec allows 100 entries at most (http 17.1).
+Limit: TypeAlias = Annotated[int, Field(ge=1, le=100, description="The most entries of the page")]
+Rate: TypeAlias = Annotated[float, Field(ge=0.1, le=10_000, description="Jobs a second")]
 Cursor: TypeAlias = Annotated[
     Word, Field(pattern="^[0-9]{1,15}:", description="The next_cursor of the page before")
 ]
@@ -99,8 +103,7 @@ class Filter(Asked):
 class Paging(Asked):
     """The choice of a page: a page with an offset reads all entries before it."""
 
-    # The spec allows 100 entries at most (http 17.1).
-    limit: Annotated[int, Field(ge=1, le=100, description="The most entries of the page")] = 50
+    limit: Limit = 50
     offset: Annotated[int, Field(ge=0, le=10_000, description="The entries to skip; not with a text")] = 0
     cursor: Cursor | None = None
 
@@ -137,7 +140,7 @@ class Purge(Asked):
 class Replay(Purge):
     """A replay of many; a longer pause between two jobs than ten seconds looks like a replay that hangs."""
 
-    rate: Annotated[float, Field(ge=0.1, le=10_000, description="Jobs a second")] | None = None
+    rate: Rate | None = None
 
 
 class Override(Asked):
@@ -153,6 +156,33 @@ class Override(Asked):
     def _is_possible(self) -> Self:
         override_of(dict(self))
         return self
+
+
+class Begin(Purge):
+    """A bulk operation on the letters of a filter, or of some ids."""
+
+    model_config = ConfigDict(json_schema_extra={"required": ["action", "confirm"]})
+
+    action: Action
+    ids: Annotated[list[Word], Field(min_length=1, max_length=MAX_IDS)] | None = None
+    override: Override | None = None
+    rate: Rate | None = None
+    stop_if_failing: (
+        Annotated[float, Field(ge=0, lt=1, description="The share of replayed jobs that die again")] | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        kind = self.filter.kind() if self.filter else Kind()
+        override = dict(self.override or ())
+        check(self.action, self.ids, override, self.rate, self.stop_if_failing, kind)
+        return self
+
+
+class Limited(Asked):
+    """The choice of the newest entries."""
+
+    limit: Limit = 50
 
 
 class ReplayOne(Asked):

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
+from ..operations.bulk import Action, State
+
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Time: TypeAlias = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
-Action: TypeAlias = Literal["retry", "purge"]
 
 
 class Problem(TypedDict):
@@ -167,6 +168,34 @@ class Result(TypedDict):
     succeeded: Count
     failed: Count
     errors: list[Failed]
+
+
+class BulkOperation(TypedDict):
+    """A bulk operation; `ids` is the number of its ids, `changes` the names of what its override changes."""
+
+    id: str
+    action: Action
+    state: State
+    began_at: Time
+    updated_at: Time
+    kind: dict[str, Any]
+    ids: Count | None
+    changes: list[str]
+    rate: float | None
+    stop_if_failing: float | None
+    total: Count | None
+    matched: Count
+    succeeded: Count
+    failed: Count
+    died_again: Count
+    errors: list[Failed]
+    why: str
+
+
+class BulkOperations(TypedDict):
+    """Bulk operations, the newest first."""
+
+    operations: list[BulkOperation]
 
 
 class Deleted(TypedDict):

@@ -115,7 +115,7 @@ class Operations:
         the operation stops when more of the jobs that it replayed last have died again. Raises ValueError
         and InvalidRetryPolicy.
         """
-        _check(action, ids, override, rate, stop_if_failing, kind)
+        check(action, ids, override, rate, stop_if_failing, kind)
         now = self.now()
         kind["until"] = min(kind.get("until") or now, now + timedelta(milliseconds=1))
         operation = Operation(
@@ -126,7 +126,7 @@ class Operations:
             now,
             {name: format_time(v) if isinstance(v, datetime) else v for name, v in kind.items() if v},
             ids,
-            override or {},
+            {name: value for name, value in (override or {}).items() if value is not None},
             rate,
             stop_if_failing,
             self._total(ids, kind),
@@ -324,7 +324,7 @@ class _Run:
         return self._now
 
 
-def _check(
+def check(
     action: Action,
     ids: Sequence[str] | None,
     override: Mapping[str, Any] | None,
@@ -346,8 +346,8 @@ def _check(
         json.dumps(override)
     except (TypeError, ValueError) as error:
         raise ValueError(f"override: it must be JSON: {error}") from None
-    if action == "purge" and (override or rate or stop_if_failing is not None):
-        raise ValueError("override, rate and stop_if_failing are for replays")
+    if action == "purge" and (any((override or {}).values()) or rate or stop_if_failing is not None):
+        raise ValueError("action: a purge has no override, no rate and no stop_if_failing")
     if stop_if_failing is None:
         return
     if not (isinstance(stop_if_failing, int | float) and 0 <= stop_if_failing < 1):

@@ -46,8 +46,13 @@ def fill(door: House) -> None:
 
 def beyond_schemas(case: schemathesis.Case) -> bool:
     """Return whether a request may break a rule that no schema can tell: of two parameters, or a policy's."""
-    override = case.body.get("override") if isinstance(case.body, dict) else None
-    return {"text", "offset"} <= set(case.query) or (isinstance(override, dict) and "retry" in override)
+    body = case.body if isinstance(case.body, dict) else {}
+    override = body.get("override")
+    bulk = body.get("action") is not None and {"filter", "ids", "override", "rate", "stop_if_failing"} & {
+        *body
+    }
+    policy = isinstance(override, dict) and "retry" in override
+    return {"text", "offset"} <= set(case.query) or policy or bool(bulk)
 
 
 OPERATIONS = [(path, method) for path, methods in document()["paths"].items() for method in methods]

@@ -30,7 +30,7 @@ PERIOD = 5.0
 #: The largest number of failed runs that wait to be compared.
 LIMIT = 1_000
 #: A process waits at its end so many seconds for the last write.
-LAST_SECONDS = 2.0
+LAST_SECONDS = 5.0
 #: The number of compared runs per second of the process's CPU time, on average, and at once.
 COMPARED_PER_SECOND, COMPARED_AT_ONCE = 25, 100
 #: The number of examples for each kind of difference.

@@ -1,0 +1,113 @@
+"""The routes of bulk operations: begin, list, get, stop, resume."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import cast
+
+from ..bridge import Bridge
+from ..errors import NotResumable, OperationNotFound
+from ..operations.bulk import Operation
+from ..operations.letters import Kind
+from . import shapes
+from .answers import Refusal, invalid, not_found, too_many
+from .bulk import MAX_RUNNING
+from .requests import Begin, Limited
+from .routes import Operation as Route
+from .routes import answers
+
+logger = logging.getLogger("ojs_bridge")
+
+OPERATIONS: list[Route] = []
+
+
+class Operations:
+    """Serves the bulk operations of a bridge, and calls `changed` after each that was carried out here.
+
+    An operation goes on when its client goes away. The server carries a few out at a time, each in a thread.
+    """
+
+    def __init__(self, bridge: Bridge, changed: Callable[[], object]) -> None:
+        self._operations = bridge.operations
+        self._letters = bridge.dead_letters
+        self._changed = changed
+        self._places = threading.BoundedSemaphore(MAX_RUNNING)
+
+    @answers(OPERATIONS, "GET", "/operations")
+    def list(self, query: Limited) -> shapes.BulkOperations:
+        """List the bulk operations of the last 30 days, the newest first."""
+        return {"operations": [_shown(found) for found in self._operations.list(limit=query.limit)]}
+
+    @answers(OPERATIONS, "POST", "/operations")
+    def begin(self, body: Begin) -> shapes.BulkOperation:
+        """Begin a bulk operation; it goes on when the client goes away."""
+        kind = body.filter.kind() if body.filter else Kind()
+        if not body.confirm:
+            matched = len(body.ids) if body.ids else self._letters.retry_all(**kind).matched
+            raise invalid(f"confirm: must be true; {matched} dead letters are matched", matched=matched)
+
+        def begin() -> Operation:
+            return self._operations.begin(
+                body.action,
+                ids=body.ids,
+                override=dict(body.override or ()),
+                rate=body.rate,
+                stop_if_failing=body.stop_if_failing,
+                **kind,
+            )
+
+        return self._carried_out(begin)
+
+    @answers(OPERATIONS, "POST", "/operations/{id}/resume")
+    def resume(self, job_id: str) -> shapes.BulkOperation:
+        """Resume an operation that was stopped, interrupted or failed."""
+        self._get(job_id)
+        try:
+            return self._carried_out(lambda: self._operations.resume(job_id))
+        except NotResumable as error:
+            raise Refusal(409, "x_conflict", str(error)) from None
+
+    @answers(OPERATIONS, "GET", "/operations/{id}")
+    def get(self, job_id: str) -> shapes.BulkOperation:
+        """Get a bulk operation and its progress."""
+        return _shown(self._get(job_id))
+
+    @answers(OPERATIONS, "DELETE", "/operations/{id}")
+    def stop(self, job_id: str) -> shapes.BulkOperation:
+        """Ask an operation to stop; its letters that are not done stay."""
+        self._get(job_id)
+        return _shown(self._operations.stop(job_id))
+
+    def _get(self, operation_id: str) -> Operation:
+        try:
+            return self._operations.get(operation_id)
+        except OperationNotFound:
+            raise not_found("operation", operation_id) from None
+
+    def _carried_out(self, begin: Callable[[], Operation]) -> shapes.BulkOperation:
+        """Begin an operation, and have a thread carry it out; raises Refusal when no thread is free."""
+        if not self._places.acquire(blocking=False):
+            raise too_many(f"{MAX_RUNNING} bulk operations are running", 10)
+        try:
+            begun = begin()
+        except BaseException:
+            self._places.release()
+            raise
+        # The thread ends with the server. Then the operation is interrupted, and may be resumed.
+        threading.Thread(target=self._carry_out, args=(begun,), name=begun.id, daemon=True).start()
+        return _shown(begun)
+
+    def _carry_out(self, operation: Operation) -> None:
+        try:
+            self._operations.run(operation)
+        except Exception:
+            logger.exception("bulk operation %s has failed", operation.id)
+        finally:
+            self._places.release()
+            self._changed()
+
+
+def _shown(operation: Operation) -> shapes.BulkOperation:
+    return cast(shapes.BulkOperation, operation.to_ojs())

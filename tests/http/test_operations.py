@@ -1,0 +1,123 @@
+"""The routes of bulk operations: an operation goes on without its client, and is stopped by any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ojs_bridge.http.bulk import MAX_RUNNING
+from tests.conftest import store_url
+from tests.http.doors import API, House, house
+from tests.http.test_letters import refused
+from tests.servers import eventually
+
+OPERATIONS = f"{API}/operations"
+
+
+@pytest.fixture
+def door(tmp_path: Any) -> House:
+    """A door to an empty SQLite store."""
+    return house(f"sqlite:///{tmp_path}/ojs.db")
+
+
+def begin(door: House, **asked: Any) -> dict[str, Any]:
+    answer = door.client.post(OPERATIONS, json={"confirm": True, **asked})
+    assert answer.status_code == 200, answer.text
+    begun: dict[str, Any] = answer.json()
+    return begun
+
+
+def ended(door: House, operation_id: str) -> dict[str, Any]:
+    """Return an operation when it has ended."""
+    found: dict[str, Any] = {}
+
+    def has_ended() -> bool:
+        found.update(door.client.get(f"{OPERATIONS}/{operation_id}").json())
+        return found["state"] not in ("running", "stopping")
+
+    eventually(has_ended, seconds=30, what="the end of the operation")
+    return found
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
+@pytest.mark.parametrize("action", ["retry", "purge"])
+def test_a_round_through_all_routes(kind: str, action: str, request: pytest.FixtureRequest) -> None:
+    door = house(store_url(kind, request))
+    for n in range(30):
+        door.bury(f"j-{n}", type="a.b" if n % 2 else "c")
+    asked = {"action": action, "filter": {"type": "a.*"}}
+    counted = refused(door.client.post(OPERATIONS, json=asked), 400, "invalid_request")
+    assert counted["details"] == {"matched": 15}
+    assert door.client.get(OPERATIONS).json() == {"operations": []}
+    begun = begin(door, **asked)
+    assert (begun["state"], begun["total"], begun["kind"]["type"]) == ("running", 15, "a.*")
+    done = ended(door, begun["id"])
+    assert (done["state"], done["succeeded"], done["failed"]) == ("done", 15, 0)
+    selected = begin(door, action=action, ids=["j-0", "j-2", "gone"])
+    assert ended(door, selected["id"])["succeeded"] == 2
+    assert len(door.ids()) == 13
+    assert len(door.outbox.published) == (17 if action == "retry" else 0)
+    listed = door.client.get(OPERATIONS, params={"limit": 1}).json()["operations"]
+    assert [found["id"] for found in listed] == [selected["id"]]
+
+
+def test_seven_hundred_selected_letters_are_a_single_request(door: House) -> None:
+    ids = [f"j-{n}" for n in range(700)]
+    for letter_id in ids:
+        door.bury(letter_id)
+    assert ended(door, begin(door, action="retry", ids=ids)["id"])["succeeded"] == 700
+
+
+def test_it_is_stopped_and_resumed(door: House) -> None:
+    """The stop says how many letters went; the others stay until the operation is resumed."""
+    for n in range(40):
+        door.bury(f"j-{n}")
+    begun = begin(door, action="retry", rate=10, stop_if_failing=0.5)
+    at = f"{OPERATIONS}/{begun['id']}"
+    refused(door.client.post(f"{at}/resume"), 409, "x_conflict")
+    eventually(lambda: door.outbox.published, what="the first replay")
+    assert door.client.delete(at).json()["state"] == "stopping"
+    stopped = ended(door, begun["id"])
+    assert (stopped["state"], stopped["why"]) == ("stopped", "an operator stopped it")
+    assert stopped["succeeded"] == len(door.outbox.published) == 40 - len(door.ids())
+    assert door.client.post(f"{at}/resume").json()["state"] == "running"
+    done = ended(door, begun["id"])
+    assert (done["state"], done["succeeded"], door.ids()) == ("done", 40, [])
+    refused(door.client.post(f"{at}/resume"), 409, "x_conflict")
+    assert door.client.delete(at).json() == done
+
+
+def test_a_few_run_at_a_time(door: House) -> None:
+    for n in range(10):
+        door.bury(f"j-{n}", queue=f"q-{n % 5}")
+    slow = [begin(door, action="retry", rate=0.5, filter={"queue": f"q-{n}"}) for n in range(MAX_RUNNING)]
+    late = door.client.post(OPERATIONS, json={"action": "purge", "confirm": True})
+    refused(late, 429, "rate_limited")
+    for running in slow:
+        door.client.delete(f"{OPERATIONS}/{running['id']}")
+    assert {ended(door, running["id"])["state"] for running in slow} == {"stopped"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({}, "action: "),
+        ({"action": "burn"}, "action: 'burn': "),
+        ({"action": "retry", "ids": []}, "ids: []: "),
+        ({"action": "retry", "ids": ["a"], "filter": {"type": "b"}}, "ids: filters go without them"),
+        ({"action": "retry", "stop_if_failing": 0.5}, "stop_if_failing: it needs a rate"),
+        ({"action": "retry", "rate": 0}, "rate: 0"),
+        ({"action": "purge", "rate": 1}, "action: a purge has no override, no rate"),
+        ({"action": "retry", "override": {"colour": 1}}, "override.colour: "),
+    ],
+)
+def test_an_operation_that_cannot_be(door: House, asked: dict[str, Any], told: str) -> None:
+    answer = door.client.post(OPERATIONS, json={"confirm": True, **asked})
+    assert told in refused(answer, 400, "invalid_request")["message"]
+
+
+@pytest.mark.parametrize(("method", "rest"), [("GET", ""), ("DELETE", ""), ("POST", "/resume")])
+def test_an_unknown_operation(door: House, method: str, rest: str) -> None:
+    answer = door.client.request(method, f"{OPERATIONS}/op-1{rest}")
+    assert refused(answer, 404, "not_found")["details"]["resource_type"] == "operation"
