@@ -40,11 +40,11 @@ from .letters import (
     details,
     every,
     letters_table,
-    show_bulk,
     show_letters,
     show_matched,
     told,
 )
+from .operations import carry_out
 from .printing import answer, progress_bar
 
 group = group_of("dead-letters", "Search, replay and delete dead letters.")
@@ -123,9 +123,7 @@ def purge(
         return None
     if matched.total:
         ask(f"Delete {told(matched.total)} from {place}?", *counts(matched), yes=yes)
-    with progress_bar("deleting", matched.total) as progress:
-        done = letters.purge(confirm=True, progress=progress, **kind)
-    return show_bulk(done, "deleted", as_json=as_json)
+    return carry_out(place, place.bridge.operations.begin("purge", **kind), as_json=as_json)
 
 
 @command(group, "prune")

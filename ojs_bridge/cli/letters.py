@@ -20,7 +20,7 @@ from ..operations.replaying import Bulk
 from ..spec.duration import parse_duration
 from ..spec.policy import attempts_told
 from ..store import Letter, Stats
-from .commands import INCOMPLETE, show_entries
+from .commands import show_entries
 from .printing import (
     Listing,
     answer,
@@ -132,14 +132,6 @@ def counts(stats: Stats) -> list[Any]:
 def show_matched(stats: Stats, *, as_json: bool) -> None:
     """Answer with the letters that a change would reach."""
     answer(_json_of(Bulk(stats.total, confirmed=False)), *counts(stats), as_json=as_json)
-
-
-def show_bulk(bulk: Bulk, done: str, *, as_json: bool) -> int | None:
-    """Answer with the result of a change of many letters; return the exit code."""
-    stayed = f", {bulk.failed:,} stayed" if bulk.failed else ""
-    why = [table(("id", "why it stayed"), bulk.errors)] if bulk.errors else []
-    answer(_json_of(bulk), f"{told(bulk.succeeded)} {done}{stayed}", *why, as_json=as_json)
-    return INCOMPLETE if bulk.failed else None
 
 
 def _json_of(bulk: Bulk) -> dict[str, Any]:

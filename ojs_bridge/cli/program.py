@@ -13,12 +13,12 @@ from typer import Option
 
 from ..errors import ConfigurationError
 from . import __doc__ as about
-from . import dead_letters, plan, policy, replays, retries, shadow
+from . import dead_letters, operations, plan, policy, replays, retries, shadow
 from .commands import command, group_of
 from .finding import CELERY_APP, Place
 from .printing import show
 
-_GROUPS = (dead_letters, retries, policy, shadow)
+_GROUPS = (dead_letters, retries, operations, policy, shadow)
 _EXIT_CODES = (about or "").partition("\n\n")[2]
 
 program = group_of(

@@ -16,8 +16,9 @@ from ..spec.policy import check_partial
 from ..store import Letter
 from .commands import ID_HELP, INCOMPLETE, AsJson, DryRun, Yes, ask, each, found_of, json_of, whole
 from .finding import Place
-from .letters import Filter, count, counts, every, show_bulk, show_letters, show_matched, told
-from .printing import progress_bar, say
+from .letters import Filter, count, counts, every, show_letters, show_matched, told
+from .operations import carry_out
+from .printing import say
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ def replay(
     ids: Annotated[list[str] | None, Argument(metavar="[ID...]", help=f"A job's id, {ID_HELP}")] = None,
     everything: Annotated[bool, Option("--all", help="Replay all that the filters choose; asks.")] = False,
     rate: Annotated[float | None, Option(metavar="N", help="With --all: so many a second, at most.")] = None,
+    stop_if_failing: Annotated[
+        str | None,
+        Option(
+            metavar="SHARE", help="With --rate: stop when more of the replayed jobs, such as 50%, die again."
+        ),
+    ] = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -64,6 +71,7 @@ def replay(
     A job keeps its id and its history, and has all its attempts again.
     """
     _check(ids, chosen, changes, rate, everything=everything)
+    share = _share(stop_if_failing, rate)
     bridge = place.bridge if dry_run else place.publishing_bridge
     letters = bridge.dead_letters
     ids = whole(ids or (), letters.id_of)
@@ -81,9 +89,8 @@ def replay(
     if matched.total:
         _tell(stuck, place)
         ask(f"Replay {told(matched.total)} from {place}?", *counts(matched), yes=yes)
-    with progress_bar("replaying", matched.total) as progress:
-        done = letters.retry_all(confirm=True, rate=rate, progress=progress, **kind)
-    return show_bulk(done, "replayed", as_json=as_json)
+    begun = bridge.operations.begin("retry", rate=rate, stop_if_failing=share, **kind)
+    return carry_out(place, begun, as_json=as_json)
 
 
 def _check(
@@ -97,6 +104,18 @@ def _check(
     if everything and changes != Changes():
         raise ValueError("replay: changes go with ids, not with --all")
     check_rate(rate)
+
+
+def _share(told: str | None, rate: float | None) -> float | None:
+    """Return a share such as 50% as a number; raises ValueError."""
+    if told is None:
+        return None
+    if rate is None:
+        raise ValueError("stop-if-failing: it goes with --rate")
+    percent = told.removesuffix("%")
+    if not (percent.isascii() and percent.isdecimal() and int(percent) < 100):  # noqa: PLR2004
+        raise ValueError(f"stop-if-failing: {told!r} must be a share from 0% to 99%")
+    return int(percent) / 100
 
 
 def _look_at(letters: DeadLetters, ids: Sequence[str], place: Place, *, as_json: bool) -> int | None:
