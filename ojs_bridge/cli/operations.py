@@ -33,7 +33,7 @@ def list_(
         for operation in found:
             show_json(_json_of(operation))
         return
-    show(table(("id", "action", "began (UTC)", "state", "done", "of"), map(_row, found)) if found else "none")
+    show(table(("id", "action", "began (UTC)", "state", "succeeded", "of"), map(_row, found)) if found else "none")
 
 
 @command(group, "show")

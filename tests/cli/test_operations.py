@@ -1,0 +1,125 @@
+"""`operations`: replays and purges of many letters are seen, stopped and resumed from another terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from ojs_bridge import Bridge
+from ojs_bridge.operations import bulk
+from tests.cli.running import run, spawn
+from tests.cli.test_apps import DRAMATIQ, dramatiq_message
+from tests.servers import Valkey, eventually
+from tests.test_operating import bury
+
+
+def test_a_purge_is_listed_and_shown(bridge: Bridge, store: str) -> None:
+    ran = run("dead-letters", "purge", "--type", "mail.*", "--yes", store=store)
+    assert (ran.code, ran.out) == (0, "2 dead letters deleted\n")
+    (done,) = bridge.operations.list()
+    assert ran.err == f"operation {done.id}; Ctrl-C stops it\n"
+    listed = run("operations", "list", store=store).out
+    assert [done.id, "purge", "done"] == [
+        word for word in listed.split() if word in (done.id, "purge", "done")
+    ]
+    [shown] = run("operations", "show", done.id, "--json", store=store).json
+    assert (shown["state"], shown["total"], shown["succeeded"], shown["kind"]["type"]) == (
+        "done",
+        2,
+        2,
+        "mail.*",
+    )
+    assert "mail.*" in run("operations", "show", done.id, store=store).out
+    again = run("operations", "stop", done.id, store=store)
+    assert (again.code, again.out) == (0, f"{done.id}: done, 2 dead letters deleted\n")
+    assert run("operations", "list", "--json", store=store).json == [shown]
+
+
+def test_an_interrupted_purge_is_resumed(bridge: Bridge, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = bridge.operations.begin("purge", queue="default")
+    refused = run("operations", "resume", begun.id, store=store)
+    assert (refused.code, refused.err) == (
+        2,
+        f"ojs-bridge: operation {begun.id!r} is running, and cannot be resumed\n",
+    )
+    monkeypatch.setattr(bulk, "STALE", timedelta(0))
+    assert "interrupted" in run("operations", "list", store=store).out
+    monkeypatch.setattr(bulk, "SAVED", 60)
+    ran = run("operations", "resume", begun.id, store=store)
+    assert (ran.code, ran.out) == (0, "3 dead letters deleted\n")
+    assert len(bridge.dead_letters.list().letters) == 1
+
+
+@pytest.mark.usefixtures("bridge")
+def test_an_unknown_operation(store: str) -> None:
+    for verb in ("show", "stop", "resume"):
+        ran = run("operations", verb, "op-1", store=store)
+        assert (ran.code, ran.err) == (1, "ojs-bridge: there is no operation 'op-1'\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--stop-if-failing", "50%"], "stop-if-failing: it goes with --rate"),
+        (
+            ["--stop-if-failing", "half", "--rate", "1"],
+            "stop-if-failing: 'half' must be a share from 0% to 99%",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("bridge")
+def test_a_share_that_cannot_be(store: str, words: list[str], told: str) -> None:
+    ran = run("dead-letters", "replay", "--all", *words, store=store)
+    assert (ran.code, ran.err) == (2, f"ojs-bridge: {told}\n")
+
+
+def test_a_replay_stops_and_goes_on(tmp_path: Path, valkey: Valkey, valkey_url: str) -> None:
+    """The first stop is Ctrl-C, the second comes from another terminal; each letter is replayed once."""
+    (tmp_path / "actors.py").write_text(DRAMATIQ)
+    url = f"sqlite:///{tmp_path}/ojs.db"
+    bridge = Bridge(url)
+    for n in range(12):
+        message = dramatiq_message(f"j-{n}", n)
+        bury(bridge, f"j-{n}", type="charge", framework="dramatiq", message=message)
+    app = ("--app", "actors:broker")
+    replay = ("dead-letters", "replay", "--all", "--rate", "2", "--stop-if-failing", "90%", "--yes", *app)
+    for words, ask in ((replay, interrupt), (("operations", "resume", "{id}", *app), stop)):
+        named = [word.format(id=bridge.operations.list()[0].id) if "{id}" in word else word for word in words]
+        gone = len(bridge.dead_letters.list().letters)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ojs_bridge.cli", *named],
+            cwd=tmp_path,
+            env={**os.environ, "BROKER_URL": valkey.url},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        eventually(lambda gone=gone: len(bridge.dead_letters.list().letters) < gone, seconds=30)
+        ask(process, bridge, url)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 1, err
+        [operation] = bridge.operations.list()
+        assert operation.state == "stopped"
+        assert f"go on with: ojs-bridge operations resume {operation.id}" in err
+    left = len(bridge.dead_letters.list().letters)
+    assert 0 < left < 12
+    ran = spawn("operations", "resume", operation.id, *app, cwd=tmp_path, BROKER_URL=valkey.url)
+    assert (ran.code, ran.out) == (0, "12 dead letters replayed\n"), ran.err
+    assert bridge.dead_letters.list().letters == ()
+
+
+def interrupt(process: subprocess.Popen[str], bridge: Bridge, url: str) -> None:
+    """Press Ctrl-C."""
+    process.send_signal(signal.SIGINT)
+
+
+def stop(process: subprocess.Popen[str], bridge: Bridge, url: str) -> None:
+    """Stop the operation from another terminal."""
+    [operation] = bridge.operations.list()
+    assert run("operations", "stop", operation.id, store=url).code == 0
