@@ -33,7 +33,8 @@ def list_(
         for operation in found:
             show_json(_json_of(operation))
         return
-    show(table(("id", "action", "began (UTC)", "state", "succeeded", "of"), map(_row, found)) if found else "none")
+    headings = ("id", "action", "began (UTC)", "state", "succeeded", "of")
+    show(table(headings, map(_row, found)) if found else "no operations")
 
 
 @command(group, "show")
