@@ -118,11 +118,13 @@ class Listing:
 
     whole: Rows
     brief: Rows
+    headed: bool = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         least = replace(self.whole, cells=[[*row[:-1], row[-1][:_READABLE]] for row in self.whole.cells])
         rows = self.whole if least.width(console, options) <= options.max_width else self.brief
         made = rows.as_table(box=None)
+        made.show_header = self.headed
         # rich narrows the columns that may wrap, the widest first; their cells do not wrap.
         for column in made.columns[-2:]:
             column.no_wrap = False

@@ -13,7 +13,7 @@ from typer import Option
 
 from ..errors import ConfigurationError
 from . import __doc__ as about
-from . import dead_letters, operations, plan, policy, replays, retries, shadow
+from . import dead_letters, operations, plan, policy, replays, retries, shadow, watching
 from .commands import command, group_of
 from .finding import CELERY_APP, Place
 from .printing import show
@@ -30,6 +30,7 @@ program.info.epilog = " ".join(_EXIT_CODES.split())
 for module in _GROUPS:
     program.add_typer(module.group, epilog=program.info.epilog)
 command(dead_letters.group, "replay")(replays.replay)
+command(dead_letters.group, "watch")(watching.watch)
 command(program, "plan")(plan.plan)
 
 

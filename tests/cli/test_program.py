@@ -35,7 +35,7 @@ def test_help_tells_the_exit_codes(group: list[str]) -> None:
 
 def test_all_commands_are_there() -> None:
     told = run("dead-letters", "--help").out
-    for name in ("list", "show", "replay", "delete", "purge", "stats", "prune", "export", "import"):
+    for name in ("list", "show", "replay", "delete", "purge", "stats", "prune", "export", "import", "watch"):
         assert f"│ {name} " in told
     told = run("--help").out
     for name in ("dead-letters", "retries", "policy", "plan", "serve"):
