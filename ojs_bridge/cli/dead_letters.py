@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,7 @@ from .letters import (
     told,
 )
 from .operations import carry_out
-from .printing import answer, progress_bar
+from .printing import answer, progress_bar, replaced
 
 group = group_of("dead-letters", "Search, replay and delete dead letters.")
 #: Stands for stdin or stdout in place of a file.
@@ -177,16 +178,23 @@ def export(
 ) -> None:
     """Write dead letters with their messages as lines of JSON, the oldest first, for import.
 
-    With --app the app's redaction applies: redacted lines cannot be imported.
+    A file has its lines when all are written: an export that fails leaves it as it was. With --app the app's
+    redaction applies: redacted lines cannot be imported.
     """
     letters, kind = place.bridge.dead_letters, chosen.kind_until(place.bridge.engine.now())
-    if file == _PIPE:
-        sys.stdout.writelines(f"{line}\n" for line in letters.export(**kind))
-        return
-    total = letters.purge(**kind).matched
-    with Path(file).open("w", encoding="utf-8") as written, progress_bar("exporting", total) as progress:
-        for done, line in enumerate(letters.export(**kind), 1):
-            written.write(f"{line}\n")
+    lines = letters.export(**kind)
+    if sys.stderr.isatty() and not (file == _PIPE and sys.stdout.isatty()):
+        # To count letters with a text takes as long as to export them.
+        lines = _counted(lines, None if chosen.text else letters.purge(**kind).matched)
+    with nullcontext(sys.stdout) if file == _PIPE else replaced(file) as written:
+        written.writelines(f"{line}\n" for line in lines)
+
+
+def _counted(lines: Iterable[str], total: int | None) -> Iterator[str]:
+    """Yield the lines, and show their number."""
+    with progress_bar("exporting", total) as progress:
+        for done, line in enumerate(lines, 1):
+            yield line
             progress(done)
 
 

@@ -1,15 +1,17 @@
-"""Output: answers on stdout, as tables or as lines of JSON; everything else on stderr."""
+"""Output: answers on stdout, as tables or as lines of JSON; files; everything else on stderr."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 from rich.box import SIMPLE, Box
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
@@ -165,6 +167,27 @@ def error_told(errors: Sequence[Mapping[str, Any]]) -> str:
     if not errors:
         return ""
     return f"{plain(errors[-1].get('type') or 'Unknown')}: {plain(errors[-1].get('message') or '')}"
+
+
+@contextmanager
+def replaced(file: str) -> Iterator[TextIO]:
+    """Yield a new file, which takes the place of a file at the end; an error leaves that one as it was."""
+    path = Path(file)
+    if path.exists() and not path.is_file():
+        # A device or a pipe cannot be replaced, and a folder is an error.
+        with path.open("w", encoding="utf-8") as written:
+            yield written
+        return
+    whole = path.resolve()
+    partial = whole.with_name(f".{whole.name}.{os.getpid()}.part")
+    try:
+        with partial.open("w", encoding="utf-8") as written:
+            if whole.exists():
+                shutil.copymode(whole, partial)
+            yield written
+        partial.replace(whole)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

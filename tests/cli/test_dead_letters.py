@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -299,6 +301,40 @@ def test_a_file_and_back(store: str, tmp_path: Path) -> None:
     assert (taken.code, taken.out) == (0, "2 dead letters imported\n")
     shown = [run("dead-letters", "show", "j-1", "--json", store=kept).json for kept in (store, other)]
     assert shown[0] == shown[1]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_an_export_that_fails_leaves_no_half_file(tmp_path: Path, there: bool) -> None:
+    """The store fails after many lines: a file that was there is as it was, and no other one is left."""
+    store, folder = f"sqlite:///{tmp_path}/ojs.db", tmp_path / "exports"
+    bridge, file = Bridge(store), folder / "letters.jsonl"
+    folder.mkdir()
+    if there:
+        file.write_text("of yesterday")
+        file.chmod(0o600)
+    now = bridge.engine.now()
+    for n in range(600):
+        queue = "slow" if n < 10 else "default"
+        bury(bridge, f"j-{n}", queue=queue, discarded_at=now - timedelta(seconds=1000 - n))
+    with sqlite3.connect(tmp_path / "ojs.db") as connection:
+        connection.execute("UPDATE ojs_dead_letters SET record = '{' WHERE id = 'j-599'")
+    assert run("dead-letters", "export", str(file), store=store).code != 0
+    assert [path.name for path in folder.iterdir()] == ["letters.jsonl"] * there
+    assert not there or file.read_text() == "of yesterday"
+    assert run("dead-letters", "export", str(file), "--queue", "slow", store=store).code == 0
+    assert len(file.read_text().splitlines()) == 10
+    assert not there or file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.usefixtures("bridge")
+def test_an_export_into_a_pipe_or_through_a_link(store: str, tmp_path: Path) -> None:
+    """A device stays a device, and a link stays a link."""
+    assert run("dead-letters", "export", "/dev/null", store=store).code == 0
+    assert not Path("/dev/null").is_file()
+    (tmp_path / "link").symlink_to(tmp_path / "letters.jsonl")
+    assert run("dead-letters", "export", str(tmp_path / "link"), store=store).code == 0
+    assert (tmp_path / "link").is_symlink()
+    assert len((tmp_path / "letters.jsonl").read_text().splitlines()) == 4
 
 
 @pytest.mark.usefixtures("bridge")

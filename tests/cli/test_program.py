@@ -119,7 +119,21 @@ def test_a_terminal_is_asked(bridge: Bridge, store: str, answer: str, left: int,
     assert ('"succeeded": 4' in out) == (answer == "y")
 
 
-def test_the_board_is_served(tmp_path: Path, bridge: Bridge, store: str) -> None:
+def test_a_terminal_sees_the_progress_of_an_export(bridge: Bridge, store: str) -> None:
+    """The lines go to the pipe, the progress to the terminal."""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "ojs_bridge", "dead-letters", "export", "--store", store]
+    with subprocess.Popen(command, stderr=slave, stdout=subprocess.PIPE, text=True) as process:
+        os.close(slave)
+        seen = read_until(master, "never said")
+        assert process.stdout is not None
+        assert len(process.stdout.read().splitlines()) == 4
+    os.close(master)
+    assert "exporting" in seen
+    assert "4/4" in seen
+
+
+def test_the_page_is_served(tmp_path: Path, bridge: Bridge, store: str) -> None:
     """The server runs until it is ended."""
     pytest.importorskip("uvicorn")
     port = free_port()
