@@ -29,8 +29,10 @@ OUT_OF_REACH = 3
 AsJson: TypeAlias = Annotated[bool, Option("--json", help="Answer in JSON, one object a line.")]
 Yes: TypeAlias = Annotated[bool, Option("--yes", "-y", help="Do not ask.")]
 Limit: TypeAlias = Annotated[int, Option(help="The most entries to list, 1 to 1000.")]
-Cursor: TypeAlias = Annotated[str | None, Option(help="The cursor that the page before has printed.")]
-All: TypeAlias = Annotated[bool, Option("--all", help="List all pages.")]
+Cursor: TypeAlias = Annotated[
+    str | None, Option(help="Go on where the list that has printed this cursor ended.")
+]
+All: TypeAlias = Annotated[bool, Option("--all", help="List all entries.")]
 DryRun: TypeAlias = Annotated[bool, Option("--dry-run", help="Change nothing: show what would be changed.")]
 #: What an id on the command line may be.
 ID_HELP = "or the beginning of it that no other has, of four characters or more."

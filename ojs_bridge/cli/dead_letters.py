@@ -62,7 +62,7 @@ def list_(
     everything: All = False,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, newest first; the cursor of the next page goes to stderr."""
+    """List dead letters, newest first; if there are more, a cursor to go on with goes to stderr."""
     read = partial(place.bridge.dead_letters.list, **chosen.kind(place.bridge.engine.now()))
     pages = listed(read, limit, cursor, everything=everything)
     show_letters((x for page in pages for x in page.letters), place.in_namespace, as_json=as_json)

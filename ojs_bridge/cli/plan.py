@@ -23,7 +23,7 @@ from ..store import Store, open_store
 from .commands import INCOMPLETE
 from .finding import app_of, is_celery, load_tasks
 from .plan_files import check_path, differences, write
-from .plan_pages import as_markdown, show_all, show_first_page
+from .plan_pages import as_markdown, show_all, show_summary
 from .printing import say, show, show_json
 
 
@@ -108,7 +108,7 @@ def plan(
         case Format.MARKDOWN:
             typer.echo(as_markdown(found), nl=False)
         case Format.TABLE:
-            (show_all if answer.every else show_first_page)(app, found)
+            (show_all if answer.every else show_summary)(app, found)
     if answer.file is not None:
         say(write(answer.file, app, found))
     return 0

@@ -15,9 +15,9 @@ from .printing import counted, plain, show
 
 _OVERRIDES = "A message or a handler can override these numbers (send_with_options, apply_async, Retry)."
 _NOTHING = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)"
-#: The columns of a page.
+#: The columns of a screen.
 _WIDTH = 80
-#: The most statements of the first page: with the names beneath them they fit a screen.
+#: The most statements of the summary: with the names beneath them they fit a screen.
 _STATEMENTS = 12
 #: The hazards that lose jobs, double them or never end them, the worst first; `--all` shows the others.
 _SERIOUS = (
@@ -27,7 +27,7 @@ _SERIOUS = (
 _HEADINGS = ("task", "runs", "first wait", "last wait", "all waits", "under the policy")
 
 
-def show_first_page(app: str, found: Sequence[Planned]) -> None:
+def show_summary(app: str, found: Sequence[Planned]) -> None:
     """Show the changes, the hazards and the unknown, the worst first, with their tasks."""
     if not found:
         show(_NOTHING)
@@ -66,7 +66,7 @@ def _counts(found: Sequence[Planned]) -> str:
 
 
 def _grouped(found: Sequence[Planned]) -> dict[str, list[str]]:
-    """Return the statements of the first page, the worst first, with the tasks that each is about."""
+    """Return the statements of the summary, the worst first, with the tasks that each is about."""
     ranked = sorted((rank, text, one.name) for one in found for rank, text in _worst(one))
     return _names_by_text((text, name) for _, text, name in ranked)
 
@@ -80,7 +80,7 @@ def _names_by_text(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _worst(one: Planned) -> Iterator[tuple[int, str]]:
-    """Yield the statements about a task for the first page, with their ranks."""
+    """Yield the statements about a task for the summary, with their ranks."""
     if one.unreadable:
         yield 0, f"cannot be read: {one.unreadable}"
     for hazard in one.hazards:

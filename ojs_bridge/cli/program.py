@@ -55,7 +55,7 @@ def serve(
     host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="The port to listen on.")] = 8787,
 ) -> None:
-    """Serve the HTTP API and the page; OJS_BRIDGE_OPERATOR_TOKEN and OJS_BRIDGE_READER_TOKEN guard them."""
+    """Serve the page and its HTTP API; OJS_BRIDGE_OPERATOR_TOKEN and OJS_BRIDGE_READER_TOKEN guard them."""
     try:
         from ..http import serve as serve_http
     except ModuleNotFoundError as error:

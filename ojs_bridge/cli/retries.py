@@ -58,7 +58,7 @@ def list_(
     everything: All = False,
     as_json: AsJson = False,
 ) -> None:
-    """List parked retries, the next one due first; the cursor of the next page goes to stderr."""
+    """List parked retries, the next one due first; if there are more, a cursor goes to stderr."""
     read = partial(place.bridge.retries.list, queue=queue, type=type_)
     pages = listed(read, limit, cursor, everything=everything)
     _show((parked for page in pages for parked in page.retries), as_json=as_json)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge.cli.plan_files import write
-from ojs_bridge.cli.plan_pages import as_markdown, show_first_page
+from ojs_bridge.cli.plan_pages import as_markdown, show_summary
 from ojs_bridge.config.policy_files import load, read_file
 from ojs_bridge.migration.plan import Hazard, Native, Open, Planned
 from ojs_bridge.migration.plan.waits import Wait
@@ -192,7 +192,7 @@ def test_no_page_is_wider_than_a_screen(ran: dict[str, Ran]) -> None:
     assert 'we"ird|na\\nme\\x1b[31m*`x`\\u202e' in ran["all of a broker"].out
 
 
-def test_the_first_page_has_what_matters(ran: dict[str, Ran]) -> None:
+def test_the_summary_has_what_matters(ran: dict[str, Ran]) -> None:
     """The worst comes first, with its tasks beneath; `--all` has the lesser hazards and the numbers."""
     first, every = (" ".join(ran[x].out.split()) for x in ("a broker's first page", "all of a broker"))
     assert first.startswith(
@@ -215,7 +215,7 @@ def test_a_large_fleet_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None
     change = [
         planned(f"shop.tasks.change_{n}", differences=("retry 1 waits 1 s, not 2 s",)) for n in range(101)
     ]
-    show_first_page("shop:app", [*unknown, *change])
+    show_summary("shop:app", [*unknown, *change])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 50
     assert max(map(len, lines)) <= 80

@@ -53,6 +53,13 @@ def test_h_is_help_everywhere(words: list[str]) -> None:
     assert "bool" not in told.out
 
 
+def test_the_page_is_the_only_page() -> None:
+    """The help has one word for the page in a browser, and no other use of that word."""
+    assert "Serve the page and its HTTP API" in run("serve", "-h").out
+    for words in (("dead-letters",), ("dead-letters", "list"), ("retries", "list"), ("plan",)):
+        assert "page" not in run(*words, "-h").out
+
+
 def test_the_version() -> None:
     """It is that of the installed package."""
     told = run("--version")
