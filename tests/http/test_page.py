@@ -614,3 +614,53 @@ def test_the_page_waits(browser: Browser, door: Door) -> None:
     eventually(lambda: asks(60))
     expect(page.locator("#trouble")).to_be_hidden()
     page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_use_the_page(browser: Browser, door: Door, scheme: Any) -> None:
+    """No view and no dialog has anything that axe finds wrong, for operators and readers."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    bridge = Bridge(door.store)
+    door.store.bury(letter("seen", queue="seen", framework="nobody", message={"args": [1], "kwargs": {}}))
+    door.store.park(parked("seen", next_retry_at=bridge.engine.now() + timedelta(hours=2)))
+
+    def check(page: Page) -> None:
+        found = axe.run(page)
+        assert found.violations_count == 0, found.generate_report()
+
+    with listening(app_for(bridge, operator_token=OPERATOR, reader_token=READER)) as address:
+        for token in (OPERATOR, READER):
+            page = browser.new_page(color_scheme=scheme)
+            page.goto(address)
+            check(page)
+            page.keyboard.type(token)
+            page.keyboard.press("Enter")
+            row = page.locator('li[data-id="seen"]')
+            row.locator("input").check()
+            expect(page.locator("#bars i")).to_have_count(48)
+            check(page)
+            if token == OPERATOR:
+                page.keyboard.press("d")
+                check(page)
+                page.locator("#question-no").click()
+                page.locator("#replay-selected").click()
+                page.locator("#question-yes").click()
+                expect(page.locator("#trouble")).to_be_visible()
+            row.click()
+            if token == OPERATOR:
+                page.locator("#changes summary").click()
+                page.get_by_label("Arguments, a list").fill("[")
+            check(page)
+            page.keyboard.press("Escape")
+            page.keyboard.press("?")
+            check(page)
+            page.keyboard.press("Escape")
+            page.locator("#filters [name=queue]").fill("none")
+            expect(page.locator("#letters-end")).to_have_text("No dead letter matches these filters.")
+            check(page)
+            page.get_by_role("link", name="Parked retries").click()
+            expect(page.locator("#retries li")).to_have_count(1)
+            check(page)
+            page.close()
+    bridge.retries.cancel("seen")
+    bridge.dead_letters.delete("seen")

@@ -101,6 +101,7 @@ export async function question(text, { yes, no, isDanger, done }, work) {
       button.disabled = true;
       byId("question-no").textContent = "Close";
       progress.hidden = false;
+      byId("told").textContent = "";
       try {
         undone = await work((n, total) => { progress.max = total; progress.value = n; }) || "";
         byId("told").textContent = undone ? "" : `${done} at ${new Date().toLocaleTimeString("sv")}.`;
