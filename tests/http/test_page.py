@@ -358,6 +358,52 @@ def test_selected_ones_are_deleted(page: Page, door: Door) -> None:
     assert not {"one", "two"} & {*door.ids()}
 
 
+def test_a_selection_is_a_single_request(page: Page, door: Door) -> None:
+    """The rate limit of the page's own server is below the number of letters."""
+    for n in range(150):
+        door.store.bury(letter(f"pick-{n}", queue="picked", framework="celery"))
+    page.locator("[name=queue]").fill("picked")
+    expect(rows(page)).to_have_count(100)
+    page.evaluate(SCROLL.replace("3_000", "150"))
+    writes: list[str] = []
+    page.on("request", lambda request: request.method == "GET" or writes.append(request.url))
+    page.locator("#select-all").check()
+    page.locator("#delete-selected").click()
+    page.locator("#question-yes").click()
+    expect(page.locator("#told")).to_contain_text("Deleted 150 dead letters at")
+    expect(rows(page)).to_have_count(0)
+    assert writes == [f"{door.url}ojs/v1/operations"]
+
+
+def test_a_bulk_replay_is_stopped_and_resumed(page: Page, door: Door) -> None:
+    """It goes on when the tab is loaded again. After the stop no letter goes; after resuming all do."""
+    bridge = Bridge(door.store)
+    expect(page.locator("#letters-total")).not_to_be_empty()
+    total = page.locator("#letters-total").inner_text()
+    for n in range(300):
+        door.store.bury(letter(f"slow-{n}", queue="slowly", framework="celery", type="demo"))
+    begun = page.request.post(
+        f"{door.url}ojs/v1/operations",
+        headers={"X-OJS-Bridge": "1"},
+        data={"action": "retry", "filter": {"queue": "slowly"}, "rate": 20, "confirm": True},
+    )
+    assert begun.ok
+    page.reload()
+    shown = page.locator("#operations li")
+    expect(shown).to_contain_text("Replay queue slowly: running")
+    shown.get_by_role("button", name="Stop").click()
+    expect(shown).to_contain_text("stopped")
+    expect(shown).to_contain_text("an operator stopped it")
+    [operation] = [found for found in bridge.operations.list() if found.kind.get("queue") == "slowly"]
+    assert (operation.state, operation.matched < 300) == ("stopped", True)
+    shown.get_by_role("button", name="Resume").click()
+    expect(shown).to_contain_text("running")
+    shown.get_by_role("button", name="Stop").click()
+    expect(shown).to_contain_text("stopped")
+    bridge.dead_letters.purge(confirm=True, queue="slowly")
+    expect(page.locator("#letters-total")).to_have_text(total)
+
+
 def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
     """A page that was left open for an hour says so, and shows the letters of now."""
     door.store.bury(letter("short-lived", queue="fleeting", framework="celery"))

@@ -12,10 +12,10 @@ export class Refused extends Error {
   }
 }
 
-export async function call(method, path, { query = {}, body, told } = {}) {
+export async function call(method, path, { query = {}, body } = {}) {
   for (;;) {
     const token = sessionStorage.getItem(TOKEN) || "";
-    const answer = await send(method, path, query, body, told, token);
+    const answer = await send(method, path, query, body, token);
     if (answer.status === 401) {
       // Another request may have asked meanwhile.
       if (token === (sessionStorage.getItem(TOKEN) || "")) await askForToken(token);
@@ -23,7 +23,7 @@ export async function call(method, path, { query = {}, body, told } = {}) {
     }
     keepRole(answer.headers.get("X-OJS-Bridge-Role"));
     if (!answer.ok) throw await refused(answer);
-    return told ? readLines(answer, told) : answer.json();
+    return answer.json();
   }
 }
 
@@ -38,10 +38,10 @@ function keepRole(role) {
   document.dispatchEvent(new Event("role"));
 }
 
-async function send(method, path, query, body, told, token) {
+async function send(method, path, query, body, token) {
   const url = new URL(path, ROOT);
   for (const [name, value] of Object.entries(query)) if (value) url.searchParams.set(name, value);
-  const headers = { Accept: told ? "application/x-ndjson" : "application/json", "X-OJS-Bridge": "1" };
+  const headers = { Accept: "application/json", "X-OJS-Bridge": "1" };
   if (token) headers.Authorization = `Bearer ${token}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   try {
@@ -57,22 +57,6 @@ async function refused(answer) {
     return new Refused(answer.status, error.message, error.details);
   } catch {
     return new Refused(answer.status, `The server answered with status ${answer.status}.`);
-  }
-}
-
-async function readLines(answer, told) {
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "", last = {};
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return last;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines.filter(Boolean)) {
-      last = JSON.parse(line);
-      if (last.error) throw new Refused(answer.status, last.error.message, last.error.details);
-      told(last);
-    }
   }
 }
 

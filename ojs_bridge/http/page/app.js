@@ -4,6 +4,7 @@ import { mayWrite } from "./api.js";
 import { close } from "./detail.js";
 import * as letters from "./letters.js";
 import * as live from "./live.js";
+import * as operations from "./operations.js";
 import { read } from "./place.js";
 import * as retries from "./retries.js";
 import { byId, guarded, isNear } from "./view.js";
@@ -21,7 +22,7 @@ function show() {
     else link.removeAttribute("aria-current");
   }
   return guarded(async () => {
-    await views[current()].load();
+    await Promise.all([views[current()].load(), operations.load()]);
     if (open) await letters.open(open);
   });
 }
@@ -73,7 +74,8 @@ document.addEventListener("role", letters.tellChosen);
 window.addEventListener("hashchange", show);
 setInterval(retries.tick, 1000);
 byId("letters-new").addEventListener("click", () => guarded(letters.load));
-live.start(() => views[current()].refresh(), () => current() !== "letters" || letters.isFree());
+operations.whenEnded(letters.load);
+live.start(() => Promise.all([views[current()].refresh(), operations.load()]), () => current() !== "letters" || letters.isFree());
 
 window.addEventListener("scroll", () => {
   const view = views[current()];

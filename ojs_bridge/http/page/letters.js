@@ -4,6 +4,7 @@ import { call, mayWrite, pathOf } from "./api.js";
 import { drawDeaths, drawGroups, drawTotal } from "./chart.js";
 import * as detail from "./detail.js";
 import { renew, timeOf } from "./live.js";
+import * as operations from "./operations.js";
 import { keepFilters, read } from "./place.js";
 import { ago, byId, deed, guarded, isNear, make, question, when } from "./view.js";
 
@@ -153,24 +154,10 @@ function choose(name, value) {
   guarded(load);
 }
 
-const one = {
-  Replay: (id) => call("POST", pathOf(KIND, id, "retry"), { body: {} }),
-  Delete: (id) => call("DELETE", pathOf(KIND, id)),
-};
-
 // Replays or deletes the selected ones, or this one.
 export async function doSelected(verb, id) {
   const ids = state.chosen.size ? [...state.chosen] : id ? [id] : [];
-  if (!ids.length) return;
-  const done = await question(told(ids), deed(verb, ids.length), async (tell) => {
-    const failed = [];
-    for (const [n, each] of ids.entries()) {
-      await one[verb](each).catch((error) => failed.push(`${each}: ${error.message}`));
-      tell(n + 1, ids.length);
-    }
-    return failed.length ? `${failed.length} of ${ids.length} failed. ${failed[0]}` : "";
-  });
-  if (done) await guarded(load);
+  if (ids.length) await ask(told(ids), verb, ids.length, { ids });
 }
 
 function told(ids) {
@@ -181,31 +168,14 @@ function told(ids) {
   return [...counts].sort(([, a], [, b]) => b - a).map(([type, count]) => `${count} × ${type}`).join("\n");
 }
 
-// Replays or deletes all that match the filters, after telling how many they are.
+// Replays or deletes all that match the filters, after telling how many they are. A text would have to be looked for
+// in all of them first, so their number is not told.
 export async function doAll(verb) {
   const where = filter();
-  const matched = await count(verb, where);
+  const matched = where.text ? null : await operations.count(verb, where);
   const filters = Object.entries(where).map(([name, value]) => `${name}: ${value}`).join("\n");
-  const told = filters || "Every dead letter there is: no filter is set.";
-  const done = await question(told, deed(verb, matched), async (tell) => {
-    const result = await bulk(verb, where, true, ({ done }) => done !== undefined && tell(done, matched));
-    return result.failed ? `${result.failed} of ${result.matched} failed. ${result.errors[0]?.error || ""}` : "";
-  });
-  if (done) await guarded(load);
+  await ask(filters || "Every dead letter there is: no filter is set.", verb, matched, { filter: where });
 }
 
-async function count(verb, where) {
-  try {
-    await bulk(verb, where, false);
-  } catch (error) {
-    if (error.details?.matched !== undefined) return error.details.matched;
-    throw error;
-  }
-  return 0;
-}
-
-function bulk(verb, where, confirm, told) {
-  const body = { filter: where, confirm };
-  if (verb === "Replay") return call("POST", `${KIND}/retry`, { body, told });
-  return call("DELETE", KIND, { body });
-}
+const ask = (text, verb, count, choice) =>
+  question(text, { ...deed(verb, count), done: "" }, () => operations.begin(verb, choice));

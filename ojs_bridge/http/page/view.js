@@ -76,22 +76,28 @@ export async function guarded(work) {
 // The words of a question about dead letters: the deed with its number, the way out, and the news of it.
 export function deed(verb, count) {
   const them = count === 1 ? "it" : "them", isDanger = verb === "Delete";
-  const yes = `${verb} ${count.toLocaleString()} dead ${count === 1 ? "letter" : "letters"}`;
+  const all = count === null ? "all that match" : `${count.toLocaleString()} dead ${count === 1 ? "letter" : "letters"}`;
+  const yes = `${verb} ${all}`;
   const done = `${verb === "Delete" ? "Deleted" : "Replayed"} ${yes.slice(verb.length + 1)}`;
   return { yes, no: isDanger ? `Keep ${them}` : "Do not replay", isDanger, done };
 }
 
-// Asks before something is done, and shows how far it is or why it cannot be; resolves to whether it was done.
+// Tells what was done, and what could not be done.
+export function tell(done, failed = "") {
+  undone = failed;
+  byId("told").textContent = done && !failed ? `${done} at ${new Date().toLocaleTimeString("sv")}.` : "";
+  trouble(null);
+}
+
+// Asks before something is done, and shows why it cannot be; resolves to whether it was done.
 export async function question(text, { yes, no, isDanger, done }, work) {
-  const dialog = byId("question"), button = byId("question-yes"), progress = byId("question-progress");
+  const dialog = byId("question"), button = byId("question-yes");
   byId("question-title").textContent = `${yes}?`;
   byId("question-text").textContent = text;
   byId("question-no").textContent = no;
   button.textContent = yes;
   button.classList.toggle("danger", isDanger);
   button.disabled = false;
-  progress.hidden = true;
-  progress.removeAttribute("value");
   dialog.returnValue = "";
   dialog.showModal();
   byId("question-no").focus();
@@ -100,20 +106,16 @@ export async function question(text, { yes, no, isDanger, done }, work) {
       event.preventDefault();
       button.disabled = true;
       byId("question-no").textContent = "Close";
-      progress.hidden = false;
-      byId("told").textContent = "";
+      tell("");
       try {
-        undone = await work((n, total) => { progress.max = total; progress.value = n; }) || "";
-        byId("told").textContent = undone ? "" : `${done} at ${new Date().toLocaleTimeString("sv")}.`;
+        await work();
+        if (done) tell(done);
         resolve(true);
       } catch (error) {
-        undone = error.message;
-        trouble(null);
-        byId("question-text").textContent = undone;
-        progress.hidden = true;
+        tell("", error.message);
+        byId("question-text").textContent = error.message;
         return;
       }
-      trouble(null);
       dialog.close();
     };
     button.addEventListener("click", act);

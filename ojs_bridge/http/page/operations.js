@@ -1,0 +1,83 @@
+// Bulk operations. Each goes on by itself; the page watches, stops and resumes them.
+
+import { call, mayWrite, pathOf } from "./api.js";
+import { byId, deed, guarded, make, tell } from "./view.js";
+
+const KIND = "operations";
+const ACTION = { Replay: "retry", Delete: "purge" };
+const VERB = { retry: "Replay", purge: "Delete" };
+// An operation that stopped or failed is offered to be resumed for so long.
+const RECENT = 600_000;
+const WATCH = 1_000;
+// The operations whose end is news.
+const watched = new Set();
+let changed = () => {}, timer;
+
+export function whenEnded(work) {
+  changed = work;
+}
+
+export async function begin(verb, choice) {
+  const { id } = await call("POST", KIND, { body: { action: ACTION[verb], confirm: true, ...choice } });
+  watched.add(id);
+  await load();
+}
+
+// A server refuses to begin without consent, and tells how many letters it would be.
+export async function count(verb, filter) {
+  try {
+    await call("POST", KIND, { body: { action: ACTION[verb], filter } });
+  } catch (error) {
+    if (error.details?.matched !== undefined) return error.details.matched;
+    throw error;
+  }
+  return 0;
+}
+
+export async function load() {
+  clearTimeout(timer);
+  const { operations } = await call("GET", KIND, { query: { limit: 20 } });
+  const goOn = operations.filter(({ state }) => state === "running" || state === "stopping");
+  const ended = operations.filter((one) => !goOn.includes(one) && watched.delete(one.id));
+  for (const { id } of goOn) watched.add(id);
+  byId("operations").replaceChildren(...operations.filter(isShown).map(row));
+  if (goOn.length) timer = setTimeout(() => guarded(load), WATCH);
+  for (const operation of ended) news(operation);
+  if (ended.length) await changed();
+}
+
+function isShown({ state, updated_at: at }) {
+  return state !== "done" && (!["stopped", "failed"].includes(state) || Date.now() - Date.parse(at) < RECENT);
+}
+
+function news({ action, state, matched, succeeded, failed, errors, why }) {
+  const stayed = failed ? `${failed} of ${matched} failed. ${errors[0]?.error || ""}` : "";
+  tell(state === "failed" ? "" : deed(VERB[action], succeeded).done, [why, stayed].filter(Boolean).join(". "));
+}
+
+function row(operation) {
+  const { id, action, state, succeeded, total, matched, why } = operation;
+  const isOn = state === "running" || state === "stopping";
+  const bar = make("progress", { ariaLabel: `Progress of ${id}`, ...(total && { max: total, value: matched }) });
+  const number = `${succeeded.toLocaleString()}${total === null ? "" : ` of ${total.toLocaleString()}`}`;
+  const name = make("span", { title: id }, `${VERB[action]} ${choice(operation)}: `, make("b", {}, state), ` ${number}`);
+  return make(
+    "li", {}, name, isOn ? bar : make("span", { className: "quiet" }, why),
+    ...(mayWrite() && state === "running" ? [act("Stop", "DELETE", pathOf(KIND, id))] : []),
+    ...(mayWrite() && !isOn ? [act("Resume", "POST", pathOf(KIND, id, "resume"))] : []),
+  );
+}
+
+function choice({ kind, ids }) {
+  if (ids !== null) return `${ids} selected`;
+  const { until, ...filters } = kind;
+  return Object.entries(filters).map(([name, value]) => `${name} ${value}`).join(", ") || "all";
+}
+
+function act(name, method, path) {
+  const click = () => guarded(async () => {
+    await call(method, path, method === "POST" ? { body: {} } : {});
+    await load();
+  });
+  return make("button", { type: "button", on: { click } }, name);
+}
