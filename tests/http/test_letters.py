@@ -444,6 +444,25 @@ def test_an_error_in_the_last_line(door: House) -> None:
     assert door.bridge.dead_letters.stats().total == 50
 
 
+def test_counts_are_kept_for_each_filter(door: House) -> None:
+    """A change through the API drops all of them, and a text makes no difference."""
+    for n in range(6):
+        door.bury(f"j-{n}", queue=f"q{n % 2}", type=f"t.{n % 3}")
+
+    def totals() -> list[int]:
+        asked = [{}, {"queue": "q0"}, {"queue": "q0", "type": "t.0"}, {"queue": "q0", "text": "nothing"}]
+        return [door.client.get(f"{LETTERS}/stats", params=query).json()["total"] for query in asked]
+
+    assert totals() == [6, 3, 1, 3]
+    door.bury("j-6", queue="q0", type="t.0")
+    assert totals() == [6, 3, 1, 3]
+    assert door.client.get(LETTERS, params={"queue": "q0", "limit": 1}).json()["pagination"]["total"] == 3
+    assert door.client.delete(f"{LETTERS}/j-0").status_code == 200
+    assert totals() == [6, 3, 1, 3]
+    assert door.client.delete(f"{LETTERS}/j-6").status_code == 200
+    assert totals() == [5, 2, 0, 2]
+
+
 def test_the_total_is_not_counted_where_that_is_dear(door: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """No count comes with a text, with a page that goes on, or where the last page tells it anyway."""
     for n in range(3):
