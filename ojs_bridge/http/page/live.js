@@ -38,7 +38,7 @@ export function start(refresh, isFree) {
       await refresh();
       if (state.failed) trouble(null);
       state.failed = false;
-      state.wait = Math.max(PERIOD, SHARE * (performance.now() - begun));
+      state.wait = Math.min(Math.max(PERIOD, SHARE * (performance.now() - begun)), LONGEST);
     } catch (error) {
       state.failed = true;
       state.wait = Math.min(2 * state.wait, LONGEST);
