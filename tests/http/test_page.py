@@ -633,6 +633,34 @@ def test_the_page_is_live(page: Page, door: Door) -> None:
         bridge.dead_letters.delete(name)
 
 
+def test_the_readers_place_stays(page: Page, door: Door) -> None:
+    """A few new letters do not move the row that is read; for many the page offers to load again."""
+    now = letter().discarded_at
+
+    def bury(start: int, end: int) -> None:
+        for n in range(start, end):
+            door.store.bury(letter(f"many-{n}", queue="many", discarded_at=now + timedelta(seconds=n)))
+
+    bury(0, 40)
+    page.locator("#filters [name=queue]").fill("many")
+    expect(rows(page)).to_have_count(40)
+    rows(page).nth(35).focus()
+    top = "document.activeElement.getBoundingClientRect().top"
+    before = page.evaluate(top)
+    bury(40, 45)
+    expect(rows(page)).to_have_count(45)
+    assert abs(page.evaluate(top) - before) < 1
+    bury(45, 75)
+    again = page.get_by_role("button", name="Many new dead letters")
+    expect(again).to_be_visible()
+    expect(rows(page)).to_have_count(45)
+    assert abs(page.evaluate(top) - before) < 1
+    again.click()
+    expect(rows(page)).to_have_count(75)
+    expect(again).to_be_hidden()
+    Bridge(door.store).dead_letters.purge(queue="many", confirm=True)
+
+
 def test_the_page_waits(browser: Browser, door: Door) -> None:
     """It asks nothing while rows are selected, a dialog is open or it is paused, and less after errors."""
     page = browser.new_page()
