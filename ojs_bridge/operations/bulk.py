@@ -117,7 +117,11 @@ class Operations:
         """
         check(action, ids, override, rate, stop_if_failing, kind)
         now = self.now()
-        kind["until"] = min(kind.get("until") or now, now + timedelta(milliseconds=1))
+        if ids is None:
+            soon = now + timedelta(milliseconds=1)
+            kind["until"] = min(kind.get("until") or soon, soon)
+        else:
+            ids = [*dict.fromkeys(ids)]
         operation = Operation(
             f"op-{secrets.token_hex(6)}",
             action,
