@@ -15,8 +15,9 @@ from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import BridgeError, InvalidRetryPolicy, NotFound, StoreError, Unpublishable, Unreachable
+from ..operations.dead_letters import LOOK_THROUGH
 from ..operations.letters import MAX_PAGE, AnyPage, every_page
-from ..store import Letter, Parked
+from ..store import Letter, Page, Parked
 from .printing import Listing, answer, say, show, show_json, show_on_stderr
 
 F = TypeVar("F", bound=Callable[..., int | None])
@@ -182,14 +183,29 @@ def each(ids: Sequence[str], act: Callable[[str], object], done: str, *, as_json
 def listed(
     read: Callable[..., AnyPage], limit: int, cursor: str | None, *, everything: bool
 ) -> Iterator[AnyPage]:
-    """Yield the page that is asked for, or every page; the cursor of the next page goes to stderr."""
+    """Yield every page, or as many as have `limit` entries; the cursor of the next one goes to stderr.
+
+    A page of a search for a text may have few entries, or none. Ctrl-C ends the search.
+    """
     if everything:
         yield from every_page(lambda cursor: read(limit=MAX_PAGE, cursor=cursor))
         return
-    page = read(limit=limit, cursor=cursor)
-    yield page
-    if page.next_cursor:
-        say(f"there may be more: --cursor {page.next_cursor}")
+    looked = 0
+    try:
+        while True:
+            page = read(limit=limit, cursor=cursor)
+            yield page
+            cursor = page.next_cursor
+            limit -= len(page.letters if isinstance(page, Page) else page.retries)
+            if cursor is None or limit <= 0:
+                break
+            looked += LOOK_THROUGH
+            if sys.stderr.isatty():
+                say(f"{looked:,} dead letters were searched; Ctrl-C stops")
+    except KeyboardInterrupt:
+        say("the search was stopped")
+    if cursor:
+        say(f"there may be more: --cursor {cursor}")
 
 
 def show_entries(

@@ -12,6 +12,7 @@ import pytest
 from rich.cells import cell_len
 
 from ojs_bridge import Bridge
+from ojs_bridge.operations import dead_letters
 from tests.cli.conftest import fill
 from tests.cli.running import run
 from tests.store.test_store import entry
@@ -257,6 +258,18 @@ def test_the_beginning_of_an_id(bridge: Bridge, store: str) -> None:
     ran = run("dead-letters", "delete", "othe", "other-7", "order-13", "--yes", "--json", store=store)
     assert ran.json == [{"id": "other-7", "deleted": True}, {"id": "order-13", "deleted": True}]
     assert {"order-1", "order-12"} < {found.id for found in bridge.dead_letters.list().letters}
+
+
+@pytest.mark.usefixtures("bridge")
+def test_a_search_goes_on_until_it_has_found_enough(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that has looked through a part of the store without a match is no answer."""
+    monkeypatch.setattr(dead_letters, "READ", 1)
+    monkeypatch.setattr(dead_letters, "LOOK_THROUGH", 2)
+    assert ids(store, "--text", "no answer 3") == ["j-3"]
+    assert ids(store, "--text", "nowhere") == []
+    ran = run("dead-letters", "list", "--json", "--limit", "2", "--text", "no answer", store=store)
+    assert [letter["id"] for letter in ran.json] == ["j-0", "j-1"]
+    assert ran.err.startswith("there may be more: --cursor ")
 
 
 @pytest.mark.usefixtures("bridge")

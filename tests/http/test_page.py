@@ -414,6 +414,19 @@ def test_a_bulk_replay_is_stopped_and_resumed(page: Page, door: Door) -> None:
     expect(page.locator("#letters-total")).to_have_text(total)
 
 
+def test_a_search_goes_on_by_itself(page: Page, door: Door) -> None:
+    """A request searches 2,000 letters; the match is beyond them."""
+    old = letter().discarded_at - timedelta(days=9)
+    for n in range(2_100):
+        door.store.bury(letter(f"hay-{n}", queue="hay", discarded_at=old + timedelta(seconds=n)))
+    door.store.bury(letter("needle", queue="hay", discarded_at=old, message={"args": ["a needle"]}))
+    page.locator("[name=queue]").fill("hay")
+    page.locator("[name=text]").fill("a needle")
+    expect(rows(page)).to_have_count(1)
+    expect(page.locator("#letters-end")).to_have_text("1 in all")
+    Bridge(door.store).dead_letters.purge(confirm=True, queue="hay")
+
+
 def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
     """A page that was left open for an hour says so, and shows the letters of now."""
     door.store.bury(letter("short-lived", queue="fleeting", framework="celery"))

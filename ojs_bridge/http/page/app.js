@@ -78,7 +78,6 @@ operations.whenEnded(letters.load);
 live.start(() => Promise.all([views[current()].refresh(), operations.load()]), () => current() !== "letters" || letters.isFree());
 
 window.addEventListener("scroll", () => {
-  const view = views[current()];
-  if (isNear(byId(`${current()}-end`)) && !(view === letters && letters.filter().text)) guarded(view.loadMore);
+  if (isNear(byId(`${current()}-end`))) guarded(views[current()].loadMore);
 }, { passive: true });
 show();

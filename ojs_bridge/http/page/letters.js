@@ -27,7 +27,8 @@ export function fill(filters) {
 export async function load() {
   state.generation += 1;
   if (read().view === "letters") keepFilters(chosen());
-  Object.assign(state, { cursor: null, more: true, busy: false, count: 0, rows: new Map(), chosen: new Set() });
+  const empty = { cursor: null, more: true, busy: false, stopped: false, count: 0 };
+  Object.assign(state, { ...empty, rows: new Map(), chosen: new Set() });
   byId("letters").replaceChildren();
   byId("letters-new").hidden = true;
   tellChosen();
@@ -76,7 +77,7 @@ function tellGap() {
 }
 
 export async function loadMore() {
-  if (state.busy || !state.more) return;
+  if (state.busy || !state.more || state.stopped) return;
   state.busy = true;
   const generation = state.generation;
   try {
@@ -94,9 +95,9 @@ export async function loadMore() {
   loadIfNear();
 }
 
-// A page that does not fill the window is never scrolled.
+// A page that does not fill the window is never scrolled; a search goes on until the window is full.
 function loadIfNear() {
-  if (!filter().text && isNear(byId("letters-end"))) requestAnimationFrame(() => guarded(loadMore));
+  if (isNear(byId("letters-end"))) requestAnimationFrame(() => guarded(loadMore));
 }
 
 // Of a job in the list only what a question tells of it: ten thousand backtraces are too many.
@@ -105,11 +106,17 @@ function brief({ id, type, errors }) {
 }
 
 function tellEnd() {
-  const searched = state.more && filter().text;
+  const isSearch = state.more && filter().text;
   byId("letters-end").replaceChildren(
-    state.more ? "" : state.count ? `${state.count} in all` : nothing(),
-    searched ? make("button", { type: "button", on: { click: () => guarded(loadMore) } }, "Search on") : "",
+    isSearch ? `${state.count} found so far ` : state.more ? "" : state.count ? `${state.count} in all` : nothing(),
+    isSearch ? make("button", { type: "button", on: { click: turn } }, state.stopped ? "Search on" : "Stop") : "",
   );
+}
+
+function turn() {
+  state.stopped = !state.stopped;
+  tellEnd();
+  if (!state.stopped) guarded(loadMore);
 }
 
 function nothing() {
