@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib import resources
 from pathlib import PurePath
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -76,7 +79,14 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
     ]
     # The page's files need no token. The page asks the user for the token, and sends it with its requests.
     page = [Route("/", _page, methods=["GET"]), Route("/page/{name}", _page, methods=["GET"])]
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(operations.close)
+
     app = Starlette(
+        lifespan=lifespan,
         routes=[Mount(openapi.BASE, routes=api, middleware=[Middleware(Guard, access=access)]), *page],
         middleware=[Middleware(Door)],
         exception_handlers={HTTPException: raise_refusal},

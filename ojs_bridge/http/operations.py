@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import cast
 
 from ..bridge import Bridge
-from ..errors import NotResumable, OperationNotFound
+from ..errors import NotResumable, OperationNotFound, StoreError
 from ..operations.bulk import Operation
 from ..operations.letters import Kind
 from . import shapes
@@ -19,6 +20,9 @@ from .routes import Operation as Route
 from .routes import answers
 
 logger = logging.getLogger("ojs_bridge")
+
+#: A server that ends waits so many seconds for each operation to stop; a slow replay pauses for ten.
+CLOSE_SECONDS = 20
 
 OPERATIONS: list[Route] = []
 
@@ -34,6 +38,16 @@ class Operations:
         self._letters = bridge.dead_letters
         self._changed = changed
         self._places = threading.BoundedSemaphore(MAX_RUNNING)
+        self._threads: dict[str, threading.Thread] = {}
+
+    def close(self) -> None:
+        """Stop the operations that are carried out here: a letter whose job was sent must not stay."""
+        running = [*self._threads.items()]
+        for operation_id, _ in running:
+            with suppress(StoreError, OperationNotFound):
+                self._operations.stop(operation_id)
+        for _, thread in running:
+            thread.join(CLOSE_SECONDS)
 
     @answers(OPERATIONS, "GET", "/operations")
     def list(self, query: Limited) -> shapes.BulkOperations:
@@ -95,8 +109,9 @@ class Operations:
         except BaseException:
             self._places.release()
             raise
-        # The thread ends with the server. Then the operation is interrupted, and may be resumed.
-        threading.Thread(target=self._carry_out, args=(begun,), name=begun.id, daemon=True).start()
+        thread = threading.Thread(target=self._carry_out, args=(begun,), name=begun.id, daemon=True)
+        self._threads[begun.id] = thread
+        thread.start()
         return _shown(begun)
 
     def _carry_out(self, operation: Operation) -> None:
@@ -105,6 +120,7 @@ class Operations:
         except Exception:
             logger.exception("bulk operation %s has failed", operation.id)
         finally:
+            self._threads.pop(operation.id, None)
             self._places.release()
             self._changed()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
+from ojs_bridge.http.app import guarded
 from ojs_bridge.http.bulk import MAX_RUNNING
 from tests.conftest import store_url
-from tests.http.doors import API, House, house
+from tests.http.doors import API, House, house, listening, unlimited
 from tests.http.test_letters import refused
 from tests.servers import eventually
 
@@ -86,6 +88,20 @@ def test_it_is_stopped_and_resumed(door: House) -> None:
     assert (done["state"], done["succeeded"], door.ids()) == ("done", 40, [])
     refused(door.client.post(f"{at}/resume"), 409, "x_conflict")
     assert door.client.delete(at).json() == done
+
+
+def test_a_server_that_ends_stops_its_operations(tmp_path: Any) -> None:
+    """No letter stays whose job was sent: resuming the operation would send it again."""
+    door = house(f"sqlite:///{tmp_path}/ojs.db")
+    for n in range(200):
+        door.bury(f"j-{n}")
+    asked = {"action": "retry", "rate": 50, "confirm": True}
+    with listening(guarded(door.bridge, unlimited())) as address:
+        begun = httpx.post(f"{address}{OPERATIONS}", json=asked).json()
+        eventually(lambda: len(door.outbox.published) > 20, what="some replays")
+    found = door.bridge.operations.get(begun["id"])
+    assert (found.state, found.succeeded) == ("stopped", len(door.outbox.published))
+    assert {letter.id for letter, _ in door.outbox.published}.isdisjoint(door.ids())
 
 
 def test_a_few_run_at_a_time(door: House) -> None:
