@@ -13,6 +13,7 @@ import pytest
 from tests.contract.fleet import Fleet
 from tests.contract.fleets import OnCelery, OnDramatiq
 from tests.contract.notes import Settings
+from tests.servers import eventually
 
 #: The fleets whose workers are processes.
 SERVED = ("celery-valkey", "celery-rabbitmq", "dramatiq-valkey", "dramatiq-rabbitmq")
@@ -42,6 +43,8 @@ def working(fleet: Fleet) -> Iterator[Fleet]:
     try:
         worker.await_ready()
         yield fleet
+        # A job has ended a moment before its message is acknowledged.
+        eventually(lambda: fleet.left() == 0, what="an empty queue")
         status = worker.stop()
         assert status == 0, f"exit status {status}\n{worker.log[-20_000:]}"
         assert fleet.left() == 0
