@@ -13,12 +13,21 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, Letter, NotResumable, Operation, OperationNotFound, Unreachable
+from ojs_bridge import (
+    Bridge,
+    Letter,
+    NotResumable,
+    Operation,
+    OperationNotFound,
+    StorageRetry,
+    StoreError,
+    Unreachable,
+)
 from ojs_bridge.engine.ports import Override
 from ojs_bridge.operations import bulk
 from ojs_bridge.spec.job import Header
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
-from tests.servers import eventually
+from tests.servers import Valkey, eventually
 from tests.test_operating import bury
 
 Lives = tuple[Bridge, Outbox]
@@ -164,6 +173,61 @@ def test_a_broker_that_is_away_ends_it(fleet: Lives) -> None:
     assert (ended.state, ended.why, left(bridge)) == ("failed", "connection refused", 30)
     outbox.raises = None
     assert bridge.operations.run(bridge.operations.resume(ended.id)).succeeded == 30
+
+
+def test_a_batch_that_is_broken_off_is_counted(fleet: Lives) -> None:
+    """The operation counts the jobs that were sent before the broker went away."""
+    bridge, outbox = fleet
+    ids = bury_many(bridge, 30)
+    outbox.refuses[ids[10]] = Unreachable("gone")
+    ended = bridge.operations.run(bridge.operations.begin("retry"))
+    assert (ended.state, ended.succeeded, left(bridge)) == ("failed", 10, 20)
+    outbox.refuses.clear()
+    done = bridge.operations.run(bridge.operations.resume(ended.id))
+    assert (done.succeeded, done.matched, published(outbox)) == (30, 30, ids)
+
+
+def test_an_interrupt_is_told_and_raised(fleet: Lives) -> None:
+    bridge, outbox = fleet
+    ids = bury_many(bridge, 30)
+    outbox.refuses[ids[10]] = KeyboardInterrupt()
+    begun = bridge.operations.begin("retry", ids=ids)
+    with pytest.raises(KeyboardInterrupt):
+        bridge.operations.run(begun)
+    found = bridge.operations.get(begun.id)
+    assert (found.state, found.why, found.succeeded) == ("stopped", "its process was interrupted", 10)
+
+
+def test_a_store_that_dies_under_it_loses_no_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The letters of the batch under way may be sent again, when the claim of that batch is over."""
+    with Valkey() as server:
+        bridge, outbox = bridge_with_outbox(server.url, storage_retry=StorageRetry.disabled())
+        ids = bury_many(bridge, 60)
+        begun = bridge.operations.begin("retry", rate=20)
+        outbox.refuses[ids[30]] = KillsTheStore(server)
+        with pytest.raises(StoreError):
+            bridge.operations.run(begun)
+        server.start()
+        outbox.refuses.clear()
+        monkeypatch.setattr(bulk, "STALE", timedelta(0))
+        resumed = bridge.operations.resume(begun.id)
+        monkeypatch.undo()
+        ended = bridge.operations.run(replace(resumed, rate=None))
+        there = {found.id for found in bridge.dead_letters.list(limit=100).letters}
+        assert there | {*published(outbox)} == {*ids}
+        assert (ended.state, ended.failed) == ("done", len(there))
+
+
+class KillsTheStore(Exception):
+    """An error of a message, whose raising ends the store."""
+
+    def __init__(self, server: Valkey) -> None:
+        super().__init__()
+        self.server = server
+
+    def __str__(self) -> str:
+        self.server.kill()
+        return "the store is gone"
 
 
 def test_it_stops_when_the_replayed_jobs_die_again(fleet: Lives, monkeypatch: Any) -> None:

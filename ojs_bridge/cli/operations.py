@@ -66,8 +66,12 @@ def carry_out(place: Place, operation: Operation, *, as_json: bool) -> int | Non
     """Carry out an operation, show its progress and its end; return the exit code."""
     if not as_json:
         say(f"operation {operation.id}; Ctrl-C stops it")
-    with progress_bar(operation.action, operation.total) as progress:
-        ended = place.bridge.operations.run(operation, progress=lambda now: progress(now.matched))
+    operations = place.bridge.operations
+    try:
+        with progress_bar(operation.action, operation.total) as progress:
+            ended = operations.run(operation, progress=lambda now: progress(now.matched))
+    except KeyboardInterrupt:
+        ended = operations.get(operation.id)
     answer(_json_of(ended), _progress(ended), *_stayed(ended), as_json=as_json)
     if ended.state == "done":
         return INCOMPLETE if ended.failed else None

@@ -30,7 +30,8 @@ from .replaying import MAX_TOLD, Bulk, check_rate, override_of
 Action: TypeAlias = Literal["retry", "purge"]
 State: TypeAlias = Literal["running", "stopping", "interrupted", "stopped", "failed", "done"]
 
-KIND = "operation"
+#: The ids of an operation are a document of their own, so that the progress is short.
+KIND, IDS = "operation", "operation-ids"
 #: An operation whose progress is older was left by its process.
 STALE = timedelta(seconds=60)
 #: How long the store keeps operations.
@@ -47,7 +48,8 @@ WATCHED, ENOUGH = 200, 20
 class Operation:
     """A replay or a purge of many dead letters: its choice, its state and its progress.
 
-    `total` is the number of letters that matched in the beginning, None where they were not counted.
+    `ids` is the number of letters that were chosen by their ids, None where a filter chose them. `total` is
+    the number of letters that matched in the beginning, None where they were not counted.
     `died_again` counts the jobs among the last 200 replayed ones that are dead letters again. `why` says
     what ended it.
     """
@@ -58,7 +60,7 @@ class Operation:
     began_at: datetime
     updated_at: datetime
     kind: Mapping[str, Any] = field(default_factory=dict)
-    ids: Sequence[str] | None = None
+    ids: int | None = None
     override: Mapping[str, Any] = field(default_factory=dict)
     rate: float | None = None
     stop_if_failing: float | None = None
@@ -84,7 +86,6 @@ class Operation:
             del told[name]
         return {
             **told,
-            "ids": None if self.ids is None else len(self.ids),
             "changes": sorted(self.override),
             "errors": [{"job_id": letter_id, "error": why} for letter_id, why in self.errors],
             "began_at": format_time(self.began_at),
@@ -129,13 +130,16 @@ class Operations:
             now,
             now,
             {name: format_time(v) if isinstance(v, datetime) else v for name, v in kind.items() if v},
-            ids,
+            None if ids is None else len(ids),
             {name: value for name, value in (override or {}).items() if value is not None},
             rate,
             stop_if_failing,
             self._total(ids, kind),
         )
-        self._store.forget_documents(KIND, before=now - KEPT)
+        for kept in (KIND, IDS):
+            self._store.forget_documents(kept, before=now - KEPT)
+        if ids is not None:
+            self._store.write_document(Document(IDS, operation.id, now, {"ids": ids}))
         self.save(operation)
         return operation
 
@@ -144,8 +148,9 @@ class Operations:
     ) -> Operation:
         """Carry an operation out, and return it as it ended; `progress` is called after each step.
 
-        An operation whose broker is away ends as `failed`. So does one that meets any other error, which is
-        raised. Raises NotResumable when another process has taken the operation up.
+        An operation whose broker is away ends as `failed`. So does one that meets any other error, and as
+        `stopped` one that is interrupted; these errors are raised. Raises NotResumable when another process
+        has taken the operation up.
         """
         return _Run(self, self._context, self._letters, operation, progress).to_its_end()
 
@@ -192,6 +197,13 @@ class Operations:
         del body["revision"], body["began_at"]
         document = Document(KIND, operation.id, operation.began_at, body, operation.revision)
         return self._store.write_document(document)
+
+    def ids_of(self, operation: Operation) -> Sequence[str]:
+        """Return the ids that an operation was begun with; raises OperationNotFound when they are gone."""
+        found = self._store.get_document(IDS, operation.id)
+        if found is None:
+            raise OperationNotFound(f"the ids of operation {operation.id!r} are gone")
+        return tuple(found.body["ids"])
 
     def now(self) -> datetime:
         """Return the time, in whole milliseconds, as the store keeps it."""
@@ -240,6 +252,7 @@ class _Run:
         self._watched: deque[str] = deque(maxlen=WATCHED)
 
     def to_its_end(self) -> Operation:
+        """Carry the operation out, as `Operations.run` says."""
         try:
             self._carry_out()
         except _Stopped as stopped:
@@ -247,10 +260,10 @@ class _Run:
         except Unreachable as error:
             return self._end("failed", str(error))
         except KeyboardInterrupt:
-            return self._end("stopped", "its process was interrupted")
+            self._end_if_possible("stopped", "its process was interrupted")
+            raise
         except Exception as error:
-            with suppress(StoreError, NotResumable):
-                self._end("failed", str(error))
+            self._end_if_possible("failed", str(error))
             raise
         return self._end("done", "")
 
@@ -270,7 +283,7 @@ class _Run:
             times = {n: parse_time(asked.kind[n]) for n in ("since", "until") if n in asked.kind}
             pages = self._letters.pages(cast(Kind, {**asked.kind, **times}), asked.cursor)
         else:
-            pages = self._letters.pages_of_ids(asked.ids, asked.cursor)
+            pages = self._letters.pages_of_ids(self._operations.ids_of(asked), asked.cursor)
         for letters, cursor in pages:
             yield letters
             self._now = replace(self._now, cursor=cursor)
@@ -291,6 +304,8 @@ class _Run:
         self._save_now_and_then()
 
     def _sent(self, job: Job) -> None:
+        # A batch that is broken off is not told of, but its jobs were sent.
+        self._now = replace(self._now, matched=self._now.matched + 1, succeeded=self._now.succeeded + 1)
         self._watched.append(job.id)
 
     def _look_for_deaths(self) -> None:
@@ -318,6 +333,10 @@ class _Run:
             raise NotResumable(f"operation {operation.id!r} was taken up by another process")
         self._now = replace(operation, revision=found.revision)
         raise _Stopped("an operator stopped it")
+
+    def _end_if_possible(self, state: State, why: str) -> None:
+        with suppress(StoreError, NotResumable):
+            self._end(state, why)
 
     def _end(self, state: State, why: str) -> Operation:
         try:
