@@ -61,7 +61,7 @@ def test_the_page_is_the_only_page() -> None:
 
 
 def test_the_version() -> None:
-    """It is that of the installed package."""
+    """The version is that of the installed package."""
     told = run("--version")
     assert (told.code, told.out) == (0, f"ojs-bridge {metadata.version('ojs-bridge')}\n")
 

@@ -80,7 +80,7 @@ def test_those_since_a_time_come_first(tmp_path: Path, store: str) -> None:
 
 
 def test_a_store_that_goes_away_meanwhile(tmp_path: Path) -> None:
-    """It is told of once; when the store is back, the letters come."""
+    """The command tells of the outage once; when the store is back, it prints the letters."""
     with Valkey() as server, watching(tmp_path, server.url) as watcher:
         bridge = Bridge(server.url)
         eventually(lambda: "until Ctrl-C" in watcher.err(), what="the first look")

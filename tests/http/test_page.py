@@ -387,7 +387,7 @@ def test_a_selection_is_a_single_request(page: Page, door: Door) -> None:
 
 
 def test_a_bulk_replay_is_stopped_and_resumed(page: Page, door: Door) -> None:
-    """It goes on when the tab is loaded again. After the stop no letter goes; after resuming all do."""
+    """The replay goes on when the tab is loaded again; Stop ends it, and Resume takes it up."""
     bridge = Bridge(door.store)
     expect(page.locator("#letters-total")).not_to_be_empty()
     total = page.locator("#letters-total").inner_text()
@@ -676,7 +676,7 @@ def test_the_readers_place_stays(page: Page, door: Door) -> None:
 
 
 def test_the_page_waits(browser: Browser, door: Door) -> None:
-    """It asks nothing while rows are selected, a dialog is open or it is paused, and less after errors."""
+    """The page asks nothing while rows are selected, a dialog is open or it is paused; less after errors."""
     page = browser.new_page()
     page.clock.install()
     page.goto(door.url)

@@ -276,7 +276,7 @@ def test_a_retry_is_cancelled(store: Store) -> None:
 
 
 def test_the_beginning_of_a_jobs_id(store: Store) -> None:
-    """It is taken as it is; a job with several chains counts once."""
+    """The store takes the text as it is; a job with several chains counts once."""
     named = ["order-1", "order-2", "order%", "order*x", "ORDER-3", "ordér"]
     for n, name in enumerate([*named, *["order-1"] * 9]):
         store.park(parked(name, key=f"chain {n}"))

@@ -340,7 +340,7 @@ def test_stats_of_a_filter(store: Store, where: LetterFilter, found: list[int]) 
 
 
 def test_the_beginning_of_an_id(store: Store) -> None:
-    """It is taken as it is, in its own case, in its own namespace; at most so many ids are returned."""
+    """The store takes the text as it is, in its case and its namespace, and returns so many ids at most."""
     named = ["order-1", "order-2", "order%", "order_", "order*x", "order[a]", "ORDER-3", "or\\der", "ordér"]
     for name in [*named, "order" + "x" * 300, "order\0"]:
         store.bury(letter(name))
