@@ -145,6 +145,14 @@ def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
     caplog.handler.removeFilter(of_this_test)
 
 
+@pytest.fixture(autouse=True)
+def memory_broker() -> Iterator[None]:
+    """Empty Celery's broker in memory after a test: all apps of a process share its queues."""
+    yield
+    if (memory := sys.modules.get("kombu.transport.memory")) is not None:
+        memory.Channel.queues.clear()
+
+
 @pytest.fixture
 def unique() -> str:
     """A short name that no other test uses, for queues, tables and keys."""
