@@ -25,7 +25,7 @@ from .attach import FRAMEWORK
 from .delivery import Delivery
 from .holding import Hold, Unsettled, portable
 from .results import store_retry
-from .wire import EAGER_RETRIES, Wire
+from .wire import EAGER_RETRIES, Wire, known
 from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
@@ -41,7 +41,7 @@ def dropped(job: Job, late: TakenOver, *, returnable: bool) -> Exception:
     The message goes back to the queue, because the worker that took the run over may have died since. The
     next delivery finds out.
     """
-    logger.warning("job %s: %s", job.id, late)
+    logger.warning("job %s: %s", job, late)
     told: Exception = Reject(str(late), requeue=True) if returnable else Ignore(str(late))
     return told
 
@@ -100,7 +100,7 @@ class Conclusion:
         """Have the worker hold a delivery that has no other place, if the broker still has its message."""
         if self.can_wait:
             return Hold(repr(error), outcome=outcome)
-        logger.critical("job %s is lost, being acknowledged before it ran: %r", self._request.id, error)
+        logger.critical("job %s is lost, being acknowledged before it ran: %r", known(self._request), error)
         return error
 
     def _leave(self, begun: Run | Refuse, decision: Decision, error: Exception) -> Exception:

@@ -26,6 +26,7 @@ from .delivery import Delivery
 from .holding import Hold, Unsettled
 from .outcomes import is_the_tasks_own, shown_exception, task_outcome, undisturbed
 from .results import carried_on, reopen_chord
+from .wire import known
 from .wish import Arguments, Wish
 
 logger = logging.getLogger("ojs_bridge")
@@ -140,7 +141,7 @@ class TaskRun:
 
     def unbegun(self, error: Exception) -> Exception:
         """Keep a job that could not be begun, and return the exception that tells Celery of it."""
-        logger.error("job %s could not be begun", self._request.id, exc_info=error)
+        logger.error("job %s could not be begun", known(self._request), exc_info=error)
         conclusion = self._conclusion()
         try:
             return conclusion.refuse(self.engine.unbegun(self._delivery.known_job(), error))
@@ -278,7 +279,7 @@ class TaskRun:
             begun = self._as_of_now(begun)
             return self.engine.judge(begun, self._outcome(begun, raised))
         except Exception as error:
-            logger.exception("job %s: its failure cannot be judged", begun.job.id)
+            logger.exception("job %s: its failure cannot be judged", begun.job)
             return self.engine.impossible(begun.job, None, error)
 
     def _as_of_now(self, begun: Run) -> Run:

@@ -25,6 +25,7 @@ from ..spec.decision import Decision
 from . import compat
 from .attach import attach
 from .outcomes import HandlerFailed
+from .wire import known
 from .wish import Arguments
 
 logger = logging.getLogger("ojs_bridge")
@@ -191,7 +192,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             try:
                 held.again()
             except Exception:
-                logger.exception("job %s: its message stays unacknowledged", held.request.id)
+                logger.exception("job %s: its message stays unacknowledged", known(held.request))
 
     def _takes_out(self, held: _Waiting) -> bool:
         with self._lock:

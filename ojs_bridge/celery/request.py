@@ -25,7 +25,7 @@ from .attach import attach
 from .execution import TaskRun
 from .holding import Hold, hold
 from .results import count_in_chord
-from .wire import KEY, OUTCOME, carried, chain_of
+from .wire import KEY, OUTCOME, carried, chain_of, known
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -47,7 +47,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         try:
             self._ojs_forget()
         except Exception:
-            logger.exception("job %s: the store keeps its last reservation for a day", self.id)
+            logger.exception("job %s: the store keeps its last reservation for a day", known(self))
 
     def _ojs_forget(self) -> None:
         headers, engine = self.request_dict, attach(self.app).engine
@@ -134,7 +134,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             with execution.engine.at_once():
                 signal = self._ojs_judged(execution, exc, process)
         except Exception as error:
-            logger.exception("job %s: its crash cannot be judged", self.id)
+            logger.exception("job %s: its crash cannot be judged", known(self))
             signal = Hold(repr(error))
         if isinstance(signal, Hold):
             again = partial(self._ojs_end, exc, exc_info, process, natively)
@@ -158,7 +158,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         match begun:
             case Drop():
                 # The child had ended the job, and died before it could report that.
-                logger.info("job %s: %s", self.id, begun.reason)
+                logger.info("job %s: %s", known(self), begun.reason)
                 dropped: Exception = Ignore(begun.reason)
                 return dropped
             case Postpone():
@@ -178,7 +178,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             self.task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
             signals.task_retry.send(self.task, request=context, reason=signal, einfo=exc_info)
         except Exception:
-            logger.exception("job %s was sent on; what reports its retry failed", self.id)
+            logger.exception("job %s was sent on; what reports its retry failed", known(self))
         finally:
             stack.pop()
 

@@ -16,6 +16,7 @@ from celery.result import AsyncResult
 from celery.states import RETRY
 
 from . import compat
+from .wire import known
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -34,7 +35,7 @@ def carried_on(task: Task, request: Any, since: datetime | None) -> bool:
             return False
         found = result.result
     except Exception:
-        logger.exception("job %s: whether it has succeeded cannot be found out", request.id)
+        logger.exception("job %s: whether it has succeeded cannot be found out", known(request))
         return False
     count_in_chord(task, request, found)
     return True
@@ -47,7 +48,7 @@ def count_in_chord(task: Task, request: Any, result: Any) -> None:
     try:
         compat.on_chord_part_return(task.backend)(request, states.SUCCESS, result)
     except Exception:
-        logger.exception("job %s: its chord cannot be told of its success", request.id)
+        logger.exception("job %s: its chord cannot be told of its success", known(request))
 
 
 def _is_after(since: datetime, result: AsyncResult, task: Task) -> bool:
@@ -69,7 +70,7 @@ def reopen_chord(task: Task, request: Any) -> None:
     try:
         _reopen(task.backend, request.id, request.group)
     except Exception:
-        logger.exception("job %s: its chord cannot be told of the replay", request.id)
+        logger.exception("job %s: its chord cannot be told of the replay", known(request))
 
 
 def _is_redis(backend: Any) -> bool:
@@ -109,7 +110,7 @@ def store_retry(task: Task, request: Any, signal: Retry) -> None:
     try:
         compat.handle_error_state(_EarlyRetry(RETRY, signal))(task, request)
     except Exception:
-        logger.exception("job %s is sent on, though its state cannot be stored", request.id)
+        logger.exception("job %s is sent on, though its state cannot be stored", known(request))
 
 
 class _EarlyRetry(compat.TraceInfo):  # type: ignore[misc]

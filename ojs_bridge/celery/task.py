@@ -27,7 +27,7 @@ from .holding import Hold
 from .native_options import refuse_native
 from .receiving import Handler, keeping
 from .request_class import RequestClass, keep
-from .wire import EAGER_RETRIES, KEY
+from .wire import EAGER_RETRIES, KEY, known
 from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
@@ -242,7 +242,7 @@ def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
         vars(request).pop(_RUNNING, None)
         return execution.unbegun(error)
     except Exception:
-        logger.critical("job %s waits in its worker as it came", request.id, exc_info=error)
+        logger.critical("job %s waits in its worker as it came", known(request), exc_info=error)
         return Hold(repr(error))
 
 

@@ -19,6 +19,7 @@ from kombu.entity import binding
 from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
+from ..spec.job import Job, count_of
 from . import compat
 
 #: The property in which a request takes its message along to the process that runs the task.
@@ -202,6 +203,12 @@ def chain_of(headers: Mapping[str, Any]) -> str:
     """Return the mark of a job that `self.replace(...)` has sent: its id is that of the job before."""
     nesting = headers.get("replaced_task_nesting")
     return f"r{nesting}" if nesting else ""
+
+
+def known(request: Any) -> Job:
+    """Return a job as its request alone describes it, for the log; Celery has two kinds of requests."""
+    told = getattr(request, "request_dict", None) or vars(request)
+    return Job(str(request.id), str(told.get("task") or ""), "", 1 + (count_of(told.get("retries")) or 0))
 
 
 def expiry(app: Celery, headers: Mapping[str, Any]) -> datetime | None:

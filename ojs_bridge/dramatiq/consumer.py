@@ -20,7 +20,7 @@ from .delivery import NATIVE, Delivery, Settlement, delivery_of
 from .on_rabbitmq import confirm, give_back, published_dead
 from .on_redis import Hands, enrich, forget, replace_on
 from .receiving import Wakes, readable, sound, taking
-from .translate import encodable
+from .translate import bare_job, encodable
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -75,7 +75,7 @@ class SettlingConsumer(Consumer):
             # RabbitMQ counts delivery tags per channel: on the new channel this tag is of another message.
             if delivery.ending:
                 delivery.ending.settle()
-            logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", message.message_id)
+            logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", bare_job(message))
             return
         try:
             if delivery.settlement is NATIVE:

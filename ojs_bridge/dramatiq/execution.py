@@ -101,7 +101,7 @@ class Execution:
             bare = bare_job(message, max_age(self._broker, message))
             carry_wishes(message.options)
             if not names_exceptions(message.options.get("throws")):
-                logger.warning("job %s: its throws option names no exception classes", bare.id)
+                logger.warning("job %s: its throws option names no exception classes", bare)
                 del message.options["throws"]
             job, publication_ = job_of(message, bare), publication(self._proxy)
             try:
@@ -117,7 +117,7 @@ class Execution:
             return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
         except Exception as error:
             # Dramatiq would log the error, and run the actor without the bridge.
-            logger.exception("job %s: could not be begun", bare.id)
+            logger.exception("job %s: could not be begun", bare)
             return self._engine.unbegun(bare, error)
 
     def early(self) -> Postpone | None:
@@ -169,7 +169,7 @@ class Execution:
             try:
                 refused = self._engine.postpone(begun, self)
             except Exception as error:
-                logger.debug("job %s: could not be sent on", begun.job.id, exc_info=True)
+                logger.debug("job %s: could not be sent on", begun.job, exc_info=True)
                 self._wait(error)
                 return None
             if refused is not None:
@@ -294,4 +294,4 @@ class Execution:
         try:
             self._broker.get_actor(target).send(message.asdict(), counts)
         except Exception:
-            logger.exception("job %s: on_retry_exhausted %r was not sent", begun.job.id, target)
+            logger.exception("job %s: on_retry_exhausted %r was not sent", begun.job, target)

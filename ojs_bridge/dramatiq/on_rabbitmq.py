@@ -12,7 +12,7 @@ from dramatiq.common import xq_name
 from ..engine.private_names import numbers_of
 from . import compat
 from .brokers import is_rabbitmq
-from .translate import encodable
+from .translate import bare_job, encodable
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -55,7 +55,7 @@ def published_dead(broker: Any, message: MessageProxy) -> bool:
             compat.connection.delete(broker)
             compat.queues_pending(broker).add(message.queue_name)
             if last:
-                logger.exception("job %s: its dead letter lacks its final state", message.message_id)
+                logger.exception("job %s: its dead letter lacks its final state", bare_job(message))
         else:
             return True
     return False

@@ -23,7 +23,7 @@ from .compat import (
     queued_message_ids,
 )
 from .delivery import delivery_of
-from .translate import encodable
+from .translate import bare_job, encodable
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -125,7 +125,7 @@ def replace_on(broker: Any, hands: Hands, woken: Callable[[str], None]) -> None:
         )
         words = (old.options[REDIS_ID], redis_id, encoded)
         if not broker.client.eval(_REPLACE, len(keys), *keys, *words):
-            logger.warning("job %s: its delivery was taken away, and is another worker's", old.message_id)
+            logger.warning("job %s: its delivery was taken away, and is another worker's", bare_job(old))
         delivery_of(old).is_replaced = True
 
     enqueue = do_enqueue(broker)
@@ -157,4 +157,4 @@ def enrich(broker: Any, message: MessageProxy) -> None:
         final = encodable(message).encode()
         broker.client.eval(_ENRICH, 1, key, message.options[REDIS_ID], final)
     except Exception:
-        logger.exception("job %s: its dead letter lacks its final state", message.message_id)
+        logger.exception("job %s: its dead letter lacks its final state", bare_job(message))

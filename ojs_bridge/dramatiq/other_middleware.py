@@ -24,7 +24,7 @@ def drop(message: Any, late: TakenOver) -> None:
     The worker that took the run over may have died since. If the broker still has the delivery as this
     worker's, the message comes again, and the bridge sees what is left to do.
     """
-    logger.warning("job %s: %s", message.message_id, late)
+    logger.warning("job %s: %s", late.job, late)
     mark(message, Settlement.GIVE_BACK)
     # Dramatiq logs an exception as an error unless the `throws` option has it.
     message.options.update(throws=TakenOver, store_results=False)

@@ -22,7 +22,7 @@ from .execution import Execution, NotSent
 from .holding import GiveUp, Holding
 from .other_middleware import drop
 from .publishing import READ
-from .translate import LostAttempt, Refused
+from .translate import LostAttempt, Refused, bare_job
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -69,7 +69,7 @@ class Processing:
             raise
         except Exception as error:
             # Dramatiq would log the error, and run the actor.
-            logger.exception("job %s: kept in the broker's dead queue", message.message_id)
+            logger.exception("job %s: kept in the broker's dead queue", bare_job(message))
             raise _kept_dead(message, repr(error)) from None
 
     def _begin(self, broker: Broker, message: Any, delivery: Delivery, task: TaskPolicy) -> None:
@@ -158,15 +158,15 @@ class Processing:
         except GiveUp:
             mark(message, Settlement.GIVE_BACK)
         except (NotSent, StoreError) as error:
-            logger.error("job %s: %s; it goes back to its queue", message.message_id, error)
+            logger.error("job %s: %s; it goes back to its queue", bare_job(message), error)
             self._let_expire(begun)
         except Exception:
-            logger.exception("job %s: kept in the broker's dead queue", message.message_id)
+            logger.exception("job %s: kept in the broker's dead queue", bare_job(message))
             message.fail()
             mark(message, Settlement.DEAD)
             self._let_expire(begun)
         except BaseException:
-            logger.exception("job %s: interrupted, it goes back to its queue", message.message_id)
+            logger.exception("job %s: interrupted, it goes back to its queue", bare_job(message))
             self._let_expire(begun)
 
     def check(self, message: Any) -> None:

@@ -43,7 +43,7 @@ class InvalidOptions(InvalidRetryPolicy, MiddlewareError):
     """InvalidRetryPolicy as a MiddlewareError, the only error that Dramatiq lets out of its hooks."""
 
 
-def bare_job(message: dramatiq.Message[Any], age: float | None = None) -> Job:
+def bare_job(message: dramatiq.Message[Any] | MessageProxy, age: float | None = None) -> Job:
     """Return the job of a message by Dramatiq's own options and native counter; never raises.
 
     `age` is the number of milliseconds after which AgeLimit drops the message.
@@ -194,7 +194,7 @@ def encodable(message: MessageProxy | dramatiq.Message[Any]) -> dramatiq.Message
         lost = ", ".join(sorted(plain.options.keys() - kept.keys()))
         plain = dataclasses.replace(plain, options=kept)
         plain.encode()
-        logger.warning("job %s: its options %s cannot be encoded and stay behind", plain.message_id, lost)
+        logger.warning("job %s: its options %s cannot be encoded and stay behind", bare_job(plain), lost)
     return plain
 
 

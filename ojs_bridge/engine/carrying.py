@@ -66,7 +66,7 @@ class Carrying:
         except Exception as error:
             if outlet.can_wait and isinstance(error, outlet.unreachable):
                 raise NotCarried(decision, error) from error
-            logger.exception("job %s: its decision cannot be carried out", begun.job.id)
+            logger.exception("job %s: its decision cannot be carried out", begun.job)
             decision = self.impossible(begun.job, decision, error)
             try:
                 self._carry(begun, decision, outlet)
@@ -85,7 +85,7 @@ class Carrying:
             # The worker that holds a reserved job ends it. Any other job would wait for ever.
             if outlet.can_wait and (begun.reservation is not None or isinstance(error, outlet.unreachable)):
                 raise
-            logger.exception("job %s cannot be put off", begun.job.id)
+            logger.exception("job %s cannot be put off", begun.job)
             return Refuse(begun.job, self.impossible(begun.job, None, error))
         return None
 
@@ -125,7 +125,7 @@ class Carrying:
             if self.store is None:
                 raise
             second()
-            logger.warning("job %s: %r; it is kept the other way", job.id, error)
+            logger.warning("job %s: %r; it is kept the other way", job, error)
         outlet.sent(onward)
 
     def _is_buried(self, ended: Ended, decision: DeadLetter, outlet: Outlet) -> bool:
@@ -135,7 +135,7 @@ class Carrying:
         try:
             self.bury(ended.begun, ended.job, decision, outlet.framework, outlet.kept(None))
         except Exception:
-            logger.exception("job %s: kept in the broker's dead queue, not in the store", ended.job.id)
+            logger.exception("job %s: kept in the broker's dead queue, not in the store", ended.job)
             return False
         return True
 
@@ -172,7 +172,7 @@ class Carrying:
         try:
             return self.context.history.header(ended, ended=True)
         except InvalidState:
-            logger.exception("job %s: its dead letter keeps the state that it came with", ended.id)
+            logger.exception("job %s: its dead letter keeps the state that it came with", ended)
             return None
 
     def bury(

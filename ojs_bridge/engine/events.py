@@ -21,6 +21,7 @@ from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, R
 from ..spec.failures import Failure
 from ..spec.job import Job, format_time
 from .forks import BetweenForks, starting
+from .logs import in_line
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -167,12 +168,14 @@ def log(job: Job, decision: Decision) -> None:
         case _:
             assert_never(decision)
     if logger.isEnabledFor(level):
-        logger.log(level, "job %s (%s) %s: %s", *map(_in_line, (job.id, job.type, word, decision.reason)))
-
-
-def _in_line(text: str) -> str:
-    """Return a text that cannot begin a new line in the log."""
-    return text if text.isprintable() else repr(text)[1:-1]
+        failure, delay = getattr(decision, "failure", None), getattr(decision, "delay", None)
+        facts = {
+            "decision": word,
+            **({"error_type": failure.type} if failure else {}),
+            **({} if delay is None else {"delay_ms": round(delay * 1000, 3)}),
+        }
+        said = in_line(job.type), word, in_line(decision.reason)
+        logger.log(level, "job %s (%s) %s: %s", job, *said, extra=facts)
 
 
 class Dispatcher:
@@ -268,5 +271,5 @@ class Harmless:
             return False
         with suppress(Exception):
             told = "job %s: an error after its decision was carried out; the job is not affected"
-            logger.error(told, self._job.id, exc_info=error)
+            logger.error(told, self._job, exc_info=error)
         return True

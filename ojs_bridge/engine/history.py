@@ -35,7 +35,7 @@ class History:
                 self._store.keep_errors(job.id, header.left_out)
             except StoreError:
                 logger.exception(
-                    "job %s: %d entries of its error history are not kept", job.id, len(header.left_out)
+                    "job %s: %d entries of its error history are not kept", job, len(header.left_out)
                 )
         return header
 

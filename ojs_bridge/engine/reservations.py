@@ -42,6 +42,7 @@ class TakenOver(BaseException):
     """
 
     def __init__(self, job: Job) -> None:
+        self.job = job
         super().__init__(
             f"attempt {job.attempt} was taken for lost before it ended; what it says now is dropped"
         )
@@ -90,7 +91,7 @@ class Reservations:
         except StoreError:
             if can_wait and not self._fail_open:
                 raise
-            logger.exception("job %s: runs without a reservation", run.job.id)
+            logger.exception("job %s: runs without a reservation", run.job)
             return run
         reserved = Run(job, run.policy, run.task, run.since, reservation)
         if found.grant is _TAKEN:
@@ -108,7 +109,7 @@ class Reservations:
         try:
             found = self.reserve(run, publication, can_wait=True)
         except StoreError as error:
-            logger.info("job %s: it is ended without its reservation: %r", run.job.id, error)
+            logger.info("job %s: it is ended without its reservation: %r", run.job, error)
             return run
         if isinstance(found, Lost):
             return found.run
@@ -126,7 +127,7 @@ class Reservations:
         try:
             held = self._heart.still_holds(run.reservation)
         except StoreError as error:
-            logger.warning("job %s: whether its reservation still holds is not known: %s", run.job.id, error)
+            logger.warning("job %s: whether its reservation still holds is not known: %s", run.job, error)
             return
         if not held:
             self._heart.expire(run.reservation)
@@ -275,4 +276,4 @@ def asked_at(mark: str) -> datetime | None:
 
 def was_lost(job: Job) -> None:
     """Say in the log that a run ended whose reservation was taken over."""
-    logger.warning("job %s: attempt %d was taken for lost before it ended", job.id, job.attempt)
+    logger.warning("job %s: attempt %d was taken for lost before it ended", job, job.attempt)

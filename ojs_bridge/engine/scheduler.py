@@ -133,10 +133,10 @@ class Scheduler:
         except Unreachable:
             raise
         except Unpublishable as error:
-            logger.exception("job %s: its parked retry cannot be published", parked.id)
+            logger.exception("job %s: its parked retry cannot be published", parked)
             self.give_up(parked, error)
         except Exception:
-            logger.exception("job %s: its parked retry was not published, and waits", parked.id)
+            logger.exception("job %s: its parked retry was not published, and waits", parked)
             return False
         return True
 

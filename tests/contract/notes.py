@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import time
@@ -50,6 +51,8 @@ class Settings:
     look: float = 30
     #: The URL of the results, where they are not kept beside the notes.
     results: str = ""
+    #: The names of the functions of tests/instrumentation/instruments.py that are called with the bridge.
+    instruments: tuple[str, ...] = ()
 
     def to_env(self) -> dict[str, str]:
         """The environment of a worker."""
@@ -64,7 +67,7 @@ class Settings:
 def bridge_of(settings: Settings) -> Bridge:
     """Make the bridge of a fleet, in a worker or in the process that sends."""
     listeners = [broken_listener, Noting(settings.backend).event]
-    return Bridge(
+    bridge = Bridge(
         store=settings.store,
         retry=QUICK,
         errors={TimeoutError: "external.timeout"},
@@ -74,6 +77,9 @@ def bridge_of(settings: Settings) -> Bridge:
         fail_open=settings.fail_open,
         storage_retry=StorageRetry(max_attempts=settings.insist),
     )
+    for name in settings.instruments:
+        getattr(importlib.import_module("tests.instrumentation.instruments"), name)(bridge, settings)
+    return bridge
 
 
 def broken_listener(event: Event) -> None:
