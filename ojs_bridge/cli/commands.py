@@ -15,6 +15,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import BridgeError, InvalidRetryPolicy, NotFound, StoreError, Unpublishable, Unreachable
+from ..operations.audit import Actor, acting
 from ..operations.dead_letters import LOOK_THROUGH
 from ..operations.letters import MAX_PAGE, AnyPage, every_page
 from ..store import Letter, Page, Parked
@@ -38,6 +39,16 @@ DryRun: TypeAlias = Annotated[bool, Option("--dry-run", help="Change nothing: sh
 #: What an id on the command line may be.
 ID_HELP = "or the beginning of it that no other has, of four characters or more."
 Ids: TypeAlias = Annotated[list[str], Argument(metavar="ID...", help=f"A job's id, {ID_HELP}")]
+
+
+_REASON = (
+    inspect.Parameter(
+        "reason",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[str | None, Option(help="Why, for the audit.")],
+    ),
+)
 
 
 class _Command(TyperCommand):
@@ -76,28 +87,31 @@ def group_of(name: str, does: str, *, add_completion: bool = False) -> typer.Typ
     )
 
 
-def command(group: typer.Typer, name: str) -> Callable[[F], F]:
+def command(group: typer.Typer, name: str, *, changes: bool = False) -> Callable[[F], F]:
     """Add a function to a group of commands; the function returns the exit code.
 
-    A parameter that is a dataclass stands for its fields, which are options. typer does not offer that.
+    A command that changes something takes a reason for the audit. A parameter that is a dataclass stands for
+    its fields, which are options. typer does not offer that.
     """
 
     def add(function: F) -> F:
-        group.command(name, cls=_Command, help=inspect.getdoc(function))(_flat(function))
+        group.command(name, cls=_Command, help=inspect.getdoc(function))(_flat(function, _REASON[:changes]))
         return function
 
     return add
 
 
-def _flat(function: Callable[..., int | None]) -> Callable[..., None]:
+def _flat(function: Callable[..., int | None], more: Sequence[inspect.Parameter]) -> Callable[..., None]:
     taken = inspect.signature(function, eval_str=True).parameters.values()
     groups: dict[str, Any] = {p.name: p.annotation for p in taken if dataclasses.is_dataclass(p.annotation)}
 
     def call(**given: Any) -> None:
         for name, group in groups.items():
             given[name] = group(**{f.name: given.pop(f.name) for f in dataclasses.fields(group)})
+        actor = Actor.of_system("cli", given.pop("reason", None) or "")
         try:
-            code = function(**given)
+            with acting(actor):
+                code = function(**given)
         except BrokenPipeError:
             raise
         except (BridgeError, ValueError, OSError) as error:
@@ -105,7 +119,7 @@ def _flat(function: Callable[..., int | None]) -> Callable[..., None]:
         if code:
             raise typer.Exit(code)
 
-    parameters = [option for parameter in taken for option in _options(parameter)]
+    parameters = [*(option for parameter in taken for option in _options(parameter)), *more]
     vars(call)["__signature__"] = inspect.Signature(parameters)
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call

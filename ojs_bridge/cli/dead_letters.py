@@ -94,7 +94,7 @@ def stats(place: Place, chosen: Filter, as_json: AsJson = False) -> None:
     answer(found.to_ojs(), *counts(found), *kept, as_json=as_json)
 
 
-@command(group, "delete")
+@command(group, "delete", changes=True)
 def delete(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> int | None:
     """Delete dead letters by their ids; asks."""
     letters = place.bridge.dead_letters
@@ -105,7 +105,7 @@ def delete(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) ->
     return each(ids, letters.delete, "deleted", as_json=as_json)
 
 
-@command(group, "purge")
+@command(group, "purge", changes=True)
 def purge(
     place: Place,
     chosen: Filter,
@@ -127,7 +127,7 @@ def purge(
     return carry_out(place, place.bridge.operations.begin("purge", **kind), as_json=as_json)
 
 
-@command(group, "prune")
+@command(group, "prune", changes=True)
 def prune(
     place: Place,
     max_age: Annotated[str | None, Option(help="Delete older letters, such as P180D; without --app.")] = None,
@@ -198,7 +198,7 @@ def _counted(lines: Iterable[str], total: int | None) -> Iterator[str]:
             progress(done)
 
 
-@command(group, "import")
+@command(group, "import", changes=True)
 def import_(
     place: Place,
     file: Annotated[str, Argument(metavar="FILE", help="A file that export has written; - is stdin.")],

@@ -36,7 +36,8 @@ from .printing import (
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _AGO = re.compile(r"(\d+)([smhdw])", re.ASCII)
-_WHEN = "A time (ISO 8601; UTC if it has no zone), or how long ago: PT2H or 2h"
+#: How an option writes a time.
+WHEN = "A time (ISO 8601; UTC if it has no zone), or how long ago: PT2H or 2h"
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ class Filter:
     queue: Annotated[str | None, Option(help="Only of this queue.")] = None
     type: Annotated[str | None, Option(help="Only of this job type, such as billing.*")] = None
     error_type: Annotated[str | None, Option(help="With a last error of this type, such as a.*")] = None
-    since: Annotated[str | None, Option(help=f"That died at this time or later. {_WHEN}.")] = None
+    since: Annotated[str | None, Option(help=f"That died at this time or later. {WHEN}.")] = None
     until: Annotated[str | None, Option(help="That died before this time, written as for --since.")] = None
     text: Annotated[str | None, Option(help="With this text in the arguments or error messages.")] = None
 
     def kind(self, now: datetime) -> Kind:
         """Return the filter as the library takes it; raises ValueError for a time that cannot be read."""
-        since, until = _time("since", self.since, now), _time("until", self.until, now)
+        since, until = time_from("since", self.since, now), time_from("until", self.until, now)
         return Kind(**{**asdict(self), "since": since, "until": until})  # type: ignore[typeddict-item]
 
     def kind_until(self, now: datetime) -> Kind:
@@ -62,7 +63,8 @@ class Filter:
         return Kind(**{**kind, "until": end if until is None else min(until, end)})
 
 
-def _time(name: str, text: str | None, now: datetime) -> datetime | None:
+def time_from(name: str, text: str | None, now: datetime) -> datetime | None:
+    """Return the time in an option; raises ValueError."""
     if text is None:
         return None
     try:

@@ -46,14 +46,14 @@ def show_one(place: Place, operation_id: Id, as_json: AsJson = False) -> None:
     answer(_json_of(found), facts, *_stayed(found), as_json=as_json)
 
 
-@command(group, "stop")
+@command(group, "stop", changes=True)
 def stop(place: Place, operation_id: Id, as_json: AsJson = False) -> None:
     """Ask an operation to stop; the process that carries it out does so within seconds."""
     found = place.bridge.operations.stop(operation_id)
     answer(_json_of(found), f"{found.id}: {found.state}, {_progress(found)}", as_json=as_json)
 
 
-@command(group, "resume")
+@command(group, "resume", changes=True)
 def resume(place: Place, operation_id: Id, as_json: AsJson = False) -> int | None:
     """Carry out the rest of an operation that was stopped, interrupted or failed."""
     found = place.bridge.operations.get(operation_id)

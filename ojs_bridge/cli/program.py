@@ -13,7 +13,7 @@ from typer import Option
 
 from ..errors import ConfigurationError
 from . import __doc__ as about
-from . import dead_letters, operations, plan, policy, replays, retries, shadow, watching
+from . import audit, dead_letters, operations, plan, policy, replays, retries, shadow, watching
 from .commands import command, group_of
 from .finding import CELERY_APP, Place
 from .printing import show
@@ -29,9 +29,10 @@ program = group_of(
 program.info.epilog = " ".join(_EXIT_CODES.split())
 for module in _GROUPS:
     program.add_typer(module.group, epilog=program.info.epilog)
-command(dead_letters.group, "replay")(replays.replay)
+command(dead_letters.group, "replay", changes=True)(replays.replay)
 command(dead_letters.group, "watch")(watching.watch)
 command(program, "plan")(plan.plan)
+command(program, "audit")(audit.audit)
 
 
 def _show_version(wanted: bool) -> None:
@@ -54,14 +55,22 @@ def serve(
     place: Place,
     host: Annotated[str, Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=1, max=65535, help="The port to listen on.")] = 8787,
+    user_header: Annotated[
+        str | None, Option(help="The header in which a proxy that guards this server names the user.")
+    ] = None,
 ) -> None:
-    """Serve the page and its HTTP API; OJS_BRIDGE_OPERATOR_TOKEN and OJS_BRIDGE_READER_TOKEN guard them."""
+    """Serve the page and its HTTP API; OJS_BRIDGE_OPERATOR_TOKEN and OJS_BRIDGE_READER_TOKEN guard them.
+
+    So does OJS_BRIDGE_TOKENS, a list of tokens with names: alice:operator:TOKEN,ci:reader:TOKEN.
+    """
     try:
         from ..http import serve as serve_http
     except ModuleNotFoundError as error:
         raise _missing("http", error) from None
-    operator, reader = (os.environ.get(f"OJS_BRIDGE_{who}_TOKEN") or None for who in ("OPERATOR", "READER"))
-    serve_http(place.bridge, host=host, port=port, operator_token=operator, reader_token=reader)
+    names = ("OPERATOR_TOKEN", "READER_TOKEN", "TOKENS")
+    tokens = {name.lower(): os.environ.get(f"OJS_BRIDGE_{name}") or None for name in names}
+    user = user_header and (lambda request: request.headers.get(user_header))
+    serve_http(place.bridge, host=host, port=port, user=user or None, **tokens)
 
 
 def run() -> None:

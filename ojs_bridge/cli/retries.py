@@ -64,14 +64,14 @@ def list_(
     _show((parked for page in pages for parked in page.retries), as_json=as_json)
 
 
-@command(group, "run")
+@command(group, "run", changes=True)
 def run(place: Place, ids: Ids, as_json: AsJson = False) -> int | None:
     """Have parked retries published now, by the fleet's workers."""
     retries = place.bridge.retries
     return each(whole(ids, retries.id_of), retries.run, "due", as_json=as_json)
 
 
-@command(group, "cancel")
+@command(group, "cancel", changes=True)
 def cancel(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> int | None:
     """Delete parked retries: their jobs never run again; asks."""
     retries = place.bridge.retries
@@ -82,7 +82,7 @@ def cancel(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) ->
     return each(ids, retries.cancel, "cancelled", as_json=as_json)
 
 
-@command(group, "drain")
+@command(group, "drain", changes=True)
 def drain(
     place: Place,
     tasks: Annotated[

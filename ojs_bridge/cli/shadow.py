@@ -35,13 +35,14 @@ def report(place: Place, as_json: AsJson = False) -> None:
         show(_NOTHING)
 
 
-@command(group, "clear")
+@command(group, "clear", changes=True)
 def clear(place: Place, yes: Yes = False, as_json: AsJson = False) -> None:
     """Delete the records of shadow mode, after a policy has changed; asks."""
     found = reports(place.kept.shadows())
     if found:
         ask(f"Forget what shadow mode has recorded in {place}?", _summary(found), yes=yes)
-    place.kept.clear_shadows()
+    with place.bridge.operations.audit.recording("shadow.clear", tasks=[one.task for one in found]):
+        place.kept.clear_shadows()
     words = f"{counted(len(found), 'task', 'tasks')} forgotten"
     answer({"tasks": len(found)}, words, as_json=as_json)
 

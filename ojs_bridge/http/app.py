@@ -21,7 +21,8 @@ from ..errors import ConfigurationError
 from ..operations.letters import needed
 from . import openapi
 from .answers import Door, raise_refusal
-from .guarding import Access, Guard, access_at
+from .audit import AUDIT, Audit
+from .guarding import Access, Guard, UserOf, access_at, tokens_of
 from .letters import LETTERS, Letters
 from .operations import OPERATIONS, Operations
 from .retries import RETRIES, Retries
@@ -35,19 +36,22 @@ def app_for(
     *,
     operator_token: str | None = None,
     reader_token: str | None = None,
+    tokens: str | None = None,
     open_to_all: bool = False,
+    user: UserOf | None = None,
 ) -> Starlette:
     """Return an ASGI app to mount: the page at its root, the API under `ojs/v1`.
 
-    The operator's token allows everything, the reader's token allows reads. `open_to_all` is for an app that
-    has its own login, which a foreign page cannot use. Raises ConfigurationError without a store, and without
-    either an operator's token or `open_to_all`.
+    The operator's token allows everything, the reader's token allows reads. `tokens` have names, which the
+    audit tells: `alice:operator:TOKEN,ci:reader:TOKEN`. `open_to_all` is for an app that has its own login,
+    which a foreign page cannot use; `user` is given each request, and returns the name that the app's login
+    has found. Raises ConfigurationError without a store, and without either a token or `open_to_all`.
     """
-    if open_to_all is (operator_token is not None):
+    if open_to_all is (operator_token is not None or bool(tokens)):
         raise ConfigurationError(
-            "operator_token: give one, or else open_to_all=True where others guard the app"
+            "operator_token: give one, or else open_to_all=True where others guard the app; tokens will do"
         )
-    return guarded(bridge, Access(operator_token, reader_token))
+    return guarded(bridge, Access(tokens_of(operator_token, reader_token, tokens), user=user))
 
 
 def serve(
@@ -57,12 +61,14 @@ def serve(
     port: int = 8787,
     operator_token: str | None = None,
     reader_token: str | None = None,
+    tokens: str | None = None,
+    user: UserOf | None = None,
 ) -> None:
     """Serve the page and the API until interrupted. Without a token the host must be a loopback address.
 
-    Raises ConfigurationError.
+    `tokens` and `user` are as for `app_for`. Raises ConfigurationError.
     """
-    app = guarded(bridge, access_at(host, operator_token, reader_token))
+    app = guarded(bridge, access_at(host, operator_token, reader_token, tokens, user))
     uvicorn.run(app, host=host, port=port, access_log=False, server_header=False, timeout_graceful_shutdown=5)
 
 
@@ -75,6 +81,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
         *(operation.route(letters) for operation in LETTERS),
         *(operation.route(retries) for operation in RETRIES),
         *(operation.route(operations) for operation in OPERATIONS),
+        *(operation.route(Audit(bridge)) for operation in AUDIT),
         openapi.route(),
     ]
     # The page's files need no token. The page asks the user for the token, and sends it with its requests.

@@ -1,4 +1,4 @@
-"""The guard: it checks tokens, or else the Host and Origin headers, and limits the rate of requests."""
+"""The guard: it checks tokens, or else the Host and Origin headers, limits requests, and names the actor."""
 
 from __future__ import annotations
 
@@ -7,22 +7,31 @@ import ipaddress
 import math
 import re
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import ConfigurationError
+from ..operations.audit import Actor, acting
 from .answers import ADDED, VERSION, Refusal, forbidden, too_many
 from .requests import JSON_TYPES, content_type
 
 Role = Literal["operator", "reader"]
+#: Returns the name of the user behind a request that was admitted; None or an empty text where it knows none.
+UserOf: TypeAlias = Callable[[Request], str | None]
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 MIN_TOKEN = 16
 _TOKEN = re.compile(rf"[!-~]{{{MIN_TOKEN},}}")
+_ROLES: Mapping[str, Role] = {"operator": "operator", "reader": "reader"}
+_NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
+#: The name of a user whom nothing names.
+NOBODY = "anonymous"
 READS = ("GET", "HEAD")
 #: The header that tells the page what its token allows.
 ROLE = "X-OJS-Bridge-Role"
@@ -65,46 +74,50 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
+class Token:
+    """A token, the name of its holder, and what it allows."""
+
+    name: str
+    role: Role
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Access:
     """The rules for requests: a token, or without tokens a Host header that is one of the `hosts`, or any."""
 
-    operator: str | None = None
-    reader: str | None = None
+    tokens: tuple[Token, ...] = ()
     hosts: frozenset[str] | None = None
+    user: UserOf | None = None
     reads: Bucket = field(default_factory=lambda: Bucket(300, 50))
     writes: Bucket = field(default_factory=lambda: Bucket(100, 20))
 
-    def __post_init__(self) -> None:
-        for name, token in (("operator_token", self.operator), ("reader_token", self.reader)):
-            if token is not None and not (isinstance(token, str) and _TOKEN.fullmatch(token)):
-                raise ConfigurationError(f"{name}: it must be {MIN_TOKEN} or more ASCII characters, no space")
-        if self.reader is not None and self.operator is None:
-            raise ConfigurationError("reader_token: it needs an operator_token beside it")
-        if self.reader is not None and self.reader == self.operator:
-            raise ConfigurationError("reader_token: it must differ from the operator_token")
-
-    def admit(self, method: str, headers: Headers) -> dict[str, str]:
-        """Admit a request, and return headers for its answer; raises Refusal."""
-        reads = method in READS
-        role = self._role(headers)
-        if self.operator is None:
+    def admit(self, request: Request) -> tuple[dict[str, str], Actor]:
+        """Admit a request, and return headers for its answer, and the actor; raises Refusal."""
+        reads, headers = request.method in READS, request.headers
+        token = self._token(headers) if self.tokens else None
+        if token is None:
             self._check_host(headers)
             if not reads:
                 _check_origin(headers)
-        elif role != "operator" and not reads:
+        elif token.role != "operator" and not reads:
             raise forbidden("the reader's token can only read")
         told = (self.reads if reads else self.writes).take()
         _check_version(headers)
-        return {**told, ROLE: role}
+        return {**told, ROLE: token.role if token else "operator"}, self._actor(request, token)
 
-    def _role(self, headers: Headers) -> Role:
-        if self.operator is None:
-            return "operator"
+    def _actor(self, request: Request, token: Token | None) -> Actor:
+        user = self.user(request) if self.user else None
+        address = request.client.host if request.client else ""
+        return Actor(user or (token.name if token else NOBODY), "http", address)
+
+    def _token(self, headers: Headers) -> Token:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
-            operator, reader = _same(given.strip(), self.operator), _same(given.strip(), self.reader)
-            if operator or reader:
-                return "operator" if operator else "reader"
+            # All are compared, so that the time of an answer tells nothing.
+            found = [token for token in self.tokens if _same(given.strip(), token.secret)]
+            if found:
+                return found[0]
         message = "an Authorization: Bearer header with a token of this server is needed"
         raise Refusal(401, "x_unauthorized", message, headers={"WWW-Authenticate": "Bearer"})
 
@@ -114,14 +127,63 @@ class Access:
             raise forbidden(f"the Host header must name {' or '.join(sorted(self.hosts))}")
 
 
-def access_at(host: str, operator: str | None, reader: str | None) -> Access:
-    """Return the access to a server at a host; raises ConfigurationError if strangers could use it."""
-    if operator is None and not is_loopback(host):
+def tokens_of(
+    operator: str | None = None, reader: str | None = None, named: str | None = None
+) -> tuple[Token, ...]:
+    """Return the tokens of a server; `named` is a list such as `alice:operator:TOKEN,ci:reader:TOKEN`.
+
+    Raises ConfigurationError, which never has a token in it.
+    """
+    found = [*_unnamed(operator, reader), *_named(named or "")]
+    secrets: dict[str, str] = {}
+    for field_, token in found:
+        if not (isinstance(token.secret, str) and _TOKEN.fullmatch(token.secret)):
+            raise ConfigurationError(f"{field_}: it must be {MIN_TOKEN} or more ASCII characters, no space")
+        if token.secret in secrets:
+            raise ConfigurationError(f"{field_}: it must differ from the {secrets[token.secret]}")
+        secrets[token.secret] = field_
+    names = [token.name for _, token in found]
+    for field_, token in found:
+        if names.count(token.name) > 1:
+            raise ConfigurationError(f"{field_}: the name stands twice")
+    if found and not any(token.role == "operator" for _, token in found):
         raise ConfigurationError(
-            f"host: {host!r} can be reached from elsewhere, so operator_token must be given; without one the "
-            "server listens on a loopback address only"
+            f"{found[0][0]}: it needs an operator_token beside it, or an operator's among the tokens"
         )
-    return Access(operator, reader, LOOPBACK | {host.lower()})
+    return tuple(token for _, token in found)
+
+
+def _unnamed(operator: str | None, reader: str | None) -> Iterator[tuple[str, Token]]:
+    if operator is not None:
+        yield "operator_token", Token("operator", "operator", operator)
+    if reader is not None:
+        yield "reader_token", Token("reader", "reader", reader)
+
+
+def _named(text: str) -> Iterator[tuple[str, Token]]:
+    for number, entry in enumerate(text.split(",") if text else (), 1):
+        name, _, rest = entry.strip().partition(":")
+        told, colon, secret = rest.partition(":")
+        if not colon:
+            raise ConfigurationError(f"tokens: entry {number}: it must be NAME:ROLE:TOKEN")
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(f"tokens: entry {number}: its name must be letters, digits and _.@-")
+        role = _ROLES.get(told)
+        if role is None:
+            raise ConfigurationError(f"tokens: {name}: its role must be operator or reader")
+        yield f"tokens: {name}", Token(name, role, secret)
+
+
+def access_at(
+    host: str, operator: str | None, reader: str | None, named: str | None = None, user: UserOf | None = None
+) -> Access:
+    """Return the access to a server at a host; raises ConfigurationError if strangers could use it."""
+    if not (operator or named or is_loopback(host)):
+        raise ConfigurationError(
+            f"host: {host!r} can be reached from elsewhere, so operator_token must be given, or tokens; "
+            "without them the server listens on a loopback address only"
+        )
+    return Access(tokens_of(operator, reader, named), LOOPBACK | {host.lower()}, user)
 
 
 def is_loopback(host: str) -> bool:
@@ -141,13 +203,17 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve an admitted request; raises Refusal for any other."""
-        if scope["type"] == "http":
-            scope[ADDED].update(self._access.admit(scope["method"], Headers(scope=scope)))
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        told, actor = self._access.admit(Request(scope))
+        scope[ADDED].update(told)
+        with acting(actor):
+            await self._app(scope, receive, send)
 
 
-def _same(given: str, token: str | None) -> bool:
-    return token is not None and hmac.compare_digest(given.encode(), token.encode())
+def _same(given: str, secret: str) -> bool:
+    return hmac.compare_digest(given.encode(), secret.encode())
 
 
 def _check_origin(headers: Headers) -> None:

@@ -68,10 +68,10 @@ class Letters:
     @answers(LETTERS, "DELETE", "/dead-letter", many=True)
     async def purge(self, request: Request, query: PurgeQuery, body: Purge) -> Response:
         """Purge dead letters."""
-        if query.model_fields_set and body.model_fields_set:
+        by_body = body.model_fields_set - {"reason"}
+        if query.model_fields_set and by_body:
             raise invalid("filters and confirm go into the query or into the body, not into both")
-        by_query = Purge(filter=query, confirm=query.confirm is not None)
-        asked = body if body.model_fields_set else by_query
+        asked = body if by_body else Purge(filter=query, confirm=query.confirm is not None)
         return await self._many(request, "purge", self._letters.purge, asked)
 
     @answers(LETTERS, "GET", "/dead-letter/stats")

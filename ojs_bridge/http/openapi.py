@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from . import shapes
 from .answers import MEDIA_TYPE, Answer
+from .audit import AUDIT
 from .bulk import LINES
 from .letters import LETTERS
 from .operations import OPERATIONS
@@ -71,7 +72,7 @@ def document(root: str = "") -> Schema:
 @cache
 def _described() -> tuple[Schema, Schema]:
     """Return the paths, and the schemas that they refer to."""
-    operations = [*LETTERS, *RETRIES, *OPERATIONS]
+    operations = [*LETTERS, *RETRIES, *OPERATIONS, *AUDIT]
     shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
     shapes_of += [
         (operation.model("body"), "validation") for operation in operations if operation.method == "POST"

@@ -56,6 +56,7 @@ Pattern: TypeAlias = Annotated[Word, Field(description="A name, or a pattern suc
 Time: TypeAlias = Annotated[
     datetime, BeforeValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})
 ]
+Reason: TypeAlias = Annotated[str, Field(max_length=1000, description="Why, for the audit")]
 #: A value that JSON has a form for: no NaN, and no infinity, which pydantic reads from 1e999.
 Finite: TypeAlias = Annotated[Any, AfterValidator(_finite)]
 Meta: TypeAlias = Annotated[
@@ -84,6 +85,12 @@ class Asked(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
+class Change(Asked):
+    """The body of a request that changes something."""
+
+    reason: Reason | None = None
+
+
 class Filter(Asked):
     """A choice of dead letters."""
 
@@ -108,6 +115,12 @@ class Paging(Asked):
     cursor: Cursor | None = None
 
 
+class Limited(Asked):
+    """The choice of the newest entries."""
+
+    limit: Limit = 50
+
+
 class LettersQuery(Filter, Paging):
     """A page of dead letters."""
 
@@ -119,6 +132,15 @@ class RetriesQuery(Paging):
     type: Pattern | None = None
 
 
+class AuditQuery(Limited):
+    """A page of the audit."""
+
+    since: Time | None = None
+    who: Pattern | None = None
+    action: Pattern | None = None
+    cursor: Cursor | None = None
+
+
 class PurgeQuery(Filter):
     """A purge, by a query; the word `true` is the consent to it."""
 
@@ -127,7 +149,7 @@ class PurgeQuery(Filter):
     confirm: Literal["true"] | None = None
 
 
-class Purge(Asked):
+class Purge(Change):
     """A purge, by a body; without consent its matches are counted, and it is refused."""
 
     # The document wants the consent; the server says what happens without it.
@@ -179,13 +201,7 @@ class Begin(Purge):
         return self
 
 
-class Limited(Asked):
-    """The choice of the newest entries."""
-
-    limit: Limit = 50
-
-
-class ReplayOne(Asked):
+class ReplayOne(Change):
     """A replay of a single dead letter."""
 
     override: Override | None = None

@@ -17,9 +17,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..operations.audit import give_reason
 from . import shapes
 from .answers import Answer
-from .requests import Asked, read_body, read_query
+from .requests import Asked, Change, read_body, read_query
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,8 +55,9 @@ class Operation:
         return shapes.Result if self.many else get_type_hints(self.handler)["return"]
 
     def model(self, part: str) -> type[Asked]:
-        """Return the model of the `query` or the `body`; the default has no fields."""
-        found: type[Asked] = get_type_hints(self.handler).get(part, Asked)
+        """Return the model of the `query` or the `body`; the default has no filters and no changes."""
+        default = Change if part == "body" else Asked
+        found: type[Asked] = get_type_hints(self.handler).get(part, default)
         return found
 
     def route(self, served: object) -> Route:
@@ -70,7 +72,9 @@ class Operation:
         given = {"request": request, "job_id": request.path_params.get("id")}
         given["query"] = read_query(request, query)
         if self.method != "GET":
-            given["body"] = await read_body(request, body)
+            given["body"] = asked = await read_body(request, body)
+            # The actor of this request has it until the request ends.
+            give_reason(getattr(asked, "reason", None))
         taken = inspect.signature(self.handler).parameters
         call = partial(self.handler, served, **{name: given[name] for name in given if name in taken})
         if self.many:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, WithJsonSchema
 from typing_extensions import TypedDict
 
+from ..operations.audit import Via
 from ..operations.bulk import Action, State
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
@@ -196,6 +197,29 @@ class BulkOperations(TypedDict):
     """Bulk operations, the newest first."""
 
     operations: list[BulkOperation]
+
+
+class Record(TypedDict):
+    """A record of an operator action; `subject` says on what."""
+
+    id: str
+    at: Time
+    who: str
+    via: Via
+    address: str
+    action: str
+    subject: dict[str, Any]
+    reason: str
+    outcome: str
+    count: Count | None
+    error: str
+
+
+class Records(TypedDict):
+    """A page of records, the newest first."""
+
+    records: list[Record]
+    next_cursor: str | None
 
 
 class Deleted(TypedDict):

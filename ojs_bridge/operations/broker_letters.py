@@ -19,8 +19,9 @@ from ..spec.failures import Failure
 from ..spec.job import ErrorEntry, Job, parse_time
 from ..spec.policy import RetryPolicy
 from ..store import Letter, LetterFilter, Page, index_text, matches, to_ms
+from .audit import Audit, some
 from .letters import Kind, page_size, says, shown, wanted
-from .replaying import Changes, Sender, job_of, override_of
+from .replaying import Changes, Sender, changed, job_of, override_of
 
 #: The most letters of each framework that are read.
 MOST = 10_000
@@ -45,6 +46,7 @@ class BrokerLetters:
         self._context = context
         self._store = context.store
         self._sender = Sender(context)
+        self._audit = Audit(context)
 
     def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
         """Return a page of the dead letters of a Kind, newest first, each with the errors in its message.
@@ -80,7 +82,8 @@ class BrokerLetters:
         letter = self._get(letter_id)
         self._sender.publisher_of(letter)
         sent: list[Job] = []
-        self._take(letter, lambda found: sent.append(self._sender.send(self._whole(found), override)))
+        with self._audit.recording("dead_letter.replay", **some([letter_id]), changes=changed(changes)):
+            self._take(letter, lambda found: sent.append(self._sender.send(self._whole(found), override)))
         (job,) = sent
         self._context.emit(dead_letter("retried", job, self._context.clock(), replay_count=job.replay_count))
         return job
@@ -88,7 +91,8 @@ class BrokerLetters:
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also while a process replays the letter."""
         letter = self._get(letter_id)
-        self._take(letter, self._forget)
+        with self._audit.recording("dead_letter.delete", **some([letter_id])):
+            self._take(letter, self._forget)
         self._context.emit(dead_letter("deleted", job_of(letter), self._context.clock()))
 
     def _forget(self, letter: Letter) -> None:

@@ -23,11 +23,14 @@ from ..engine.context import Context
 from ..errors import NotResumable, OperationNotFound, StoreError, Unreachable
 from ..spec.job import Job, format_time, parse_time
 from ..store import Document, Letter, Store, from_ms, to_ms
+from .audit import Audit, some
 from .dead_letters import DeadLetters
-from .letters import Kind, needed, wanted
-from .replaying import MAX_TOLD, Bulk, check_rate, override_of
+from .letters import Kind, kind_to_json, needed, wanted
+from .replaying import MAX_TOLD, Bulk, changed, check_rate, override_of
 
 Action: TypeAlias = Literal["retry", "purge"]
+#: The names of the actions in the audit.
+RECORDED: Mapping[Action, str] = {"retry": "dead_letter.replay", "purge": "dead_letter.delete"}
 State: TypeAlias = Literal["running", "stopping", "interrupted", "stopped", "failed", "done"]
 
 #: The ids of an operation are a document of their own, so that the progress is short.
@@ -51,7 +54,7 @@ class Operation:
     `ids` is the number of letters that were chosen by their ids, None where a filter chose them. `total` is
     the number of letters that matched in the beginning, None where they were not counted.
     `died_again` counts the jobs among the last 200 replayed ones that are dead letters again. `why` says
-    what ended it.
+    what ended it. `record` is the id of the audit's record of its beginning, or of its last resumption.
     """
 
     id: str
@@ -72,6 +75,7 @@ class Operation:
     errors: Sequence[Sequence[str]] = ()
     why: str = ""
     cursor: str | None = None
+    record: str = ""
     revision: int = 1
 
     @property
@@ -82,7 +86,7 @@ class Operation:
     def to_ojs(self) -> dict[str, Any]:
         """Return the operation in JSON; of the override it has only the names of the changed fields."""
         told = asdict(self)
-        for name in ("cursor", "revision", "override"):
+        for name in ("cursor", "revision", "override", "record"):
             del told[name]
         return {
             **told,
@@ -99,6 +103,8 @@ class Operations:
     def __init__(self, context: Context, letters: DeadLetters) -> None:
         self._context = context
         self._letters = letters
+        #: The records of who did what.
+        self.audit = Audit(context)
 
     def begin(
         self,
@@ -129,7 +135,7 @@ class Operations:
             "running",
             now,
             now,
-            {name: format_time(v) if isinstance(v, datetime) else v for name, v in kind.items() if v},
+            kind_to_json(kind),
             None if ids is None else len(ids),
             {name: value for name, value in (override or {}).items() if value is not None},
             rate,
@@ -138,9 +144,17 @@ class Operations:
         )
         for kept in (KIND, IDS):
             self._store.forget_documents(kept, before=now - KEPT)
-        if ids is not None:
-            self._store.write_document(Document(IDS, operation.id, now, {"ids": ids}))
-        self.save(operation)
+        return self._write(operation, ids)
+
+    def _write(self, operation: Operation, ids: Sequence[str] | None) -> Operation:
+        subject = {"filter": operation.kind} if ids is None else some(ids)
+        subject |= {"operation": operation.id, "changes": changed(operation.override)}
+        with self.audit.recording(RECORDED[operation.action], **subject) as entry:
+            entry.count, entry.outcome = operation.total, operation.state
+            operation = replace(operation, record=entry.id)
+            if ids is not None:
+                self._store.write_document(Document(IDS, operation.id, operation.began_at, {"ids": ids}))
+            self.save(operation)
         return operation
 
     def run(
@@ -168,6 +182,15 @@ class Operations:
 
     def stop(self, operation_id: str) -> Operation:
         """Ask an operation to stop; it does so within seconds. An operation that has ended stays as it is."""
+        found = self.get(operation_id)
+        if found.has_ended and found.state != "interrupted":
+            return found
+        with self.audit.recording("operation.stop", operation=operation_id) as entry:
+            found = self._stop(operation_id)
+            entry.count, entry.outcome = found.succeeded, found.state
+        return found
+
+    def _stop(self, operation_id: str) -> Operation:
         while True:
             found = self.get(operation_id)
             if found.has_ended and found.state != "interrupted":
@@ -187,8 +210,11 @@ class Operations:
             raise NotResumable(f"operation {operation_id!r} is {found.state}, and cannot be resumed")
         now = self.now()
         resumed = replace(found, state="running", why="", updated_at=now, revision=found.revision + 1)
-        if not self.save(resumed):
-            raise NotResumable(f"operation {operation_id!r} was resumed by another process")
+        with self.audit.recording("operation.resume", operation=operation_id) as entry:
+            entry.count, entry.outcome = found.succeeded, resumed.state
+            resumed = replace(resumed, record=entry.id)
+            if not self.save(resumed):
+                raise NotResumable(f"operation {operation_id!r} was resumed by another process")
         return resumed
 
     def save(self, operation: Operation) -> bool:
@@ -344,6 +370,7 @@ class _Run:
         except _Stopped:
             # The operation has ended by itself meanwhile.
             self._save(replace(self._now, state=state, why=why))
+        self._operations.audit.end(self._now.record, state, self._now.succeeded)
         return self._now
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,11 +17,13 @@ from ..errors import LetterNotFound
 from ..spec.duration import format_duration
 from ..spec.job import Job, format_time
 from ..store import Letter, LetterFilter, Page, Stats, Store, letter_to_json
+from .audit import Audit, Entry, some
 from .letters import (
     CLAIM_SECONDS,
     MAX_PAGE,
     Kind,
     every_page,
+    kind_to_json,
     loaded,
     needed,
     only_id,
@@ -29,7 +32,7 @@ from .letters import (
     shown,
     wanted,
 )
-from .replaying import READ, Bulk, Changes, Replayer, job_of, override_of, pages_of
+from .replaying import READ, Bulk, Changes, Replayer, changed, job_of, override_of, pages_of
 from .retention import PERIOD, Pruner, Retention
 
 logger = logging.getLogger("ojs_bridge")
@@ -56,6 +59,7 @@ class DeadLetters:
     def __init__(self, context: Context, retention: Retention) -> None:
         self._context = context
         self._clock = context.clock
+        self._audit = Audit(context)
         #: The limits of the age and the number of letters.
         self.retention = retention
 
@@ -89,7 +93,9 @@ class DeadLetters:
         publishing. After an error the letter stays.
         """
         override = override_of(changes)
-        return self.replayer().one(self._get(letter_id), override)
+        letter = self._get(letter_id)
+        with self._audit.recording("dead_letter.replay", **some([letter_id]), changes=changed(changes)):
+            return self.replayer().one(letter, override)
 
     def retry_all(
         self,
@@ -111,7 +117,10 @@ class DeadLetters:
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
         told = _counting(progress)
-        return self.replayer().many(self._pages(where, text), changes, rate=rate, told=told)
+        with self._recording("dead_letter.replay", kind, changes=changed(override or {})) as entry:
+            done = self.replayer().many(self._pages(where, text), changes, rate=rate, told=told)
+            entry.count = done.succeeded
+        return done
 
     def why_not(self, letter: Letter) -> str | None:
         """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
@@ -120,13 +129,17 @@ class DeadLetters:
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also while a process replays the letter."""
         letter = self._get(letter_id)
+        with self._audit.recording("dead_letter.delete", **some([letter_id])):
+            self._delete(letter_id)
+        self._deleted(letter)
+
+    def _delete(self, letter_id: str) -> None:
         claimed = self._store.claim([letter_id], now=self._clock(), seconds=CLAIM_SECONDS)
         if not claimed.letters:
             raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
         self._store.forget_errors(letter_id)
         if not self._store.delete([letter_id], claimed.claim):
             raise LetterNotFound(f"dead letter {letter_id!r} was replayed, and its job has died again")
-        self._deleted(letter)
 
     def purge(
         self,
@@ -142,7 +155,10 @@ class DeadLetters:
         where, text = self._until_now(kind)
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
-        return self.purge_pages(self._pages(where, text), _counting(progress))
+        with self._recording("dead_letter.delete", kind) as entry:
+            done = self.purge_pages(self._pages(where, text), _counting(progress))
+            entry.count = done.succeeded
+        return done
 
     def purge_pages(self, pages: Iterable[Sequence[Letter]], told: Callable[[Bulk], object]) -> Bulk:
         """Delete pages of letters; `told` is called with the outcome so far."""
@@ -206,8 +222,10 @@ class DeadLetters:
         Raises ValueError that names a damaged line: then no letter is loaded.
         """
         letters = [loaded(n, line) for n, line in enumerate(lines, 1) if line.strip()]
-        for letter in letters:
-            self._store.bury(letter)
+        with self._audit.recording("dead_letter.import") as entry:
+            for letter in letters:
+                self._store.bury(letter)
+            entry.count = len(letters)
         return len(letters)
 
     def prune(self) -> int:
@@ -215,11 +233,16 @@ class DeadLetters:
 
         Workers do so every five minutes. Raises OSError when the archive cannot be written.
         """
-        return self._pruned(self._pruner().prune())
+        with self._audit.recording("dead_letter.prune") as entry:
+            entry.count = pruned = self._pruned(self._pruner().prune())
+        return pruned
 
     def prune_once_a_period(self) -> None:
         """Prune, unless another worker of the fleet has pruned in this period, or does now (DLQ-005)."""
         self._pruned(self._pruner().prune_once_a_period() or 0)
+
+    def _recording(self, action: str, kind: Kind, **subject: Any) -> AbstractContextManager[Entry]:
+        return self._audit.recording(action, filter=kind_to_json(kind), **subject)
 
     def _pruner(self) -> Pruner:
         return Pruner(self._store, self.retention, self._clock, self._shown)

@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from ..engine.redaction import Redactor, without
 from ..errors import ConfigurationError
+from ..spec.job import format_time
 from ..spec.patterns import check_pattern
 from ..store import Letter, LetterFilter, Page, ParkedPage, Store, letter_from_json
 
@@ -53,6 +54,11 @@ def wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
     check_pattern("error_type", kind.get("error_type"))
     rest = {name: value for name, value in kind.items() if name != "text"}
     return LetterFilter(**rest), kind.get("text") or None  # type: ignore[arg-type]
+
+
+def kind_to_json(kind: Kind) -> dict[str, Any]:
+    """Return the filters of a Kind that are set, with times as texts."""
+    return {name: format_time(v) if isinstance(v, datetime) else v for name, v in kind.items() if v}
 
 
 def says(letter: Letter, text: str | None, redactor: Redactor) -> bool:

@@ -12,6 +12,7 @@ from ..engine.redaction import without
 from ..errors import RetryNotFound
 from ..spec.patterns import check_pattern
 from ..store import Parked, ParkedFilter, ParkedPage, Store
+from .audit import Audit, some
 from .draining import Drained, Draining
 from .letters import needed, only_id, page_size
 
@@ -21,6 +22,7 @@ class ParkedRetries:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._audit = Audit(context)
 
     def list(
         self,
@@ -48,14 +50,17 @@ class ParkedRetries:
 
     def run(self, job_id: str) -> None:
         """Make a job's parked retry due now: a worker publishes it; raises RetryNotFound."""
-        if not self._store.reschedule(self._get(job_id), self._context.clock()):
-            raise RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
+        parked = self._get(job_id)
+        with self._audit.recording("retry.run", **some([job_id])):
+            if not self._store.reschedule(parked, self._context.clock()):
+                raise _gone(job_id)
 
     def cancel(self, job_id: str) -> None:
         """Delete a job's parked retry: the job never runs again; raises RetryNotFound."""
         parked = self._get(job_id)
-        if not self._store.cancel_parked(parked):
-            raise RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")
+        with self._audit.recording("retry.cancel", **some([job_id])):
+            if not self._store.cancel_parked(parked):
+                raise _gone(job_id)
         self._context.emit(cancelled(job_of_parked(parked), self._context.clock()))
 
     def drain(
@@ -70,7 +75,11 @@ class ParkedRetries:
         Retries that are parked meanwhile are published, too. `progress` is called with the number published
         so far. Raises StoreError and Unreachable, and ValueError for an invalid pattern.
         """
-        return self._draining(tasks, progress).run()
+        draining = self._draining(tasks, progress)
+        with self._audit.recording("retry.drain", tasks=[*tasks]) as entry:
+            drained = draining.run()
+            entry.count = drained.published
+        return drained
 
     def drainable(self, tasks: Sequence[str] = ()) -> Iterator[Parked]:
         """Return the retries that `drain` would publish, in the order of their time; raises as `drain`."""
@@ -103,3 +112,7 @@ class ParkedRetries:
     @property
     def _store(self) -> Store:
         return needed(self._context.store, "parked retries")
+
+
+def _gone(job_id: str) -> RetryNotFound:
+    return RetryNotFound(f"the parked retry of job {job_id!r} is being published, or is gone")

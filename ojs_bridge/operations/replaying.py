@@ -79,6 +79,11 @@ def override_of(changes: Mapping[str, Any]) -> Override:
         raise error.under("retry") from None
 
 
+def changed(changes: Mapping[str, Any]) -> list[str]:
+    """Return the names of the fields that Changes change."""
+    return sorted(name for name, value in changes.items() if value is not None)
+
+
 class Sender:
     """Publishes the messages of dead letters; a store keeps the errors that the headers have no room for."""
 

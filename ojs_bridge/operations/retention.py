@@ -13,11 +13,14 @@ from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..spec.duration import read_duration
 from ..store import Letter, LetterFilter, Store, letter_to_json
+from . import audit
 from .letters import CLAIM_SECONDS
 
 #: The most letters that are pruned at a time, and the time between two prunings.
 BATCH = 500
 PERIOD = timedelta(minutes=5)
+#: How long records of these kinds are kept.
+RECORDS = {audit.KIND: audit.KEPT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,12 @@ class Pruner:
 
     def prune_once_a_period(self) -> int | None:
         """Prune; return None if another worker has done so in this period, or does now (DLQ-005)."""
-        return once_a_period(self._store, "prune", PERIOD, self._clock, self.prune)
+        return once_a_period(self._store, "prune", PERIOD, self._clock, self._prune_and_forget)
+
+    def _prune_and_forget(self) -> int:
+        for kind, kept in RECORDS.items():
+            self._store.forget_documents(kind, before=self._clock() - kept)
+        return self.prune()
 
     def _enforce(self, where: LetterFilter, limits: Retention) -> int:
         pruned = self._prune_oldest(replace(where, until=self._clock() - limits.age), sys.maxsize)

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.http import app_for, guarding, serve
-from ojs_bridge.http.guarding import LOOPBACK, Access, Bucket, access_at
+from ojs_bridge.http.guarding import LOOPBACK, Access, Bucket, access_at, tokens_of
 from ojs_bridge.http.requests import MAX_BODY
 from tests.http.doors import API, LETTERS, OPERATOR, READER, RETRIES, House, client_at, house, with_token
 
@@ -36,7 +36,7 @@ def status_of(client: TestClient, method: str, path: str, **headers: str) -> int
 
 def test_tokens(door: House) -> None:
     """None or a wrong one: 401. The reader's: 403 for writes. The operator's: all. The page needs none."""
-    client = client_at(door.bridge, Access(OPERATOR, READER))
+    client = client_at(door.bridge, Access(tokens_of(OPERATOR, READER)))
     bearers = [with_token(token) for token in ("wrong", "", OPERATOR + "x", "näh")]
     for headers in ({}, {"Authorization": OPERATOR}, {"Authorization": f"Basic {OPERATOR}"}, *bearers):
         encoded = {name: value.encode() for name, value in headers.items()}
@@ -63,7 +63,7 @@ def test_tokens(door: House) -> None:
 
 def test_tokens_need_no_other_proof(door: House) -> None:
     """A foreign page has no token, so behind a proxy that changes Host and Origin nothing else is asked."""
-    client = client_at(door.bridge, Access(OPERATOR))
+    client = client_at(door.bridge, Access(tokens_of(OPERATOR)))
     headers = {**with_token(OPERATOR), "Host": "jobs.example.com", "Origin": "https://elsewhere.example"}
     assert client.post(f"{LETTERS}/j-1/retry", headers=headers).status_code == 200
 
@@ -268,7 +268,7 @@ def test_closed_by_default(door: House, opens: Opens, told: str) -> None:
 def test_loopback_needs_no_token(host: str) -> None:
     """The server may be called by its name."""
     access = access_at(host, None, None)
-    assert (access.operator, host in (access.hosts or ())) == (None, True)
+    assert (access.tokens, host in (access.hosts or ())) == ((), True)
 
 
 def test_mounted_in_an_app_of_ones_own(door: House) -> None:

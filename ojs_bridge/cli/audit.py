@@ -1,0 +1,75 @@
+"""`ojs-bridge audit`: who did what."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Annotated
+
+from typer import Option
+
+from ..operations.audit import Record
+from .commands import AsJson, Cursor, Limit
+from .finding import Place
+from .letters import WHEN, time_from
+from .printing import say, show, show_json, table, time_of
+
+
+def audit(
+    *,
+    place: Place,
+    since: Annotated[str | None, Option(help=f"At this time or later. {WHEN}.")] = None,
+    who: Annotated[
+        str | None, Option(help="Only of this name, or of a pattern such as *@shop.example")
+    ] = None,
+    action: Annotated[str | None, Option(help="Only this action, or a pattern such as retry.*")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
+) -> None:
+    """List who did what in the last 180 days, newest first; if there is more, a cursor goes to stderr."""
+    after = time_from("since", since, place.bridge.engine.now())
+    read = partial(place.bridge.operations.audit.list, since=after, who=who, action=action)
+    page = read(limit=limit, cursor=cursor)
+    if as_json:
+        for record in page.records:
+            show_json(record.to_ojs())
+    elif page.records:
+        headings = ("at (UTC)", "who", "from", "action", "number", "outcome", "on", "reason")
+        show(table(headings, map(_row, page.records)))
+    else:
+        show("no records")
+    if page.next_cursor:
+        say(f"there may be more: --cursor {page.next_cursor}")
+
+
+def _row(record: Record) -> tuple[object, ...]:
+    place = f"{record.via} {record.address}".strip()
+    number = "" if record.count is None else record.count
+    outcome = f"{record.outcome}: {record.error}" if record.error else record.outcome
+    return (
+        time_of(record.at),
+        record.who,
+        place,
+        record.action,
+        number,
+        outcome,
+        _subject(record),
+        record.reason,
+    )
+
+
+def _subject(record: Record) -> str:
+    """Return the subject of a record in a few words."""
+    told = {name: value for name, value in record.subject.items() if name != "id_count"}
+    ids = told.pop("ids", [])
+    if len(ids) < record.subject.get("id_count", 0):
+        ids = [*ids, "…"]
+    words = [*ids, *(f"{name} {_word(value)}" for name, value in told.items())]
+    return ", ".join(words)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={inner}" for name, inner in value.items()) or "all"
+    return value if isinstance(value, str) else json.dumps(value)

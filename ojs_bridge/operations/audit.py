@@ -1,0 +1,246 @@
+"""The audit: a record of each operator action, with its actor, its place, its subject and its outcome."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeAlias
+
+from ..engine.context import Context
+from ..engine.events import Event
+from ..errors import BridgeError, StoreError
+from ..spec.job import format_time
+from ..spec.patterns import check_pattern, matches
+from ..store import Document, Store
+from .letters import needed, page_size
+
+logger = logging.getLogger("ojs_bridge")
+
+Via: TypeAlias = Literal["code", "cli", "http"]
+
+KIND = "audit"
+#: How long the store keeps records.
+KEPT = timedelta(days=180)
+#: The most ids of a record, and the most characters of a text in it.
+MAX_IDS, MAX_TEXT = 20, 1000
+#: The most records that one page searches.
+LOOK_THROUGH = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """An operator: the name, the door and the address there, and the reason for what is done."""
+
+    name: str
+    via: Via
+    address: str
+    reason: str = ""
+
+    @classmethod
+    def of_system(cls, via: Via = "code", reason: str = "") -> Actor:
+        """Return the user of this process; the name is that of the user who called sudo, if any did."""
+        try:
+            user = getpass.getuser()
+        except (KeyError, OSError):
+            user = str(os.getuid())
+        address = f"{user}@{socket.gethostname()}"
+        return cls(os.environ.get("SUDO_USER") or user, via, address, reason)
+
+
+_ACTOR: ContextVar[Actor | None] = ContextVar("ojs_bridge_actor", default=None)
+
+
+@contextmanager
+def acting(actor: Actor) -> Iterator[None]:
+    """Have an actor do what this thread or task does within the block."""
+    before = _ACTOR.set(actor)
+    try:
+        yield
+    finally:
+        _ACTOR.reset(before)
+
+
+def give_reason(reason: str | None) -> None:
+    """Take note why the current actor acts, until the end of its `acting`."""
+    if reason:
+        _ACTOR.set(replace(_ACTOR.get() or Actor.of_system(), reason=reason))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record of an operator action.
+
+    `subject` says on what: ids, a filter, an operation, the names of changed fields. `outcome` is `begun`,
+    `done` or `failed`; that of a bulk operation is the operation's state. `count` is the number of letters or
+    retries, None where it is not known. `error` says why the action failed.
+    """
+
+    id: str
+    at: datetime
+    who: str
+    via: Via
+    address: str
+    action: str
+    subject: Mapping[str, Any]
+    reason: str = ""
+    outcome: str = "begun"
+    count: int | None = None
+    error: str = ""
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the record in JSON."""
+        return {**asdict(self), "at": format_time(self.at)}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPage:
+    """Records, the newest first, and the cursor of the next page; None on the last page."""
+
+    records: tuple[Record, ...]
+    next_cursor: str | None
+
+
+@dataclass
+class Entry:
+    """A record while its action goes on, which says how many there are, and the state it is left in."""
+
+    id: str
+    count: int | None = None
+    outcome: str = "done"
+
+
+class Audit:
+    """The records of one bridge. Reading them raises StoreError, and ConfigurationError without a store."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @contextmanager
+    def acting(self, name: str, *, reason: str = "") -> Iterator[None]:
+        """Have the actions within the block recorded under a name, and with a reason."""
+        with acting(replace(Actor.of_system(), name=name, reason=reason)):
+            yield
+
+    @contextmanager
+    def recording(self, action: str, **subject: Any) -> Iterator[Entry]:
+        """Record the action in the block: before it, and after it with its outcome.
+
+        An action whose record cannot be written is done nevertheless, and the log has its record. The last
+        writing is that of the event `operator.action`.
+        """
+        actor = _ACTOR.get() or Actor.of_system()
+        entry = Entry(f"act-{secrets.token_hex(6)}")
+        record = Record(
+            entry.id,
+            self._context.clock(),
+            _cut(actor.name),
+            actor.via,
+            actor.address,
+            action,
+            {name: _bounded(value) for name, value in subject.items() if value not in (None, (), [], {})},
+            _cut(actor.reason),
+        )
+        self._write(record, 1)
+        try:
+            yield entry
+        except BaseException as error:
+            record = replace(record, outcome="failed", error=_cut(_told(error)))
+            raise
+        else:
+            record = replace(record, outcome=entry.outcome)
+        finally:
+            record = replace(record, count=entry.count)
+            self._write(record, 2)
+            self._context.emit(Event("operator.action", "", self._context.clock(), record.to_ojs()))
+
+    def end(self, record_id: str, outcome: str, count: int) -> None:
+        """Change the record of an operation that has ended; the log has what cannot be written."""
+        try:
+            found = self._store.get_document(KIND, record_id)
+        except StoreError:
+            found = None
+        if found is not None:
+            record = replace(_read(found), outcome=outcome, count=count)
+            self._write(record, found.revision + 1)
+
+    def list(
+        self,
+        *,
+        since: datetime | None = None,
+        who: str | None = None,
+        action: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+    ) -> RecordPage:
+        """Return a page of the records, newest first; `who` and `action` may be patterns.
+
+        A page searches 2,000 records: it may have few, or none, and still a cursor. Raises ValueError.
+        """
+        check_pattern("who", who)
+        check_pattern("action", action)
+        page_size(limit)
+        found: list[Record] = []
+        looked = 0
+        while looked < LOOK_THROUGH:
+            page = self._store.list_documents(KIND, limit=limit - len(found), cursor=cursor)
+            records = [_read(document) for document in page.documents]
+            young = [record for record in records if since is None or record.at >= since]
+            found += [x for x in young if matches(x.who, who or "*") and matches(x.action, action or "*")]
+            looked += len(records)
+            cursor = page.next_cursor if len(young) == len(records) else None
+            if cursor is None or len(found) == limit:
+                break
+        return RecordPage(tuple(found), cursor)
+
+    def _write(self, record: Record, revision: int) -> None:
+        body = {name: value for name, value in asdict(record).items() if name not in ("id", "at")}
+        store, why = self._context.store, "there is no store"
+        try:
+            if store is not None:
+                store.write_document(Document(KIND, record.id, record.at, body, revision))
+                return
+        except StoreError as error:
+            why = str(error)
+        if revision > 1:
+            logger.warning("an operator's action is not on record: %s: %s", why, json.dumps(record.to_ojs()))
+
+    @property
+    def _store(self) -> Store:
+        return needed(self._context.store, "the audit")
+
+
+def some(ids: Iterable[str]) -> dict[str, Any]:
+    """Return ids as a record has them: the first twenty, and the number of all."""
+    found = [*ids]
+    return {"ids": found[:MAX_IDS], "id_count": len(found)}
+
+
+def _read(document: Document) -> Record:
+    known = {name: value for name, value in document.body.items() if name in Record.__slots__}
+    return Record(id=document.id, at=document.at, **known)
+
+
+def _told(error: BaseException) -> str:
+    """Return the text of our own error, the class of any other: its text may have an argument in it."""
+    return str(error) if isinstance(error, BridgeError) else type(error).__name__
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, str):
+        return _cut(value)
+    if isinstance(value, Mapping):
+        return {name: _bounded(inner) for name, inner in value.items()}
+    return value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"

@@ -1,0 +1,151 @@
+"""The audit over HTTP: tokens have names, and each write is a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import HTTPConnection
+from starlette.routing import Mount
+from starlette.testclient import TestClient
+
+from ojs_bridge import ConfigurationError
+from ojs_bridge.http import app_for
+from ojs_bridge.http.guarding import Access, tokens_of
+from tests.http.doors import API, LETTERS, OPERATOR, OWN, READER, RETRIES, House, client_at, house, with_token
+from tests.http.test_letters import refused
+from tests.http.test_operations import begin, ended
+
+AUDIT = f"{API}/audit"
+ALICE, CI = "alices-own-secret-token", "the-readers-ci-token"
+NAMED = f"alice:operator:{ALICE}, ci:reader:{CI}"
+
+
+@pytest.fixture
+def door(tmp_path: Any) -> House:
+    """A door to a SQLite store with three letters and a parked retry."""
+    found = house(f"sqlite:///{tmp_path}/ojs.db")
+    for n in range(3):
+        found.bury(f"j-{n}")
+    found.park("r-1")
+    return found
+
+
+def listed(client: TestClient, **query: str) -> list[dict[str, Any]]:
+    answer = client.get(AUDIT, params=query)
+    assert answer.status_code == 200, answer.text
+    found: list[dict[str, Any]] = answer.json()["records"]
+    return found
+
+
+def test_a_token_has_a_name(door: House) -> None:
+    """The name is the actor's; a reader's token reads the audit, and writes nothing."""
+    client = client_at(door.bridge, Access(tokens_of(OPERATOR, READER, NAMED)))
+    for token, reason in ((OPERATOR, None), (ALICE, "ticket 12")):
+        body = {} if reason is None else {"reason": reason}
+        path = f"{LETTERS}/j-{int(token == ALICE)}"
+        assert client.request("DELETE", path, json=body, headers=with_token(token)).status_code == 200
+    assert client.delete(f"{LETTERS}/j-2", headers=with_token(CI)).status_code == 403
+    client.headers.update(with_token(CI))
+    found = listed(client)
+    assert [(r["who"], r["via"], r["address"], r["reason"], r["subject"]["ids"]) for r in found] == [
+        ("alice", "http", "testclient", "ticket 12", ["j-1"]),
+        ("operator", "http", "testclient", "", ["j-0"]),
+    ]
+    assert listed(client, who="op*") == found[1:]
+
+
+def test_each_write_takes_a_reason(door: House) -> None:
+    """The reason stands in the body, also beside the filters of a query."""
+    client, why = door.client, {"reason": "ticket 12"}
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", f"{LETTERS}/j-0/retry", {}),
+        ("DELETE", f"{LETTERS}/j-1", {}),
+        ("POST", f"{LETTERS}/retry", {"confirm": True, "filter": {"type": "nothing"}}),
+        ("DELETE", f"{LETTERS}?confirm=true&type=nothing", {}),
+        ("DELETE", LETTERS, {"confirm": True, "filter": {"type": "nothing"}}),
+        ("POST", f"{RETRIES}/r-1/run", {}),
+        ("DELETE", f"{RETRIES}/r-1", {}),
+    ]
+    for method, path, body in asked:
+        answer = client.request(method, path, json={**body, **why})
+        assert answer.status_code == 200, answer.text
+    begun = begin(door, action="purge", **why)
+    ended(door, begun["id"])
+    found = listed(client)
+    assert len(found) == len(asked) + 1
+    assert {(r["who"], r["reason"]) for r in found} == {("anonymous", "ticket 12")}
+    assert (found[0]["subject"]["operation"], found[0]["count"]) == (begun["id"], 1)
+    too_long = client.request("DELETE", f"{LETTERS}/j-1", json={"reason": "x" * 1001})
+    assert refused(too_long, 400, "invalid_request")["message"].startswith("reason: ")
+
+
+def test_a_reason_in_a_stream_of_lines(door: House) -> None:
+    """The work begins after the handler has returned, and still has its actor."""
+    headers = {"Accept": "application/x-ndjson"}
+    body = {"confirm": True, "reason": "ticket 12"}
+    assert door.client.post(f"{LETTERS}/retry", json=body, headers=headers).status_code == 200
+    [record] = listed(door.client)
+    assert (record["via"], record["reason"], record["count"]) == ("http", "ticket 12", 3)
+
+
+def test_pages_and_wrong_queries(door: House) -> None:
+    for n in range(3):
+        door.client.delete(f"{LETTERS}/j-{n}")
+    first = door.client.get(AUDIT, params={"limit": 2}).json()
+    rest = door.client.get(AUDIT, params={"limit": 2, "cursor": first["next_cursor"]}).json()
+    assert [r["subject"]["ids"][0] for r in first["records"] + rest["records"]] == ["j-2", "j-1", "j-0"]
+    assert rest["next_cursor"] is None
+    for query in ("limit=0", "cursor=x", "since=soon", "colour=red", "who="):
+        refused(door.client.get(f"{AUDIT}?{query}"), 400, "invalid_request")
+
+
+class Login(AuthenticationBackend):
+    """A login that believes a header, as a shop's own would not."""
+
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser]:
+        """Return the user of a connection."""
+        return AuthCredentials(), SimpleUser(conn.headers["x-login"])
+
+
+def test_an_app_tells_its_user(door: House) -> None:
+    """An app with a login of its own names the user; a header alone names nobody."""
+    page = app_for(door.bridge, open_to_all=True, user=lambda request: request.user.username)
+    app = Starlette(
+        routes=[Mount("/jobs", page)], middleware=[Middleware(AuthenticationMiddleware, backend=Login())]
+    )
+    client = TestClient(app, headers={**OWN, "X-Login": "dora"})
+    client.delete(f"/jobs{LETTERS}/j-0")
+    plain = TestClient(app_for(door.bridge, open_to_all=True), headers={**OWN, "X-Forwarded-User": "eve"})
+    plain.delete(f"{LETTERS}/j-1")
+    assert [record["who"] for record in listed(door.client)] == ["anonymous", "dora"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        (ALICE, "tokens: entry 1: it must be NAME:ROLE:TOKEN"),
+        (f"{NAMED},", "tokens: entry 3: it must be NAME:ROLE:TOKEN"),
+        (f"al ice:operator:{ALICE}", "tokens: entry 1: its name must be letters, digits and _.@-"),
+        (f"alice:admin:{ALICE}", "tokens: alice: its role must be operator or reader"),
+        ("alice:operator:short", "tokens: alice: it must be 16 or more ASCII characters, no space"),
+        (f"{NAMED},bob:reader:{ALICE}", "tokens: bob: it must differ from the tokens: alice"),
+        (f"{NAMED},alice:reader:{ALICE}2", "tokens: alice: the name stands twice"),
+        (f"ci:reader:{CI}", "tokens: ci: it needs an operator_token beside it, or an operator's"),
+    ],
+)
+def test_tokens_that_cannot_be(tokens: str, told: str, door: House) -> None:
+    """The error names the entry and the rule, and no token."""
+    opens: Callable[[], object]
+    for opens in (lambda: tokens_of(named=tokens), lambda: app_for(door.bridge, tokens=tokens)):
+        with pytest.raises(ConfigurationError) as error:
+            opens()
+        assert str(error.value).startswith(told)
+        assert ALICE not in str(error.value)
+        assert CI not in str(error.value)
+    assert ALICE not in repr(tokens_of(named=NAMED))
