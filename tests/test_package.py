@@ -22,6 +22,7 @@ from ojs_bridge.dramatiq import compat as dramatiq_compat
 PACKAGE = Path(ojs_bridge.__file__).parent
 OPTIONAL = {"celery", "dramatiq", "kombu", "pika", "redis", "sqlalchemy"} | {
     *("anyio", "rich", "starlette", "typer", "uvicorn"),
+    *("opentelemetry", "prometheus_client", "sentry_sdk"),
 }
 FRAMEWORKS = {"celery", "kombu", "billiard", "vine", "dramatiq", "pika", "redis"}
 #: The modules for the world outside, which a pure module does not import.
@@ -38,7 +39,7 @@ FLOORS = [
     {"operations"},
     {"config"},
     {"bridge"},
-    {"celery", "dramatiq"},
+    {"celery", "dramatiq", "instrumentation"},
     {"migration"},
     {"http"},
     {"cli"},

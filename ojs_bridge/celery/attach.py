@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -180,9 +180,24 @@ def _read_retry_option(app: Celery) -> None:
             options["headers"] = {**headers, HEADER: _checked(app, name, partial, headers)}
         # The class is asked each time: a user's tests put another method there.
         send_task = own or _bound(type(app).send_task, app)
-        return send_task(name, *args, **options)
+        bridge: Bridge | None = vars(app).get(_BRIDGE)
+        if bridge is None or not bridge.engine.instruments:
+            return send_task(name, *args, **options)
+        options["headers"] = carrier = dict(options.get("headers") or {})
+        with bridge.engine.instruments.sending(name, _queue_of(app, name, args, options), carrier):
+            return send_task(name, *args, **options)
 
     app.send_task = send_task_with_policy
+
+
+def _queue_of(app: Celery, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """Return the queue to which a job will go; "" if the router cannot say it."""
+    with suppress(Exception):
+        told = dict(zip(("args", "kwargs"), args, strict=False)) | dict(options)
+        route = {key: value for key, value in options.items() if key in ("queue", "exchange", "routing_key")}
+        queue = app.amqp.router.route(route, name, told.get("args") or (), told.get("kwargs") or {})["queue"]
+        return str(getattr(queue, "name", queue))
+    return ""
 
 
 def _bound(found: Any, app: Celery) -> Any:

@@ -25,7 +25,8 @@ class Delivery:
         #: The decision on a run that has ended, if it could not be carried out yet.
         self.unsettled: Unsettled | None = None
         self._parts = self._take_parts(request)
-        self._headers = (request.headers or {}) if self._parts is None else self._parts[3]
+        #: The headers of the message.
+        self.headers: Mapping[str, Any] = (request.headers or {}) if self._parts is None else self._parts[3]
 
     @property
     def publication(self) -> str:
@@ -35,7 +36,7 @@ class Delivery:
     @property
     def is_plain(self) -> bool:
         """Whether the message has no retry state."""
-        return HEADER not in self._headers
+        return HEADER not in self.headers
 
     @property
     def returnable(self) -> bool:
@@ -47,7 +48,7 @@ class Delivery:
         """The message."""
         app, request = self._task.app, self._request
         if self._parts is None:
-            return wires.eager(app, self._task.name, request, self._headers)
+            return wires.eager(app, self._task.name, request, self.headers)
         return wires.delivered(app, self._parts, request.properties or {}, request.delivery_info or {})
 
     def bare_job(self) -> Job:
@@ -58,7 +59,7 @@ class Delivery:
             queue = self.wire.queue
         else:
             # The whole message takes time to make, and only a job that goes on needs it.
-            headers, queue = self._headers, wires.queue_of(app, request.delivery_info or {})
+            headers, queue = self.headers, wires.queue_of(app, request.delivery_info or {})
         retries = count_of(request.retries) or 0
         return Job(
             # A producer may send an id of another type.
@@ -82,7 +83,7 @@ class Delivery:
 
     def job(self, bare: Job) -> Job | InvalidState:
         """Return the job with the state in its message, or why the state cannot be read."""
-        return decoded(self._headers.get(HEADER), bare, self._request.retries)
+        return decoded(self.headers.get(HEADER), bare, self._request.retries)
 
     def _take_parts(self, request: Any) -> Carried | None:
         """Return the message that a request carries, and hide the bridge's properties from the task."""

@@ -73,9 +73,15 @@ class TaskRun:
         if self._delivery.unsettled is not None:
             with undisturbed():
                 raise self._safely(self._end, self._delivery.unsettled)
-        if self.engine.store or self.engine.listened_to or not self._delivery.is_plain:
+        if not (self.engine.is_silent and self._delivery.is_plain):
             self._begin_in_time()
         # Otherwise there is nothing to read and nobody to tell: the job begins only if it fails.
+        if self.engine.instruments and self._begun is not None:
+            with self.engine.instruments.running(self._begun, self._delivery.headers):
+                return self._run(body, args, kwargs)
+        return self._run(body, args, kwargs)
+
+    def _run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
             result = body(*args, **kwargs)
         except (Ignore, Reject) as exc:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dramatiq.broker import Consumer, MessageProxy
 
+from ..engine.instruments import Entered
 from .acknowledging import Ending
 from .compat import REDIS_ID, message_in, redelivered
 
@@ -40,7 +41,7 @@ class Delivery:
 
     __slots__ = (
         *("begun", "consumer", "ending", "is_given_back", "is_replaced", "received", "settlement"),
-        "task",
+        *("task", "within"),
     )
 
     def __init__(self, consumer: Consumer | None = None, received: float | None = None) -> None:
@@ -51,6 +52,8 @@ class Delivery:
         self.ending: Ending | None = None
         #: The policy of its actor; None if Dramatiq itself retries it, UNBEGUN before the question.
         self.task: Any = UNBEGUN
+        #: The context of the run in which instruments are active.
+        self.within: Entered | None = None
         #: Whether another message took its place on the broker, so that it need not be acknowledged.
         self.is_replaced = False
         #: Whether it went back to its queue, or was about to go.

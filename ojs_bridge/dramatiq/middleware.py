@@ -25,7 +25,7 @@ from .dead_queues import DramatiqDeadQueues
 from .holding import Holding
 from .other_middleware import count_members_once, hear_first
 from .processing import Processing
-from .publishing import FRAMEWORK, WISHING, DramatiqPublisher, add_headers, carry_wishes
+from .publishing import FRAMEWORK, SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes
 from .watch import Watch
 
 logger = logging.getLogger("ojs_bridge")
@@ -63,6 +63,8 @@ class OJSRetries(Retries):
         self._processing = Processing(self._engine, self.actors, self._holding)
         self._watches: dict[Any, Watch] = {}
         self._swapped = False
+        #: The job that a thread sends, and the context in which instruments are told of it.
+        self._sending = threading.local()
 
     def expect_no_retries(self) -> None:
         """Have actors without options of their own run once, as on a broker without `Retries`."""
@@ -133,6 +135,12 @@ class OJSRetries(Retries):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
+        if self._engine.instruments and SENT.isdisjoint(message.options):
+            sending = self._engine.instruments.sending(
+                message.actor_name, message.queue_name, message.options
+            )
+            sending.__enter__()
+            self._sending.within = message.message_id, sending
         if WISHING.isdisjoint(message.options):
             return
         if isinstance(threading.current_thread(), ConsumerThread):
@@ -140,6 +148,13 @@ class OJSRetries(Retries):
             carry_wishes(message.options)
         else:
             add_headers(message, self.actors.header_of)
+
+    def after_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
+        """Tell instruments that a job was sent."""
+        job, sending = getattr(self._sending, "within", (None, None))
+        if sending is not None and job == message.message_id:
+            del self._sending.within
+            sending.__exit__(None, None, None)
 
     def before_process_message(self, broker: Broker, message: Any) -> None:
         """Begin the job: it runs, waits for its time, or is refused."""

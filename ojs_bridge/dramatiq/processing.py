@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from typing import Any
 
 from dramatiq.broker import Broker, MessageProxy
@@ -35,8 +36,6 @@ class Processing:
         self._actors = actors
         self._holding = holding
         self._acknowledging: Acknowledging | None = None
-        #: Without a store and listeners, nobody hears of a success: a plain job is begun when it has failed.
-        self._is_silent = engine.store is None and not engine.listened_to
 
     def boot(self, broker: Broker) -> None:
         """Choose how a job that succeeded is acknowledged on this broker."""
@@ -54,7 +53,7 @@ class Processing:
         if task is not None:
             # If anything ends this delivery before its job has another place, the job goes back to its queue.
             delivery.settlement = UNBEGUN
-            if self._is_silent and READ.isdisjoint(options) and not self._holding.is_stopping:
+            if self._engine.is_silent and READ.isdisjoint(options) and not self._holding.is_stopping:
                 return
         elif HEADER not in options:
             return
@@ -75,7 +74,8 @@ class Processing:
     def _begin(self, broker: Broker, message: Any, delivery: Delivery, task: TaskPolicy) -> None:
         if self._holding.is_stopping and self._holding.stops():
             raise _given_back(message)
-        if self._is_silent and READ.isdisjoint(message_in(message).options):
+        # Without a store and listeners, nobody hears of a success: a plain job is begun when it has failed.
+        if self._engine.is_silent and READ.isdisjoint(message_in(message).options):
             return
         execution = Execution(self._engine, broker, message, self._holding)
         delivery.settle(HOLD)
@@ -92,6 +92,9 @@ class Processing:
             raise Refused(begun.decision.reason)
         if isinstance(begun, Lost):
             raise LostAttempt(begun.failure.message)
+        if self._engine.instruments:
+            delivery.within = self._engine.instruments.running(begun, message_in(message).options)
+            delivery.within.__enter__()
 
     def _let_wait(self, broker: Broker, message: Any, delivery: Delivery) -> None:
         """Leave a delivery to Dramatiq, but not before the time that the bridge once gave it."""
@@ -113,6 +116,8 @@ class Processing:
     def skip(self, message: MessageProxy) -> None:
         """Leave a message to Dramatiq that another middleware skips."""
         delivery = delivery_of(message)
+        if delivery.within is not None:
+            delivery.within.__exit__(None, None, None)
         if isinstance(delivery.begun, Run):
             self._engine.release(delivery.begun)
         if delivery.begun is not None:
@@ -120,7 +125,15 @@ class Processing:
 
     def end(self, broker: Broker, message: Any, exception: BaseException | None) -> bool:
         """Have the outcome judged and the decision carried out; False if Dramatiq itself is to retry."""
-        delivery = message.ojs_delivery or delivery_of(message)
+        delivery: Delivery = message.ojs_delivery or delivery_of(message)
+        within, delivery.within = delivery.within, None
+        if within is None:
+            return self._end(broker, message, delivery, exception)
+        with ExitStack() as stack:
+            stack.push(within)
+            return self._end(broker, message, delivery, exception)
+
+    def _end(self, broker: Broker, message: Any, delivery: Delivery, exception: BaseException | None) -> bool:
         if exception is None and delivery.settlement is UNBEGUN:
             delivery.settlement = NATIVE
             delivery.begun = None

@@ -30,6 +30,8 @@ HeaderOf: TypeAlias = Callable[[dramatiq.Message[Any], Any], dict[str, Any]]
 _NESTS = ("pipe_target", "group_completion_callbacks")
 #: The options of a message that has a policy of its own, or carries messages that may have one.
 WISHING = frozenset((RETRY_OPTION, *_NESTS))
+#: The options of a message that was sent before: it goes on, comes again, or is moved between queues.
+SENT = frozenset((HEADER, "retries", "eta"))
 #: The options that the bridge has to read before a job runs; a message without them is plain.
 READ = frozenset((HEADER, *WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -29,6 +29,9 @@ logger = logging.getLogger("ojs_bridge")
 
 T = TypeVar("T")
 
+#: Where no instrument is told of a step.
+NO_STEP = nullcontext()
+
 
 class NotCarried(Exception):
     """A decision found no place, because of `error`; it may find one later."""
@@ -50,6 +53,7 @@ class Carrying:
         #: A retry that is due later than that waits in the store.
         self.park_after = park_after
         self._events = context.events
+        self.instruments = context.instruments
         self._surely_held = reservation.total_seconds()
         self._reservations = Reservations(
             context.store, context.insistence, reservation, context.clock, fail_open=fail_open
@@ -62,7 +66,8 @@ class Carrying:
         NotCarried for an error that may be over later.
         """
         try:
-            self._carry(begun, decision, outlet)
+            with self.instruments.step("ojs.nack", begun.job):
+                self._carry(begun, decision, outlet)
         except Exception as error:
             if outlet.can_wait and isinstance(error, outlet.unreachable):
                 raise NotCarried(decision, error) from error
@@ -150,15 +155,19 @@ class Carrying:
         """Return the job as it goes on, or as it ends: with its failure recorded (spec section 10)."""
         match decision:
             case RetryAt():
-                return job.failed(decision.failure, at=self.now(), next_at=decision.at)
+                return self._failed(job, decision.failure, decision.at)
             case Snooze():
                 return job.snoozed(decision.at)
             case Discard() | DeadLetter():
-                return job.failed(decision.failure, at=self.now())
+                return self._failed(job, decision.failure)
             case Complete() | GiveBack():
                 return job
             case _:
                 assert_never(decision)
+
+    def _failed(self, job: Job, failure: Failure, next_at: datetime | None = None) -> Job:
+        traceparent = self.instruments.traceparent() if self.instruments else None
+        return job.failed(failure, at=self.now(), next_at=next_at, traceparent=traceparent)
 
     def header(self, job: Job) -> Header:
         """Return a job's `ojs` header; the store keeps the errors for which the header has no room.
@@ -250,13 +259,18 @@ class Carrying:
             with Harmless(run.job):
                 if isinstance(decision, GiveBack):
                     self._reservations.release(run)
+                elif self.instruments and isinstance(decision, Complete):
+                    with self.instruments.step("ojs.ack", run.job):
+                        self._reservations.settle(run)
                 else:
                     self._reservations.settle(run)
         self._conclude(run, decision)
 
     def settle_with(self, run: Run, step: Callable[[Settle], bool]) -> None:
         """Settle a run that succeeded in one step with its acknowledgement (`step`); raises StoreError."""
-        if not self._reservations.settle_with(run, step):
+        with self.instruments.step("ojs.ack", run.job) if self.instruments else NO_STEP:
+            settled = self._reservations.settle_with(run, step)
+        if not settled:
             was_lost(run.job)
         self._conclude(run, Complete())
 
@@ -268,6 +282,8 @@ class Carrying:
         if self._events:
             with Harmless(job):
                 self._tell(run, decision)
+        if self.instruments:
+            self.instruments.concluded(run, decision)
         if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discard)):
             with Harmless(job):
                 self.context.history.forget(job)

@@ -11,6 +11,7 @@ from ..errors import StoreError
 from ..store import Store
 from .events import Dispatcher, Event
 from .history import History
+from .instruments import Instruments
 from .ports import DeadQueues, Publisher
 from .redaction import Redactor
 from .storage_retry import Insistence
@@ -31,6 +32,7 @@ class Context:
     insistence: Insistence
     events: Dispatcher
     redactor: Redactor
+    instruments: Instruments = field(default_factory=Instruments)
     publishers: dict[str, Publisher] = field(default_factory=dict)
     dead_queues: dict[str, DeadQueues] = field(default_factory=dict)
 

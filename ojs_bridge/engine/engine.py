@@ -32,9 +32,10 @@ from ..spec.patterns import check_errors
 from ..spec.policy import AnyPartial, RetryPolicy, said_by
 from ..store import Parked, Reservation
 from . import events
-from .carrying import Carrying
+from .carrying import NO_STEP, Carrying
 from .context import Context
-from .events import Harmless
+from .events import Harmless, Listener
+from .instruments import Instrument
 from .keeping import job_of_parked
 from .ports import DeadQueues, Publisher
 from .reservations import Wait
@@ -67,8 +68,9 @@ class Engine(Carrying):
         fail_open: bool,
     ) -> None:
         super().__init__(context, reservation, park_after, fail_open=fail_open)
-        #: Whether anybody listens to events.
+        #: Whether anybody is told of jobs, and whether nobody needs to know that a job has begun.
         self.listened_to = bool(context.events)
+        self.is_silent = context.store is None and not self.listened_to
         self._retry = retry
         self._errors = errors
         self._budget = budget
@@ -89,6 +91,13 @@ class Engine(Carrying):
             )
         if dead_queues is not None:
             self.context.dead_queues[framework] = dead_queues
+
+    def instrument(self, instrument: Instrument | None = None, *listeners: Listener) -> None:
+        """Have an instrument and listeners told of all jobs from now on."""
+        if instrument is not None:
+            self.instruments.add(instrument)
+        self.context.events.add(*listeners)
+        self.listened_to, self.is_silent = True, False
 
     def try_store(self, dead_queue: str) -> None:
         """Prepare the store as a worker starts; the log says if the store is missing or does not work."""
@@ -257,7 +266,8 @@ class Engine(Carrying):
         if isinstance(outcome, BaseException):
             outcome = outcome_of(outcome, run.task.errors, run.retry_on.rules_out(outcome))
         capped = outcome is None or not run.task.keeps_waits(run.job.retry)
-        return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
+        with self.instruments.step("ojs.retry.evaluate", run.job) if outcome else NO_STEP:
+            return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
 
     def give_up(self, parked: Parked, error: Exception) -> None:
         """Keep a parked retry that cannot be published as a dead letter."""

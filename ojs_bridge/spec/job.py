@@ -66,10 +66,18 @@ class Job(NamedTuple):
         """The key of the job's reservations."""
         return key_of(self.id, self.chain)
 
-    def failed(self, failure: Failure, *, at: datetime, next_at: datetime | None = None) -> Job:
+    def failed(
+        self,
+        failure: Failure,
+        *,
+        at: datetime,
+        next_at: datetime | None = None,
+        traceparent: str | None = None,
+    ) -> Job:
         """Return the job with this attempt's failure at the end of its history (spec section 10.1).
 
-        With `next_at`, it is the job at its next attempt, due then.
+        With `next_at`, it is the job at its next attempt, due then. `traceparent` is the trace context of the
+        run that failed: the span of the next attempt links to it.
         """
         entry: ErrorEntry = {
             "attempt": self.attempt,
@@ -81,6 +89,8 @@ class Job(NamedTuple):
         }
         if failure.backtrace:
             entry["backtrace"] = list(failure.backtrace)
+        if traceparent:
+            entry["traceparent"] = traceparent
         if self.replay_count:
             entry["replay"] = self.replay_count
         return self._replace(
@@ -206,8 +216,7 @@ def _shrink(entry: ErrorEntry, share: int) -> ErrorEntry:
         return entry
     small = {key: entry.get(key) for key in _ENTRY_KEYS}
     small |= {"details": entry.get("details") or {}, "cut": True}
-    if "replay" in entry:
-        small["replay"] = entry["replay"]
+    small |= {key: entry[key] for key in ("replay", "traceparent") if key in entry}
     if _size(small) > share and small["details"]:
         small["details"] = {"cut": True}
     for key in ("message", "type", "code", "timestamp", "attempt", "replay"):

@@ -61,7 +61,8 @@ class Limited(RabbitmqBroker):
 
 def make_broker(settings: Settings) -> tuple[dramatiq.Broker, Bridge]:
     """Make a fleet's broker and its bridge, in a worker or in the process that sends."""
-    broker, bridge = _bare_broker(settings), bridge_of(settings)
+    # The bridge first, because Sentry instruments the brokers that are made after it.
+    bridge, broker = bridge_of(settings), _bare_broker(settings)
     broker.add_middleware(CurrentMessage())
     broker.add_middleware(OJSRetries(bridge))
     broker.add_middleware(Results(backend=RedisBackend(url=settings.backend, namespace=settings.queue)))

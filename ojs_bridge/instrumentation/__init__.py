@@ -1,0 +1,1 @@
+"""The exporters: `sentry`, `opentelemetry` and `prometheus`, each of which is imported by its own name."""

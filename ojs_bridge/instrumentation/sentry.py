@@ -1,0 +1,110 @@
+"""Sentry: its own integrations report errors, and the bridge adds the facts of the job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+try:
+    import sentry_sdk
+    from sentry_sdk.integrations.logging import ignore_logger
+    from sentry_sdk.scope import add_global_event_processor
+except ImportError as error:
+    raise ImportError("Sentry's SDK is missing: pip install 'ojs-bridge[sentry]'") from error
+
+from ..bridge import Bridge
+from ..engine.instruments import Instrument
+from ..engine.logs import FIELDS
+from ..engine.runs import Refuse, Run
+from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack
+from ..spec.responses import Retry, Snooze
+
+#: Sentry's integrations that report the errors of jobs, and give each job a scope of its own.
+_INTEGRATIONS = ("celery", "dramatiq")
+_ENDS = ("discarded", "dead-lettered")
+
+_added: set[str] = set()
+
+
+def instrument(bridge: Bridge) -> None:
+    """Add a job's facts to the events that Sentry has of it; call it after `sentry_sdk.init`.
+
+    A failure is reported as Sentry's own integration does it, and the end of a job once.
+    """
+    if not _added:
+        _added.add("lines")
+        add_global_event_processor(_of_line)
+        # As Sentry's Celery integration does with Celery's: this line comes before the decision.
+        ignore_logger("dramatiq.worker.WorkerThread")
+    bridge.engine.instrument(_Sentry())
+
+
+@dataclass
+class _Report:
+    """The facts of a run, for the events of its scope."""
+
+    run: Run
+    decision: Decision | None = None
+
+    def add_to(self, event: Any, hint: dict[str, Any]) -> Any:
+        """Return an event with the facts of the run; None for an event that says nothing new."""
+        raised = (hint.get("exc_info") or (None, None))[1]
+        ended = isinstance(self.decision, (Discard, DeadLetter))
+        if isinstance(raised, (Retry, Snooze)) and not ended:
+            return None
+        if "log_record" in hint and getattr(hint["log_record"], "decision", None) in _ENDS:
+            # Sentry's integration reports the error itself.
+            return None
+        job, failure = self.run.job, getattr(self.decision, "failure", None)
+        told = {"job_id": job.id, "job_type": job.type, "queue": job.queue, "attempt": job.attempt}
+        _tag(event, told)
+        if failure is not None and raised is not None:
+            _tag(event, {"error_type": failure.type, "ended": str(ended).lower()})
+            event["fingerprint"] = ["{{ default }}", job.type, failure.type]
+        return event
+
+
+_report: ContextVar[_Report | None] = ContextVar("ojs_bridge_report", default=None)
+
+
+class _Sentry(Instrument):
+    """Has the scope that Sentry's integration made for a run add the facts of the run to each event."""
+
+    def running(self, run: Run, carrier: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
+        """Return the context of a run; without an integration there is no scope for it."""
+        return _reporting(_Report(run))
+
+    def concluded(self, run: Run | Refuse, decision: Decision) -> None:
+        """Keep the decision; Sentry's integration reports the error after it."""
+        report = _report.get()
+        goes = isinstance(decision, (Complete, GiveBack))
+        if report is not None and report.run.job.id == run.job.id and not goes:
+            report.decision = decision
+
+
+@contextmanager
+def _reporting(report: _Report) -> Iterator[None]:
+    client = sentry_sdk.get_client()
+    if any(client.get_integration(name) for name in _INTEGRATIONS):
+        sentry_sdk.get_isolation_scope().add_event_processor(report.add_to)
+    token = _report.set(report)
+    try:
+        yield
+    finally:
+        _report.reset(token)
+
+
+def _of_line(event: Any, hint: dict[str, Any]) -> Any:
+    """Return an event with the facts of the log line that it was made of."""
+    record = hint.get("log_record")
+    if isinstance(record, logging.LogRecord) and record.name == "ojs_bridge":
+        _tag(event, {name: vars(record)[name] for name in FIELDS if name in vars(record)})
+    return event
+
+
+def _tag(event: Any, facts: dict[str, Any]) -> None:
+    event.setdefault("tags", {}).update({f"ojs.{name}": str(value) for name, value in facts.items()})

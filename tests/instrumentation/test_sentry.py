@@ -1,0 +1,54 @@
+"""Sentry's own integrations report the errors of jobs, nothing twice; the bridge adds facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.contract.fleet import Fleet, end
+from tests.contract.notes import Noting
+
+
+def reported(fleet: Fleet, job: str) -> list[dict[str, Any]]:
+    """Return the events of a job that Sentry was sent."""
+    return Noting(fleet.settings.backend).read("sentry", job)
+
+
+def facts(event: dict[str, Any]) -> dict[str, str]:
+    """Return the tags of the bridge."""
+    return {name[4:]: value for name, value in event["tags"].items() if name.startswith("ojs.")}
+
+
+@pytest.fixture(params=["celery-valkey", "dramatiq-valkey"])
+def fleet(request: pytest.FixtureRequest, made: Callable[..., Fleet]) -> Fleet:
+    """A fleet whose workers report to Sentry."""
+    fleet = made(request.param, instruments=("sentry",))
+    fleet.start().await_ready()
+    return fleet
+
+
+def test_a_retry_reports_as_natively_and_the_end_once(fleet: Fleet) -> None:
+    """Celery's integration reports no retry, and Dramatiq's each failure."""
+    job = fleet.send("act_kept", "TimeoutError('slow')")
+    end(fleet, job)
+    asked = fleet.send("act", "Retry('a.b', after='PT0.05S')", "Snooze('PT0.05S')", "'ok'")
+    end(fleet, asked)
+    last = fleet.send("act", "Discard('payment.declined', 'no')")
+    end(fleet, last)
+    fleet.worker.stop()
+    events = reported(fleet, job)
+    retried = [event for event in events if facts(event)["ended"] == "false"]
+    assert len(retried) == (1 if fleet.framework == "dramatiq" else 0)
+    (died,) = [event for event in events if facts(event)["ended"] == "true"]
+    assert facts(died) == {
+        "job_id": job, "job_type": "act_kept", "queue": fleet.queue, "attempt": "2",
+        "error_type": "external.timeout", "ended": "true",
+    }  # fmt: skip
+    assert died["exception"]["values"][-1]["type"] == "TimeoutError"
+    assert died["fingerprint"] == ["{{ default }}", "act_kept", "external.timeout"]
+    assert reported(fleet, asked) == []
+    assert len(reported(fleet, last)) == 1
+    others = [event.get("logentry", {}).get("message", "") for event in reported(fleet, "")]
+    assert [text for text in others if not text.startswith("listener ")] == []
