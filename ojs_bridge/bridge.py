@@ -156,9 +156,11 @@ class Bridge:
             self._scheduler.start()
 
     def _chores(self) -> tuple[Chore, ...]:
-        prune = Chore("pruning", PRUNE_PERIOD.total_seconds(), self.dead_letters.prune_once_a_period)
+        seconds = PRUNE_PERIOD.total_seconds()
+        prune = Chore("pruning", seconds, self.dead_letters.prune_once_a_period)
+        forget = Chore("old rates", seconds, self.engine.forget_rates)
         replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.apply_replay_rules)
-        return prune, replay
+        return prune, forget, replay
 
     def stop(self) -> None:
         """End the scheduler, and let the listeners hear the last events."""
@@ -169,5 +171,8 @@ class Bridge:
         self.flush()
 
     def flush(self, seconds: float = 2.0) -> bool:
-        """Wait until the listeners have heard every event, `seconds` at most; return whether they have."""
-        return self.engine.context.events.flush(seconds)
+        """Have the rates written, and the listeners hear every event; return whether they have.
+
+        This waits for `seconds` at most.
+        """
+        return self.engine.flush(seconds)

@@ -22,6 +22,7 @@ from .context import Context
 from .events import Harmless
 from .keeping import letter_of, parked_of
 from .ports import Ended, Onward, Outlet
+from .rates import Rates
 from .reservations import Reservations, TakenOver, was_lost
 from .runs import Postpone, Refuse, Run
 
@@ -55,6 +56,7 @@ class Carrying:
         self._events = context.events
         self.instruments = context.instruments
         self._surely_held = reservation.total_seconds()
+        self._rates = Rates(context.store, context.clock, park_after) if context.store else None
         self._reservations = Reservations(
             context.store, context.insistence, reservation, context.clock, fail_open=fail_open
         )
@@ -279,7 +281,7 @@ class Carrying:
         if not isinstance(decision, Complete):
             with Harmless(job):
                 events.log(job, decision)
-        if self._events:
+        if self._rates or self._events:
             with Harmless(job):
                 self._tell(run, decision)
         if self.instruments:
@@ -289,10 +291,14 @@ class Carrying:
                 self.context.history.forget(job)
 
     def _tell(self, run: Run | Refuse, decision: Decision) -> None:
-        policy, since = (run.policy, run.since) if isinstance(run, Run) else (RetryPolicy(), time.monotonic())
-        seconds = time.monotonic() - since
-        limit = policy.max_attempts
-        self._events.emit(events.of(run.job, decision, max_attempts=limit, seconds=seconds, at=self.now()))
+        seconds = time.monotonic() - run.since if isinstance(run, Run) else 0.0
+        if self._rates:
+            self._rates.count(run.job, decision, seconds)
+        if self._events:
+            limit = run.policy.max_attempts if isinstance(run, Run) else RetryPolicy().max_attempts
+            self._events.emit(
+                events.of(run.job, decision, max_attempts=limit, seconds=seconds, at=self.now())
+            )
 
     def release(self, run: Run) -> None:
         """Release the reservation of a run that this process does not end; never raises."""
@@ -303,6 +309,17 @@ class Carrying:
         """Settle the reservation of a run that the framework itself ends; never raises."""
         with Harmless(run.job):
             self._reservations.settle(run)
+
+    def flush(self, seconds: float) -> bool:
+        """Write the rates, and let the listeners hear every event; return whether they have in time."""
+        deadline = time.monotonic() + seconds
+        if self._rates:
+            self._rates.close(seconds)
+        return self._events.flush(deadline - time.monotonic())
+
+    def forget_rates(self) -> None:
+        """Delete the rates that were kept long enough; workers call it. Raises StoreError."""
+        self._needed().forget_rates(self.now())
 
     def now(self) -> datetime:
         """Return the time, in UTC."""

@@ -4,12 +4,15 @@ from .documents import Document, DocumentPage
 from .opening import PATIENCE_SECONDS, open_store
 from .parked import Due, Parked, ParkedFilter, ParkedPage
 from .protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, Store, without_password
+from .rates import BOUNDS, SECONDS, Rate, Span
 from .records import from_ms, index_text, letter_from_json, letter_to_json, matches, to_ms
 from .reservations import Grant, Reservation, ReserveAnswer, Settle
 from .shadows import Tally
 
 __all__ = [
+    "BOUNDS",
     "PATIENCE_SECONDS",
+    "SECONDS",
     "Claim",
     "Claimed",
     "Document",
@@ -22,9 +25,11 @@ __all__ = [
     "Parked",
     "ParkedFilter",
     "ParkedPage",
+    "Rate",
     "Reservation",
     "ReserveAnswer",
     "Settle",
+    "Span",
     "Stats",
     "Store",
     "Tally",

@@ -13,6 +13,7 @@ from ..messages import Reading, read_message, shown_errors
 from ..spec.job import ErrorEntry, PlacedEntry, format_time
 from .documents import Documenting
 from .parked import Parking
+from .rates import Rating
 from .reservations import Reserving, Settle
 from .shadows import Shadowing
 
@@ -173,11 +174,11 @@ def counts_of(kinds: Sequence[tuple[Sequence[str], int, datetime, datetime]]) ->
     )
 
 
-class Store(Parking, Reserving, Shadowing, Documenting, Protocol):
-    """All that is kept: dead letters, error entries, parked retries, reservations, tallies, documents.
+class Store(Parking, Reserving, Shadowing, Documenting, Rating, Protocol):
+    """All that is kept: dead letters, error entries, parked retries, reservations, tallies, documents, rates.
 
-    Many threads and processes may call every method. All methods but `record_shadows` are safe to repeat. All
-    raise StoreError.
+    Many threads and processes may call every method. All methods but `record_shadows` and `record_rates` are
+    safe to repeat. All raise StoreError.
     """
 
     def prepare(self) -> None:

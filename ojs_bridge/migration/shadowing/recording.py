@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any
 
 from ...bridge import Bridge
-from ...engine.forks import starting
+from ...engine.periodic import LAST_SECONDS, PERIOD, Periodic
 from ...engine.runs import TaskPolicy
 from ...errors import ConfigurationError, InvalidRetryPolicy, StoreError
 from ...spec.failures import Failure, Outcome, cut
@@ -25,12 +23,8 @@ from .comparing import MAX_REASON, UNCOMPARED, Native, Verdict, compare, told
 
 logger = logging.getLogger("ojs_bridge")
 
-#: The seconds between two writes.
-PERIOD = 5.0
 #: The largest number of failed runs that wait to be compared.
 LIMIT = 1_000
-#: A process waits at its end so many seconds for the last write.
-LAST_SECONDS = 5.0
 #: The number of compared runs per second of the process's CPU time, on average, and at once.
 COMPARED_PER_SECOND, COMPARED_AT_ONCE = 25, 100
 #: The number of examples for each kind of difference.
@@ -97,10 +91,9 @@ class Budget:
 
 
 class Pending:
-    """The failed runs of a process that wait to be compared. `over` is set when the process ends."""
+    """The failed runs of a process that wait to be compared."""
 
     def __init__(self, limit: int = LIMIT) -> None:
-        self.over = threading.Event()
         self._limit = limit
         self._lock = threading.Lock()
         self._budget = Budget()
@@ -143,32 +136,23 @@ class Recorder:
     def __init__(self, framework: str, bridge: Bridge, *, period: float = PERIOD) -> None:
         self._framework = framework
         self._bridge = bridge
-        self._period = period
-        self._pid = 0
+        self._periodic = Periodic("ojs-shadow", self._begin, period)
         self._pending = Pending()
 
     @property
     def pending(self) -> Pending:
         """The failed runs of this process. The first call starts its thread."""
-        if self._pid != os.getpid():
-            with starting:
-                if self._pid != os.getpid():
-                    self._begin()
+        self._periodic.start()
         return self._pending
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
         """Have the pending runs written, and wait for that for some seconds at most; never raises."""
-        if self._pid == os.getpid():
-            self._pid = 0
-            self._pending.over.set()
-            self._thread.join(seconds)
+        self._periodic.close(seconds)
 
-    def _begin(self) -> None:
+    def _begin(self) -> Callable[[], None]:
         self._pending = pending = Pending()
-        run = partial(Writer(self._framework, self._bridge).run, pending, self._period)
-        self._thread = threading.Thread(target=run, name="ojs-shadow", daemon=True)
-        self._thread.start()
-        self._pid = os.getpid()
+        writer = Writer(self._framework, self._bridge)
+        return lambda: writer.write(*pending.take())
 
 
 class Writer:
@@ -180,12 +164,6 @@ class Writer:
         self._down = False
         #: The explanation and the newest examples of each kind of difference, by task and kind.
         self._differences: dict[tuple[str, str], tuple[str, deque[Mapping[str, Any]]]] = {}
-
-    def run(self, pending: Pending, period: float) -> None:
-        """Write in each period, and once more at the end; never raises."""
-        while not pending.over.wait(period):
-            self.write(*pending.take())
-        self.write(*pending.take())
 
     def write(self, failed: list[FailedRun], counted: Counter[tuple[str, str]]) -> None:
         """Compare runs, and write their tallies; never raises."""

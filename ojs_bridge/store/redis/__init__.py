@@ -8,12 +8,13 @@ from .documents import RedisDocuments
 from .letters import RedisLetters
 from .namespace import RedisNamespace
 from .parked import RedisParked
+from .rates import RedisRates
 from .reservations import RedisReservations
 from .shadows import RedisShadows
 
 
-class RedisStore(RedisLetters, RedisParked, RedisReservations, RedisShadows, RedisDocuments):
-    """Dead letters, parked retries, reservations, shadows and documents in one namespace of a Redis."""
+class RedisStore(RedisLetters, RedisParked, RedisReservations, RedisShadows, RedisDocuments, RedisRates):
+    """All that is kept, in one namespace of a Redis."""
 
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
         redis = RedisNamespace(url, namespace, patience)
@@ -22,6 +23,7 @@ class RedisStore(RedisLetters, RedisParked, RedisReservations, RedisShadows, Red
         RedisReservations.__init__(self, redis)
         RedisShadows.__init__(self, redis)
         RedisDocuments.__init__(self, redis)
+        RedisRates.__init__(self, redis)
 
     def prepare(self) -> None:
         """Write the version of the keys; raises StoreError when a newer version wrote them."""

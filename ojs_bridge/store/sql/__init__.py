@@ -5,11 +5,12 @@ from __future__ import annotations
 from .documents import SQLDocuments
 from .letters import SQLLetters
 from .parked import SQLParked
+from .rates import SQLRates
 from .reservations import SQLReservations
 from .shadows import SQLShadows
 
 __all__ = ["SQLStore"]
 
 
-class SQLStore(SQLLetters, SQLParked, SQLReservations, SQLShadows, SQLDocuments):
-    """Dead letters, parked retries, reservations, shadows and documents in one SQL database."""
+class SQLStore(SQLLetters, SQLParked, SQLReservations, SQLShadows, SQLDocuments, SQLRates):
+    """All that is kept, in one SQL database."""

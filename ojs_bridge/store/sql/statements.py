@@ -56,6 +56,10 @@ class Upsert:
         """Write a row; return whether it was written."""
         return connection.execute(self._statements[connection.dialect.name], row).rowcount == 1
 
+    def all(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Write rows in one round trip."""
+        connection.execute(self._statements[connection.dialect.name], rows)
+
     def _on_conflict(self, statement: Any) -> sa.Insert:
         keys = [column.name for column in self._table.primary_key]
         if not self._replaced:

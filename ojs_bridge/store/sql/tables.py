@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from ..rates import BOUNDS
 from ..records import MAX_ID, MAX_TEXT
 
 #: Version 2 brought parked retries and reservations, version 3 indexes, version 4 shadows. A later table that
@@ -122,5 +123,20 @@ documents = sa.Table(
     sa.Index("ojs_documents_newest", "namespace", "kind", "at_ms", "id"),
 )
 
+rates = sa.Table(
+    "ojs_rates",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    #: 60 for a minute, 3600 for an hour.
+    sa.Column("seconds", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at_ms", sa.BigInteger, primary_key=True, autoincrement=False),
+    #: Type, queue and outcome in one text.
+    sa.Column("key", ID, primary_key=True),
+    sa.Column("type", sa.String(MAX_TEXT), nullable=False),
+    sa.Column("queue", sa.String(MAX_TEXT), nullable=False),
+    sa.Column("outcome", sa.String(32), nullable=False),
+    *(sa.Column(f"count_{place}", sa.BigInteger, nullable=False) for place in range(len(BOUNDS) + 1)),
+)
+
 #: Where this table is, the others are, too.
-NEWEST = documents
+NEWEST = rates

@@ -1,0 +1,159 @@
+"""The runs of a process are added up by job type, queue and outcome, and written to the store."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from typing import TypeAlias
+
+from typing_extensions import assert_never
+
+from ..errors import StoreError
+from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
+from ..spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
+from ..spec.job import Job, parse_time
+from ..store import BOUNDS, SECONDS, Rate, Store
+from .periodic import PERIOD, Periodic
+
+logger = logging.getLogger("ojs_bridge")
+
+#: The largest number of ended runs that wait to be added up, and of counts that wait to be written.
+MAX_ENDED, MAX_COUNTS = 100_000, 5_000
+#: The job type and queue of the runs for which there is no room.
+OTHER = "(other)"
+
+_LOST = {VISIBILITY_TIMEOUT, WORKER_DEATH}
+Key: TypeAlias = tuple[int, str, str, str]
+
+
+class Rates:
+    """Counts how runs end. A count costs a run no more than an append; a store that is away costs counts."""
+
+    def __init__(
+        self, store: Store, clock: Callable[[], datetime], soon: timedelta, *, period: float = PERIOD
+    ) -> None:
+        self._store, self._clock, self._soon = store, clock, soon
+        self._periodic = Periodic("ojs-rates", self._begin, period)
+        self._ended: deque[tuple[Job, Decision, float]] = deque(maxlen=MAX_ENDED)
+
+    def count(self, job: Job, decision: Decision, seconds: float) -> None:
+        """Count a run that took so long; raises RuntimeError where no thread can start."""
+        self._periodic.start()
+        self._ended.append((job, decision, seconds))
+
+    def close(self, seconds: float) -> None:
+        """Write what was counted, and wait for that for some seconds at most."""
+        self._periodic.close(seconds)
+
+    def _begin(self) -> Callable[[], None]:
+        self._ended = deque(maxlen=MAX_ENDED)
+        return Sums(self._store, self._clock, self._soon, self._ended).write
+
+
+class Sums:
+    """The counts of a process that are not written yet."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Callable[[], datetime],
+        soon: timedelta,
+        ended: deque[tuple[Job, Decision, float]],
+    ) -> None:
+        self._store, self._clock, self._soon, self._ended = store, clock, soon, ended
+        self._counts: dict[Key, list[int]] = {}
+        self._down = False
+
+    def write(self) -> None:
+        """Add up what has ended, and write it; never raises. Without a store it waits for the next time."""
+        try:
+            self._add_up()
+            if self._counts:
+                self._store.record_rates([*map(_rate, self._counts, self._counts.values())])
+                self._counts = {}
+            self._down = False
+        except StoreError as error:
+            if not self._down:
+                logger.warning("rates: counts wait until the store works: %s", error)
+            self._down = True
+        except Exception:
+            self._counts = {}
+            logger.exception("rates: counts are dropped")
+
+    def _add_up(self) -> None:
+        now = self._clock()
+        minute = int(now.timestamp()) // SECONDS["minute"]
+        while self._ended:
+            job, decision, seconds = self._ended.popleft()
+            for outcome, took in outcomes(job, decision, seconds, now, self._soon):
+                self._of(minute, job, outcome)[bisect_left(BOUNDS, took)] += 1
+
+    def _of(self, minute: int, job: Job, outcome: str) -> list[int]:
+        key = minute, job.type, job.queue, outcome
+        if key not in self._counts and len(self._counts) >= MAX_COUNTS:
+            key = minute, OTHER, OTHER, outcome
+        return self._counts.setdefault(key, [0] * (len(BOUNDS) + 1))
+
+
+def _rate(key: Key, counts: list[int]) -> Rate:
+    minute, type_, queue, outcome = key
+    at = datetime.fromtimestamp(minute * SECONDS["minute"], timezone.utc)
+    return Rate(at, type_, queue, outcome, tuple(counts))
+
+
+def outcomes(
+    job: Job, decision: Decision, seconds: float, now: datetime, soon: timedelta
+) -> Iterator[tuple[str, float]]:
+    """Yield the outcomes for which a run counts, each with a duration in seconds.
+
+    A run has one of `completed`, `retried`, `snoozed`, `discarded` and `dead_lettered`, with the run's own
+    duration. Beside it, `lost` counts attempts whose worker died; `exhausted` jobs without an attempt left;
+    `waits_in_broker` retries that wait there, with their delays; `recovered` jobs that succeeded after a
+    failure, with the time that this took; `replay_completed` and `replay_died` what became of replayed jobs.
+    """
+    match decision:
+        case Complete():
+            yield "completed", seconds
+            yield from _beside_success(job, seconds, now)
+        case RetryAt():
+            yield "retried", seconds
+            if timedelta(seconds=decision.delay) <= soon:
+                yield "waits_in_broker", decision.delay
+            if decision.failure.type in _LOST:
+                yield "lost", seconds
+        case Snooze():
+            yield "snoozed", seconds
+        case Discard() | DeadLetter():
+            yield "dead_lettered" if isinstance(decision, DeadLetter) else "discarded", seconds
+            yield from ((outcome, seconds) for outcome in _beside_end(job, decision))
+        case GiveBack():
+            return
+        case _:
+            assert_never(decision)
+
+
+def _beside_success(job: Job, seconds: float, now: datetime) -> Iterator[tuple[str, float]]:
+    if job.replay_count:
+        yield "replay_completed", seconds
+    elif job.errors and (since := _first_seen(job)):
+        yield "recovered", (now - since).total_seconds()
+
+
+def _beside_end(job: Job, decision: Discard | DeadLetter) -> Iterator[str]:
+    if decision.cause == "exhausted":
+        yield "exhausted"
+    if decision.failure.type in _LOST:
+        yield "lost"
+    if job.replay_count:
+        yield "replay_died"
+
+
+def _first_seen(job: Job) -> datetime | None:
+    """Return when a job was sent, or else when it failed first; None for a time that cannot be read."""
+    try:
+        return job.created_at or parse_time(str(job.errors[0].get("timestamp")))
+    except ValueError:
+        return None

@@ -1,0 +1,68 @@
+"""Rates in Redis: a hash for each minute and each hour, which Redis itself forgets."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from uuid import uuid4
+
+from ..rates import BOUNDS, KEPT, SECONDS, Rate, Span, begun
+from ..records import from_ms, index_text, to_ms
+from .namespace import RedisNamespace
+from .server import Word
+
+#: How long Redis remembers a write, so that a repeated write, after a lost answer, is not counted twice.
+_KNOWN_MS = 60_000
+#: How many hashes one script reads.
+_AT_ONCE = 24
+
+
+class RedisRates:
+    """The part of a store that holds rates."""
+
+    def __init__(self, redis: RedisNamespace) -> None:
+        self._redis = redis
+
+    def record_rates(self, rates: Sequence[Rate]) -> None:
+        """Add to the counts, in one step."""
+        added: dict[tuple[Span, int], Counter[str]] = defaultdict(Counter)
+        for rate in rates:
+            for span in SECONDS:
+                added[span, begun(rate.at, span)] += Counter(dict(_fields(rate)))
+        words: list[Word] = [_KNOWN_MS]
+        for (span, at), fields in added.items():
+            words += [at + int((KEPT[span].total_seconds() + SECONDS[span]) * 1000), len(fields)]
+            words += [word for field in fields.items() for word in field]
+        keys = [self._redis.key(f"rates:write:{uuid4().hex}"), *(self._key(*one) for one in added)]
+        self._redis.run("record_rates", keys, words)
+
+    def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:
+        """Return the rates of the spans that begin in a time, by time."""
+        step = SECONDS[span] * 1000
+        times = range(-(-to_ms(since) // step) * step, to_ms(until), step)
+        lots = (times[place:][:_AT_ONCE] for place in range(0, len(times), _AT_ONCE))
+        return [rate for lot in lots for rate in self._read(span, lot)]
+
+    def forget_rates(self, now: datetime) -> None:
+        """Do nothing: the hashes expire."""
+
+    def _read(self, span: Span, times: Sequence[int]) -> Iterator[Rate]:
+        found = self._redis.run("rates", [self._key(span, at) for at in times])
+        for at, words in zip(times, found, strict=True):
+            counts: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
+            for field, count in zip(words[::2], words[1::2], strict=True):
+                place, _, told = field.decode().partition(" ")
+                counts[told][int(place)] = int(count)
+            for told in sorted(counts):
+                type_, queue, outcome = json.loads(told)
+                yield Rate(from_ms(at), type_, queue, outcome, tuple(counts[told]))
+
+    def _key(self, span: Span, at: int) -> bytes:
+        return self._redis.key(f"rates:{span}:{at // 1000}")
+
+
+def _fields(rate: Rate) -> Iterator[tuple[str, int]]:
+    told = json.dumps([*map(index_text, (rate.type, rate.queue, rate.outcome))])
+    return ((f"{place} {told}", count) for place, count in enumerate(rate.counts) if count)

@@ -1,0 +1,62 @@
+"""Workers add their runs up in the store, by job type, queue and outcome."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from tests.contract.conftest import SERVED
+from tests.contract.fleet import Fleet, await_runs, end
+
+
+def counted(fleet: Fleet) -> Counter[tuple[str, str, str]]:
+    """The counts of the last hours, by job type, queue and outcome."""
+    store = fleet.bridge.store
+    assert store is not None
+    now, found = datetime.now(timezone.utc), Counter[tuple[str, str, str]]()
+    for rate in store.rates(now - timedelta(hours=2), now, "hour"):
+        found[rate.type.rpartition(".")[2], rate.queue, rate.outcome] += sum(rate.counts)
+    return found
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("kind", SERVED)
+def test_each_run_is_counted_once(made: Callable[..., Fleet], kind: str) -> None:
+    """What a worker has counted is written when it ends; an attempt whose worker died is counted as lost."""
+    fleet = made(kind, reservation="PT2S", visibility=3)
+    fleet.start(2)
+    for steps in (
+        ["'ok'"],
+        ["'ok'"],
+        ["OSError()", "'ok'"],
+        ["Snooze('PT0.1S')", "'ok'"],
+        ["Discard('a.b')"],
+    ):
+        end(fleet, fleet.send("act", *steps))
+    end(fleet, fleet.send("act_kept", "OSError()", "OSError()"))
+    fleet.worker.stop()
+    fleet.start(1)
+    job = fleet.send("act_kept", "time.sleep(60)", "'ok'")
+    await_runs(fleet, job)
+    fleet.replace(1)
+    end(fleet, job, seconds=90)
+    fleet.worker.stop()
+    queue = fleet.queue
+    assert counted(fleet) == {
+        ("act", queue, "completed"): 4,
+        ("act", queue, "retried"): 1,
+        ("act", queue, "waits_in_broker"): 1,
+        ("act", queue, "recovered"): 1,
+        ("act", queue, "snoozed"): 1,
+        ("act", queue, "discarded"): 1,
+        ("act_kept", queue, "retried"): 2,
+        ("act_kept", queue, "waits_in_broker"): 2,
+        ("act_kept", queue, "dead_lettered"): 1,
+        ("act_kept", queue, "exhausted"): 1,
+        ("act_kept", queue, "lost"): 1,
+        ("act_kept", queue, "completed"): 1,
+        ("act_kept", queue, "recovered"): 1,
+    }

@@ -1,0 +1,87 @@
+"""Rates are added up in every store, by minute and by hour, and forgotten in time."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from ojs_bridge.store import BOUNDS, Rate, Store, open_store
+from tests.store.processes import in_processes
+
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+#: Near enough to now that Redis does not forget it.
+AT = datetime.now(timezone.utc).replace(minute=58, second=0, microsecond=0) - HOUR
+
+
+def rate(
+    count: int,
+    *,
+    at: datetime = AT,
+    type_: str = "charge",
+    queue: str = "default",
+    outcome: str = "completed",
+) -> Rate:
+    return Rate(at, type_, queue, outcome, (count, *[0] * len(BOUNDS)))
+
+
+def test_counts_are_added_up(store: Store) -> None:
+    """A minute's counts are added to the minute and to its hour; times between count for their minute."""
+    store.record_rates(
+        [rate(2), rate(3, at=AT + MINUTE), rate(5, at=AT + 2 * MINUTE), rate(7, outcome="retried")]
+    )
+    store.record_rates([rate(10, at=AT + timedelta(seconds=59)), rate(1, queue="slow")])
+    store.record_rates([])
+    by_minute = store.rates(AT, AT + HOUR, "minute")
+    assert sorted((one.at, one.queue, one.outcome, one.counts[0]) for one in by_minute) == [
+        (AT, "default", "completed", 12),
+        (AT, "default", "retried", 7),
+        (AT, "slow", "completed", 1),
+        (AT + MINUTE, "default", "completed", 3),
+        (AT + 2 * MINUTE, "default", "completed", 5),
+    ]
+    assert [one.at for one in by_minute] == sorted(one.at for one in by_minute)
+    hour = AT.replace(minute=0)
+    by_hour = store.rates(hour, hour + 2 * HOUR, "hour")
+    assert {(one.at, one.queue, one.outcome): one.counts[0] for one in by_hour} == {
+        (hour, "default", "completed"): 15,
+        (hour, "default", "retried"): 7,
+        (hour, "slow", "completed"): 1,
+        (hour + HOUR, "default", "completed"): 5,
+    }
+    assert store.rates(AT + MINUTE, AT + 2 * MINUTE, "minute") == [rate(3, at=AT + MINUTE)]
+
+
+def test_each_duration_has_its_count(store: Store) -> None:
+    """The durations stay apart, and names of any text are kept as every index can hold them."""
+    counts = tuple(range(len(BOUNDS) + 1))
+    store.record_rates([Rate(AT, "ü\0\ud800" + "x" * 300, "", "completed", counts)])
+    (found,) = store.rates(AT, AT + MINUTE, "minute")
+    assert found.counts == counts
+    assert found.type == ("ü\N{REPLACEMENT CHARACTER}?" + "x" * 300)[:255]
+
+
+def add_up(url: str) -> None:
+    """Add to the same counts many times, in an order that is another one each time."""
+    store = open_store(url)
+    for step in range(20):
+        names = ["a", "b", "c", "d"]
+        store.record_rates([rate(1, type_=name) for name in (names if step % 2 else reversed(names))])
+
+
+def test_no_count_of_many_writers_is_lost(url: str) -> None:
+    """Processes that write the same rates at the same time neither lose a count nor wait for each other."""
+    open_store(url).prepare()
+    in_processes(4, add_up, url)
+    assert [one.counts[0] for one in open_store(url).rates(AT, AT + MINUTE, "minute")] == [80] * 4
+
+
+@pytest.mark.parametrize("span", ["minute", "hour"])
+def test_rates_are_forgotten_in_time(store: Store, span: str) -> None:
+    """Minutes are kept for a day and hours for 14 days, whatever else is in the store."""
+    old = AT.replace(minute=0) - (timedelta(hours=25) if span == "minute" else timedelta(days=15))
+    store.record_rates([rate(1, at=old), rate(1)])
+    store.forget_rates(datetime.now(timezone.utc))
+    assert store.rates(old, old + HOUR, span) == []  # type: ignore[arg-type]
+    assert len(store.rates(AT.replace(minute=0), AT + HOUR, span)) == 1  # type: ignore[arg-type]
+    assert len(store.rates(old, old + HOUR, "hour")) == (1 if span == "minute" else 0)
