@@ -187,11 +187,11 @@ def test_many_workers_sweep_at_once(sql_url: str, sql_store: Store) -> None:
 
 
 def test_nothing_is_written_by_halves(sql_url: str, sql_store: Store) -> None:
-    """Without its reservation, neither a letter nor a parked retry is written."""
-    sql_store.prepare()
-    with sa.create_engine(sql_url).begin() as connection:
-        connection.execute(sa.text("drop table ojs_reservations"))
+    """Without its reservation, neither a letter nor a parked retry is written. A lost table is made anew."""
     for write in (lambda: sql_store.bury(letter(), over()), lambda: sql_store.park(parked(), over())):
+        sql_store.prepare()
+        with sa.create_engine(sql_url).begin() as connection:
+            connection.execute(sa.text("drop table ojs_reservations"))
         with pytest.raises(StoreError):
             write()
     assert sql_store.get("j-1") is None

@@ -19,7 +19,7 @@ from ...errors import ConfigurationError, StoreError
 from ..protocol import without_password
 from . import postgres, sqlite
 from .statements import Upsert
-from .tables import NEWEST, SCHEMA_VERSION, metadata, versions
+from .tables import SCHEMA_VERSION, metadata, versions
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -164,7 +164,7 @@ class Database:
             has_table = sa.inspect(connection).has_table
             if not has_table(versions.name):
                 return None
-            whole = has_table(NEWEST.name)
+            whole = all(map(has_table, metadata.tables))
             found: int | None = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar()
         if found is not None and found > SCHEMA_VERSION:
             raise StoreError(

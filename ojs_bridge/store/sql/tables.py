@@ -137,6 +137,3 @@ rates = sa.Table(
     sa.Column("outcome", sa.String(32), nullable=False),
     *(sa.Column(f"count_{place}", sa.BigInteger, nullable=False) for place in range(len(BOUNDS) + 1)),
 )
-
-#: Where this table is, the others are, too.
-NEWEST = rates
