@@ -170,14 +170,14 @@ def test_what_died_is_grouped_and_filtered(page: Page) -> None:
     group = page.locator("#by-error-type button", has_text="auth.token_expired")
     group.click()
     expect(rows(page)).to_have_count(2)
-    expect(page.locator("[name=error_type]")).to_have_value("auth.token_expired")
+    expect(page.locator("#letters-filters [name=error_type]")).to_have_value("auth.token_expired")
     expect(page.locator("#by-error-type li")).to_have_count(1)
     expect(page.locator("#by-queue b")).to_have_text(["1", "1"])
     expect(page.locator("#deaths-span")).to_contain_text("2 in all")
     expect(page.locator("#letters-total")).to_have_text("6")
     page.locator("#by-error-type button[aria-pressed=true]").click()
     expect(rows(page)).to_have_count(6)
-    page.locator("[name=text]").fill("LOOK AT THIS")
+    page.locator("#letters-filters [name=text]").fill("LOOK AT THIS")
     expect(rows(page)).to_have_count(2)
     page.get_by_role("button", name="Clear").click()
     expect(rows(page)).to_have_count(6)
@@ -185,7 +185,7 @@ def test_what_died_is_grouped_and_filtered(page: Page) -> None:
 
 def test_one_is_opened_by_the_keyboard(page: Page) -> None:
     """The letter shows arguments, reason, every error with its backtrace, the policy and its schedule."""
-    page.locator("[name=error_type]").fill("external.*")
+    page.locator("#letters-filters [name=error_type]").fill("external.*")
     expect(rows(page)).to_have_count(2)
     page.locator("h1").click()
     page.keyboard.press("j")
@@ -204,8 +204,8 @@ def test_one_is_opened_by_the_keyboard(page: Page) -> None:
 
 def test_the_address_says_where_one_is(page: Page, browser: Browser, door: Door) -> None:
     """The address has the filters and the open letter, to be shared and gone back from."""
-    page.locator("[name=queue]").fill("celery")
-    page.locator("[name=within]").select_option("86400")
+    page.locator("#letters-filters [name=queue]").fill("celery")
+    page.locator("#letters-filters [name=within]").select_option("86400")
     expect(page).to_have_url(re.compile("queue=celery&within=86400$"))
     expect(rows(page)).to_have_count(3)
     rows(page).first.click()
@@ -215,11 +215,11 @@ def test_the_address_says_where_one_is(page: Page, browser: Browser, door: Door)
     shared.goto(page.url)
     expect(shared.locator("#detail-title")).to_have_text(page.locator("#detail-title").inner_text())
     expect(rows(shared)).to_have_count(3)
-    expect(shared.locator("[name=within]")).to_have_value("86400")
+    expect(shared.locator("#letters-filters [name=within]")).to_have_value("86400")
     shared.close()
     page.go_back()
     expect(page.locator("#detail")).to_be_hidden()
-    expect(page.locator("#filters [name=queue]")).to_have_value("celery")
+    expect(page.locator("#letters-filters [name=queue]")).to_have_value("celery")
     expect(page).to_have_url(re.compile("within=86400$"))
     page.goto(f"{door.url}#letters?queue=celery&open=gone")
     expect(page.locator("#trouble")).to_contain_text("there is no dead letter job 'gone'")
@@ -228,8 +228,8 @@ def test_the_address_says_where_one_is(page: Page, browser: Browser, door: Door)
 
 def test_one_is_replayed_with_other_arguments(page: Page, door: Door) -> None:
     """The form takes arguments as they are shown; what is wrong stands at its field, and nothing is sent."""
-    page.locator("[name=queue]").fill("celery")
-    page.locator("[name=error_type]").fill("payment.fraud")
+    page.locator("#letters-filters [name=queue]").fill("celery")
+    page.locator("#letters-filters [name=error_type]").fill("payment.fraud")
     expect(rows(page)).to_have_count(1)
     rows(page).first.click()
     detail, changes = page.locator("#detail"), page.locator("#changes")
@@ -276,7 +276,7 @@ def test_what_is_hidden_is_never_sent_back(page: Page, door: Door) -> None:
     }
     for name, message in (("hidden", told), ("pickled", pickled)):
         door.store.bury(letter(name, queue="secret", framework="nobody", message=message))
-    page.locator("#filters [name=queue]").fill("secret")
+    page.locator("#letters-filters [name=queue]").fill("secret")
     expect(rows(page)).to_have_count(2)
     for name, args, kwargs in (("hidden", "are hidden", "too long"), ("pickled", "pickled", "pickled")):
         page.locator(f'li[data-id="{name}"]').click()
@@ -302,7 +302,7 @@ def test_long_values_stay_in_their_boxes(page: Page, door: Door) -> None:
     error = {"attempt": 1, "type": "big", "message": "m" * 100_000, "timestamp": "2026-11-21T10:00:02.345Z"}
     message = {"args": [long], "kwargs": {}}
     door.store.bury(letter("big", queue="big", framework="nobody", errors=(error,), message=message))
-    page.locator("#filters [name=queue]").fill("big")
+    page.locator("#letters-filters [name=queue]").fill("big")
     expect(rows(page)).to_have_count(1)
     rows(page).first.click()
     height = "document.getElementById('detail').scrollHeight"
@@ -323,7 +323,7 @@ def test_long_values_stay_in_their_boxes(page: Page, door: Door) -> None:
 def test_one_is_replayed(page: Page, door: Door) -> None:
     """The page asks before; the job runs again, and succeeds now."""
     door.valkey.set("demo:mended", 1)
-    page.locator("[name=error_type]").fill("external.*")
+    page.locator("#letters-filters [name=error_type]").fill("external.*")
     expect(rows(page)).to_have_count(2)
     rows(page).first.click()
     page.locator("#detail").get_by_role("button", name="Replay").click()
@@ -336,7 +336,7 @@ def test_one_is_replayed(page: Page, door: Door) -> None:
 
 def test_many_are_replayed_by_a_filter(page: Page, door: Door) -> None:
     """The page tells the count before; a no changes nothing."""
-    page.locator("[name=error_type]").fill("auth.*")
+    page.locator("#letters-filters [name=error_type]").fill("auth.*")
     expect(rows(page)).to_have_count(2)
     page.locator("#replay-all").click()
     asked(page, "Replay 2 dead letters", "Do not replay")
@@ -355,7 +355,7 @@ def test_selected_ones_are_deleted(page: Page, door: Door) -> None:
     """No other letter is deleted."""
     for name in ("keep", "one", "two"):
         door.store.bury(letter(name, queue="doomed", framework="celery"))
-    page.locator("[name=queue]").fill("doomed")
+    page.locator("#letters-filters [name=queue]").fill("doomed")
     expect(rows(page)).to_have_count(3)
     for name in ("one", "two"):
         page.locator(f'li[data-id="{name}"] input').check()
@@ -373,7 +373,7 @@ def test_a_selection_is_a_single_request(page: Page, door: Door) -> None:
     """The rate limit of the page's own server is below the number of letters."""
     for n in range(150):
         door.store.bury(letter(f"pick-{n}", queue="picked", framework="celery"))
-    page.locator("[name=queue]").fill("picked")
+    page.locator("#letters-filters [name=queue]").fill("picked")
     expect(rows(page)).to_have_count(100)
     page.evaluate(SCROLL.replace("3_000", "150"))
     writes: list[str] = []
@@ -421,8 +421,8 @@ def test_a_search_goes_on_by_itself(page: Page, door: Door) -> None:
     for n in range(2_100):
         door.store.bury(letter(f"hay-{n}", queue="hay", discarded_at=old + timedelta(seconds=n)))
     door.store.bury(letter("needle", queue="hay", discarded_at=old, message={"args": ["a needle"]}))
-    page.locator("[name=queue]").fill("hay")
-    page.locator("[name=text]").fill("a needle")
+    page.locator("#letters-filters [name=queue]").fill("hay")
+    page.locator("#letters-filters [name=text]").fill("a needle")
     expect(rows(page)).to_have_count(1)
     expect(page.locator("#letters-end")).to_have_text("1 in all")
     Bridge(door.store).dead_letters.purge(confirm=True, queue="hay")
@@ -431,7 +431,7 @@ def test_a_search_goes_on_by_itself(page: Page, door: Door) -> None:
 def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
     """A page that was left open for an hour says so, and shows the letters of now."""
     door.store.bury(letter("short-lived", queue="fleeting", framework="celery"))
-    page.locator("[name=queue]").fill("fleeting")
+    page.locator("#letters-filters [name=queue]").fill("fleeting")
     expect(rows(page)).to_have_count(1)
     page.get_by_role("button", name="Pause").click()
     Bridge(door.store).dead_letters.delete("short-lived")
@@ -445,7 +445,7 @@ def test_a_letter_that_has_gone_meanwhile(page: Page, door: Door) -> None:
 def test_what_a_replay_could_not_do_stays_on_the_page(page: Page, door: Door) -> None:
     """The message about a failure stays until the next bulk action; after a No the keyboard still works."""
     door.store.bury(letter("nobodys", framework="nobody", queue="nobodys"))
-    page.locator('#filters [name="queue"]').fill("nobodys")
+    page.locator('#letters-filters [name="queue"]').fill("nobodys")
     expect(page.locator("#letters li")).to_have_count(1)
     page.locator("#replay-all").click()
     page.locator("#question-yes").click()
@@ -482,7 +482,7 @@ def test_html_in_job_data_stays_text(page: Page, door: Door) -> None:
     door.store.bury(
         letter(f"evil {EVIL}", type=EVIL, queue=EVIL, reason=EVIL, errors=(error,), message={"args": [EVIL]})
     )
-    page.locator("[name=text]").fill("onerror")
+    page.locator("#letters-filters [name=text]").fill("onerror")
     expect(rows(page)).to_have_count(1)
     rows(page).first.click()
     expect(page.locator("#detail-title")).to_have_text(EVIL)
@@ -538,9 +538,9 @@ def test_a_phone_and_the_dark(browser: Browser, door: Door, scheme: Any) -> None
     expect(phone.locator("#letters li").first).to_be_visible()
     expect(phone.locator("#bars i")).to_have_count(48)
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
-    expect(phone.locator("[name=queue]")).to_be_hidden()
-    phone.locator("#more-filters").click()
-    expect(phone.locator("[name=queue]")).to_be_visible()
+    expect(phone.locator("#letters-filters [name=queue]")).to_be_hidden()
+    phone.locator("#letters-filters .more-filters").click()
+    expect(phone.locator("#letters-filters [name=queue]")).to_be_visible()
     phone.locator("#letters li").first.click()
     expect(phone.locator("#detail")).to_be_visible()
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390
@@ -601,7 +601,7 @@ def test_a_reader_and_a_wrong_token(browser: Browser, door: Door) -> None:
             page.keyboard.press(key)
         expect(page.locator("#selected")).to_have_text("1 selected")
         expect(page.locator("#question")).to_be_hidden()
-        expect(page.locator("#actions button:enabled")).to_have_count(0)
+        expect(page.locator("#letters-actions button:enabled")).to_have_count(0)
         page.keyboard.press("Enter")
         expect(page.locator("#detail menu button:enabled")).to_have_text(["Close"])
         expect(page.locator("#detail")).to_contain_text("This token can only read.")
@@ -617,6 +617,51 @@ def test_a_reader_and_a_wrong_token(browser: Browser, door: Door) -> None:
     bridge.dead_letters.delete("read")
 
 
+def test_who_did_what(browser: Browser, door: Door) -> None:
+    """A question asks for the reason; the record has it, beside the name of the token. Filters choose."""
+    for n in range(2):
+        door.store.bury(letter(f"why-{n}", queue="why", framework="celery"))
+    bridge = Bridge(door.store)
+    with listening(app_for(bridge, tokens=f"alice:operator:{OPERATOR}")) as address:
+        page = browser.new_page()
+        page.goto(address)
+        page.locator("#token").fill(OPERATOR)
+        page.keyboard.press("Enter")
+        page.locator('li[data-id="why-0"]').click()
+        page.locator("#detail").get_by_role("button", name="Delete").click()
+        page.locator("#question").get_by_label("Reason").fill("ticket 12")
+        page.locator("#question-yes").click()
+        expect(page.locator("#question")).to_be_hidden()
+        page.locator('li[data-id="why-1"] input').check()
+        page.locator("#delete-selected").click()
+        expect(page.get_by_label("Reason")).to_have_value("")
+        page.get_by_label("Reason").fill(EVIL)
+        page.keyboard.press("Enter")
+        expect(page.locator("#question-yes")).to_be_focused()
+        page.keyboard.press("Enter")
+        expect(page.locator('li[data-id="why-1"]')).to_have_count(0)
+        page.get_by_role("link", name="Who did what").click()
+        records = page.locator("#audit li")
+        expect(records.nth(0)).to_contain_text(EVIL)
+        expect(records.nth(1)).to_contain_text("ticket 12")
+        for n in (0, 1):
+            expect(records.nth(n)).to_contain_text("alice")
+            expect(records.nth(n)).to_contain_text("dead_letter.delete")
+            expect(records.nth(n)).to_contain_text(f"why-{1 - n}")
+        expect(records.nth(0)).to_contain_text("1 done")
+        page.get_by_label("Action", exact=True).fill("nothing.*")
+        expect(page.locator("#audit-end")).to_have_text("No record matches these filters.")
+        page.reload()
+        expect(page.get_by_label("Action", exact=True)).to_have_value("nothing.*")
+        page.get_by_role("button", name="Clear").click()
+        expect(records.nth(1)).to_contain_text("ticket 12")
+        with bridge.operations.audit.acting("bob"):
+            bridge.dead_letters.purge(queue="why", confirm=True)
+        expect(records.nth(0)).to_contain_text("bob")
+        assert page.title() == "Dead letters"
+        page.close()
+
+
 def test_the_page_is_live(page: Page, door: Door) -> None:
     """New letters come and gone ones go, counts change, and the row that has the focus keeps it."""
     expect(page.locator("#letters-total")).not_to_be_empty()
@@ -624,7 +669,7 @@ def test_the_page_is_live(page: Page, door: Door) -> None:
     now = letter().discarded_at
     for n, name in enumerate(("stays", "goes")):
         door.store.bury(letter(name, queue="live", discarded_at=now + timedelta(seconds=n)))
-    page.locator("#filters [name=queue]").fill("live")
+    page.locator("#letters-filters [name=queue]").fill("live")
     expect(rows(page)).to_have_count(2)
     page.locator('li[data-id="stays"]').focus()
     page.locator('li[data-id="stays"]').evaluate("row => { row.mark = 'the same'; }")
@@ -656,7 +701,7 @@ def test_the_readers_place_stays(page: Page, door: Door) -> None:
             door.store.bury(letter(f"many-{n}", queue="many", discarded_at=now + timedelta(seconds=n)))
 
     bury(0, 40)
-    page.locator("#filters [name=queue]").fill("many")
+    page.locator("#letters-filters [name=queue]").fill("many")
     expect(rows(page)).to_have_count(40)
     rows(page).nth(35).focus()
     top = "document.activeElement.getBoundingClientRect().top"
@@ -754,11 +799,14 @@ def test_everybody_can_use_the_page(browser: Browser, door: Door, scheme: Any) -
             page.keyboard.press("?")
             check(page)
             page.keyboard.press("Escape")
-            page.locator("#filters [name=queue]").fill("none")
+            page.locator("#letters-filters [name=queue]").fill("none")
             expect(page.locator("#letters-end")).to_have_text("No dead letter matches these filters.")
             check(page)
             page.get_by_role("link", name="Parked retries").click()
             expect(page.locator("#retries li")).to_have_count(1)
+            check(page)
+            page.get_by_role("link", name="Who did what").click()
+            expect(page.locator("#audit li").first).to_contain_text("dead_letter.replay")
             check(page)
             page.close()
     bridge.retries.cancel("seen")

@@ -1,6 +1,7 @@
 // Which view is shown, and the keyboard.
 
 import { mayWrite } from "./api.js";
+import * as audit from "./audit.js";
 import { close } from "./detail.js";
 import * as letters from "./letters.js";
 import * as live from "./live.js";
@@ -9,13 +10,13 @@ import { read } from "./place.js";
 import * as retries from "./retries.js";
 import { byId, guarded, isNear } from "./view.js";
 
-const views = { letters, retries };
+const views = { letters, retries, audit };
 const current = () => read().view;
 
 function show() {
   const { filters, open } = read();
   close();
-  if (current() === "letters") letters.fill(filters);
+  views[current()].fill?.(filters);
   for (const name of Object.keys(views)) byId(`${name}-view`).hidden = name !== current();
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${current()}`) link.setAttribute("aria-current", "page");
@@ -23,7 +24,7 @@ function show() {
   }
   return guarded(async () => {
     await Promise.all([views[current()].load(), operations.load()]);
-    if (open) await letters.open(open);
+    if (open) await views[current()].open?.(open);
   });
 }
 
@@ -34,17 +35,28 @@ function move(step) {
 
 const here = () => document.activeElement?.closest("li")?.dataset.id;
 
+// A key of the view that writes: what it does to the selected ones, or to the one that has the focus.
+function act(key) {
+  const work = views[current()].keys?.[key];
+  if (work && mayWrite()) guarded(() => work(here()));
+}
+
+function open() {
+  const work = views[current()].open;
+  if (work && here()) guarded(() => work(here()));
+}
+
 const keys = {
   j: () => move(1),
   ArrowDown: () => move(1),
   k: () => move(-1),
   ArrowUp: () => move(-1),
-  Enter: () => here() && current() === "letters" && guarded(() => letters.open(here())),
+  Enter: open,
   x: () => document.activeElement?.closest("li")?.querySelector("input")?.click(),
-  r: () => mayWrite() && current() === "letters" && guarded(() => letters.doSelected("Replay", here())),
-  d: () => mayWrite() && current() === "letters" && guarded(() => letters.doSelected("Delete", here())),
+  r: () => act("r"),
+  d: () => act("d"),
   g: show,
-  "/": () => byId("filters").elements.text.focus(),
+  "/": () => byId(`${current()}-filters`)?.querySelector("[type=search]").focus(),
   "?": () => byId("help").showModal(),
 };
 
@@ -56,26 +68,14 @@ document.addEventListener("keydown", (event) => {
   keys[event.key]();
 });
 
-let typed;
-byId("filters").addEventListener("input", () => {
-  clearTimeout(typed);
-  typed = setTimeout(() => guarded(letters.load), 250);
-});
-byId("filters").addEventListener("reset", () => setTimeout(() => guarded(letters.load)));
-byId("filters").addEventListener("submit", (event) => event.preventDefault());
-byId("more-filters").addEventListener("click", () => byId("filters").classList.toggle("whole"));
-byId("select-all").addEventListener("change", (event) => letters.pickAll(event.target.checked));
-byId("replay-selected").addEventListener("click", () => letters.doSelected("Replay"));
-byId("delete-selected").addEventListener("click", () => letters.doSelected("Delete"));
-byId("replay-all").addEventListener("click", () => guarded(() => letters.doAll("Replay")));
-byId("delete-all").addEventListener("click", () => guarded(() => letters.doAll("Delete")));
 byId("help-button").addEventListener("click", keys["?"]);
-document.addEventListener("role", letters.tellChosen);
 window.addEventListener("hashchange", show);
 setInterval(retries.tick, 1000);
-byId("letters-new").addEventListener("click", () => guarded(letters.load));
-operations.whenEnded(letters.load);
-live.start(() => Promise.all([views[current()].refresh(), operations.load()]), () => current() !== "letters" || letters.isFree());
+operations.whenEnded(() => views[current()].load());
+live.start(
+  () => Promise.all([views[current()].refresh(), operations.load()]),
+  () => views[current()].isFree(),
+);
 
 window.addEventListener("scroll", () => {
   if (isNear(byId(`${current()}-end`))) guarded(views[current()].loadMore);

@@ -5,16 +5,15 @@ import { formOf } from "./changes.js";
 import { keepOpen } from "./place.js";
 import { byId, cut, deed, guarded, json, make, question, shown, when } from "./view.js";
 
-export const KIND = "dead-letter";
 // The most characters of an error in a title or a question.
 const TITLE = 500;
 
-export async function open(id, changed) {
-  const job = await call("GET", pathOf(KIND, id)).catch((error) => {
+export async function open(kind, id, changed) {
+  const job = await call("GET", pathOf(kind, id)).catch((error) => {
     keepOpen("");
     throw error;
   });
-  byId("detail-body").replaceChildren(...parts(job), ...ending(job, changed));
+  byId("detail-body").replaceChildren(...parts(job), ...ending(kind, job, changed));
   keepOpen(id);
   if (!byId("detail").open) byId("detail").showModal();
 }
@@ -78,17 +77,17 @@ function schedule(job) {
 }
 
 async function ask(verb, text, work, changed) {
-  if (await question(text, deed(verb, 1), async () => { await work(); })) {
+  if (await question(text, deed(verb, 1), work)) {
     close();
     await guarded(changed);
   }
 }
 
-function ending(job, changed) {
+function ending(kind, job, changed) {
   const form = formOf(job, { typed, submitted: replay });
   const disabled = !mayWrite();
   const again = make("button", { type: "button", disabled, on: { click: replay } }, "Replay");
-  const remove = () => ask("Delete", summary(job), () => call("DELETE", pathOf(KIND, job.id)), changed);
+  const remove = () => ask("Delete", summary(job), (body) => call("DELETE", pathOf(kind, job.id), { body }), changed);
   const buttons = [
     make("button", { type: "button", on: { click: close } }, "Close"), again,
     make("button", { type: "button", className: "danger", disabled, on: { click: remove } }, "Delete"),
@@ -104,8 +103,9 @@ function ending(job, changed) {
     if (!form.areRight()) return;
     const changes = form.changed();
     const told = changes.map(([name, text]) => `${name}: ${cut(text, 500)}`);
-    const body = `{"override": {${changes.map(([name, text]) => `"${name}": ${text}`).join(", ")}}}`;
-    const work = () => call("POST", pathOf(KIND, job.id, "retry"), { body });
+    const override = `{${changes.map(([name, text]) => `"${name}": ${text}`).join(", ")}}`;
+    const bodyOf = ({ reason }) => `{"override": ${override}${reason ? `, "reason": ${JSON.stringify(reason)}` : ""}}`;
+    const work = (why) => call("POST", pathOf(kind, job.id, "retry"), { body: bodyOf(why) });
     ask("Replay", [summary(job), ...told].join("\n"), work, changed);
   }
 }

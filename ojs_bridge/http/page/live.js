@@ -55,7 +55,7 @@ export function start(refresh, isFree) {
 // Returns false where the list has none of these jobs: nobody knows what is between them.
 export function renew(list, jobs, isWhole, row) {
   const rows = new Map([...list.querySelectorAll("li")].map((li) => [li.dataset.id, li]));
-  const isSame = (job) => rows.get(job.id)?.dataset.at === timeOf(job);
+  const isSame = (job) => rows.get(job.id)?.dataset.at === versionOf(job);
   const kept = jobs.filter(isSame);
   if (!isWhole && rows.size && !kept.length) return false;
   const focus = keepFocus(list);
@@ -74,8 +74,9 @@ export function renew(list, jobs, isWhole, row) {
   return true;
 }
 
-// The time that a list is sorted by, and that differs when a job comes back.
-export const timeOf = (job) => job.next_retry_at || job.metadata.discarded_at;
+// A text that differs when an entry has changed, or has come back.
+export const versionOf = (entry) =>
+  entry.next_retry_at || entry.metadata?.discarded_at || [entry.at, entry.outcome, entry.count].join(" ");
 
 function keepFocus(list) {
   const at = document.activeElement, li = list.contains(at) ? at.closest("li") : null;

@@ -1,27 +1,28 @@
 // Where the reader is: the view, the filters and the open letter stand in the address, to be kept and shared.
 
-const LETTERS = "letters";
+const VIEWS = ["letters", "retries", "audit"];
 
 export function read() {
   const [view, query] = location.hash.slice(1).split("?");
   const { open = "", ...filters } = Object.fromEntries(new URLSearchParams(query));
-  return { view: view === "retries" ? view : LETTERS, filters, open };
+  return { view: VIEWS.includes(view) ? view : VIEWS[0], filters, open };
 }
 
 export function keepFilters(filters) {
-  history.replaceState(null, "", address(filters, read().open));
+  const { view, open } = read();
+  history.replaceState(null, "", address(view, filters, open));
 }
 
 // An open letter is a step of its own, so that going back closes it.
 export function keepOpen(id) {
   const now = read();
-  if (now.view !== LETTERS || now.open === id) return;
-  const to = address(now.filters, id);
+  if (now.open === id) return;
+  const to = address(now.view, now.filters, id);
   if (id) history.pushState(null, "", to);
   else history.replaceState(null, "", to);
 }
 
-function address(filters, open) {
+function address(view, filters, open) {
   const query = new URLSearchParams({ ...filters, ...(open && { open }) }).toString();
-  return `#${LETTERS}${query && `?${query}`}`;
+  return `#${view}${query && `?${query}`}`;
 }

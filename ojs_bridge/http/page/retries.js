@@ -2,7 +2,7 @@
 
 import { call, mayWrite, pathOf } from "./api.js";
 import { summary } from "./detail.js";
-import { renew, timeOf } from "./live.js";
+import { renew, versionOf } from "./live.js";
 import { byId, guarded, make, question } from "./view.js";
 
 const KIND = "retries";
@@ -13,6 +13,8 @@ const CANCEL = {
   done: "Cancelled a retry",
 };
 const state = { cursor: null, more: false };
+
+export const isFree = () => true;
 
 export async function load() {
   Object.assign(state, { cursor: null, more: true });
@@ -46,7 +48,7 @@ function tellEnd() {
 
 function row(job) {
   return make(
-    "li", { tabIndex: 0, data: { id: job.id, at: timeOf(job) } },
+    "li", { tabIndex: 0, data: { id: job.id, at: versionOf(job) } },
     make("time", { dateTime: job.next_retry_at, title: new Date(job.next_retry_at).toLocaleString("sv") }),
     make("span", { className: "kind", title: job.type }, job.type),
     make("span", { className: "what", title: job.metadata.reason }, job.metadata.reason),
@@ -54,15 +56,15 @@ function row(job) {
     make("span", { className: "quiet" }, `${job.attempt} of ${job.max_attempts}`),
     make(
       "span", {},
-      act("Run now", job, RUN, () => call("POST", pathOf(KIND, job.id, "run"))), " ",
-      act("Cancel", job, CANCEL, () => call("DELETE", pathOf(KIND, job.id))),
+      act("Run now", job, RUN, (body) => call("POST", pathOf(KIND, job.id, "run"), { body })), " ",
+      act("Cancel", job, CANCEL, (body) => call("DELETE", pathOf(KIND, job.id), { body })),
     ),
   );
 }
 
 function act(name, job, words, work) {
   const ask = async () => {
-    if (await question(summary(job) + words.told, words, async () => { await work(); })) await guarded(load);
+    if (await question(summary(job) + words.told, words, work)) await guarded(load);
   };
   const className = words.isDanger ? "danger" : "";
   return make("button", { type: "button", className, disabled: !mayWrite(), on: { click: ask } }, name);

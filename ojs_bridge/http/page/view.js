@@ -22,7 +22,7 @@ export function make(name, options = {}, ...children) {
 export const stamp = (time) => new Date(time).toLocaleString("sv").slice(0, 16);
 
 export function when(text) {
-  return make("time", { dateTime: text, title: new Date(text).toLocaleString("sv") }, ago(text));
+  return make("time", { className: "ago", dateTime: text, title: new Date(text).toLocaleString("sv") }, ago(text));
 }
 
 export function ago(text) {
@@ -89,7 +89,15 @@ export function tell(done, failed = "") {
   trouble(null);
 }
 
-// Asks before something is done, and shows why it cannot be; resolves to whether it was done.
+// Enter in the field of the reason must neither do it nor lose what was typed.
+byId("question-reason").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return;
+  event.preventDefault();
+  byId("question-yes").focus();
+});
+
+// Asks before something is done, and shows why it cannot be; resolves to whether it was done. The work is given the
+// reason for the audit, as a part of a body.
 export async function question(text, { yes, no, isDanger, done }, work) {
   const dialog = byId("question"), button = byId("question-yes");
   byId("question-title").textContent = `${yes}?`;
@@ -98,6 +106,7 @@ export async function question(text, { yes, no, isDanger, done }, work) {
   button.textContent = yes;
   button.classList.toggle("danger", isDanger);
   button.disabled = false;
+  byId("question-reason").value = "";
   dialog.returnValue = "";
   dialog.showModal();
   byId("question-no").focus();
@@ -108,7 +117,8 @@ export async function question(text, { yes, no, isDanger, done }, work) {
       byId("question-no").textContent = "Close";
       tell("");
       try {
-        await work();
+        const reason = byId("question-reason").value.trim();
+        await work(reason ? { reason } : {});
         if (done) tell(done);
         resolve(true);
       } catch (error) {
