@@ -1,4 +1,4 @@
-"""`ojs-bridge audit`: who did what."""
+"""`ojs-bridge audit`: who did what; and `ojs-bridge mark`: moments such as deploys."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 from functools import partial
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from ..operations.audit import Record
 from .commands import AsJson, Cursor, Limit
 from .finding import Place
 from .letters import WHEN, time_from
-from .printing import say, show, show_json, table, time_of
+from .printing import answer, say, show, show_json, table, time_of
 
 
 def audit(
@@ -41,6 +41,19 @@ def audit(
         show("no records")
     if page.next_cursor:
         say(f"there may be more: --cursor {page.next_cursor}")
+
+
+def mark(
+    *,
+    place: Place,
+    text: Annotated[str, Argument(help="The text of the mark, such as v42.")],
+    at: Annotated[str | None, Option(help=f"For another time than now. {WHEN}.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Mark a moment, such as a deploy, on the charts of the page."""
+    when = time_from("at", at, place.bridge.engine.now())
+    made = place.bridge.operations.marks.add(text, at=when)
+    answer(made.to_ojs(), f"{made.text}: marked at {time_of(made.at)} UTC", as_json=as_json)
 
 
 def _row(record: Record) -> tuple[object, ...]:

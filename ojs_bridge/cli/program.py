@@ -33,6 +33,7 @@ command(dead_letters.group, "replay", changes=True)(replays.replay)
 command(dead_letters.group, "watch")(watching.watch)
 command(program, "plan")(plan.plan)
 command(program, "audit")(audit.audit)
+command(program, "mark")(audit.mark)
 
 
 def _show_version(wanted: bool) -> None:

@@ -132,10 +132,22 @@ class RetriesQuery(Paging):
     type: Pattern | None = None
 
 
-class AuditQuery(Limited):
-    """A page of the audit."""
+class Since(Limited):
+    """The choice of the newest entries since a time."""
 
     since: Time | None = None
+
+
+class MarkBody(Change):
+    """A new mark."""
+
+    text: Word
+    at: Time | None = None
+
+
+class AuditQuery(Since):
+    """A page of the audit."""
+
     who: Pattern | None = None
     action: Pattern | None = None
     cursor: Cursor | None = None

@@ -222,6 +222,21 @@ class Records(TypedDict):
     next_cursor: str | None
 
 
+class Mark(TypedDict):
+    """A moment that an operator has written down."""
+
+    id: str
+    at: Time
+    text: str
+    by: str
+
+
+class Marks(TypedDict):
+    """Marks, the newest first."""
+
+    marks: list[Mark]
+
+
 class Deleted(TypedDict):
     """The answer to a deletion."""
 

@@ -55,6 +55,11 @@ class Actor:
         address = f"{user}@{socket.gethostname()}"
         return cls(os.environ.get("SUDO_USER") or user, via, address, reason)
 
+    @classmethod
+    def current(cls) -> Actor:
+        """Return the actor of this thread or task, or else the user of this process."""
+        return _ACTOR.get() or cls.of_system()
+
 
 _ACTOR: ContextVar[Actor | None] = ContextVar("ojs_bridge_actor", default=None)
 
@@ -72,7 +77,7 @@ def acting(actor: Actor) -> Iterator[None]:
 def give_reason(reason: str | None) -> None:
     """Take note why the current actor acts, until the end of its `acting`."""
     if reason:
-        _ACTOR.set(replace(_ACTOR.get() or Actor.of_system(), reason=reason))
+        _ACTOR.set(replace(Actor.current(), reason=reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +142,12 @@ class Audit:
         An action whose record cannot be written is done nevertheless, and the log has its record. The last
         writing is that of the event `operator.action`.
         """
-        actor = _ACTOR.get() or Actor.of_system()
-        entry = Entry(f"act-{secrets.token_hex(6)}")
+        actor, now = Actor.current(), self._context.clock()
+        # The store keeps milliseconds; the records of one of them are listed by their ids.
+        entry = Entry(f"act-{round(now.timestamp() * 1e6):x}-{secrets.token_hex(3)}")
         record = Record(
             entry.id,
-            self._context.clock(),
+            now,
             _cut(actor.name),
             actor.via,
             actor.address,

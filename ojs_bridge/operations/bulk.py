@@ -26,6 +26,7 @@ from ..store import Document, Letter, Store, from_ms, to_ms
 from .audit import Audit, some
 from .dead_letters import DeadLetters
 from .letters import Kind, kind_to_json, needed, wanted
+from .marks import Marks
 from .replaying import MAX_TOLD, Bulk, changed, check_rate, override_of
 
 Action: TypeAlias = Literal["retry", "purge"]
@@ -105,6 +106,8 @@ class Operations:
         self._letters = letters
         #: The records of who did what.
         self.audit = Audit(context)
+        #: Moments such as deploys.
+        self.marks = Marks(context)
 
     def begin(
         self,

@@ -149,3 +149,14 @@ def test_tokens_that_cannot_be(tokens: str, told: str, door: House) -> None:
         assert ALICE not in str(error.value)
         assert CI not in str(error.value)
     assert ALICE not in repr(tokens_of(named=NAMED))
+
+
+def test_marks(door: House) -> None:
+    client = client_at(door.bridge, Access(tokens_of(named=NAMED)))
+    client.headers.update(with_token(ALICE))
+    made = client.post(f"{API}/marks", json={"text": "v42", "at": "2026-11-21T10:00:00Z"}).json()
+    assert (made["text"], made["at"], made["by"]) == ("v42", "2026-11-21T10:00:00.000Z", "alice")
+    assert client.get(f"{API}/marks").json() == {"marks": [made]}
+    assert client.get(f"{API}/marks", params={"since": "2026-11-22T00:00:00Z"}).json() == {"marks": []}
+    for wrong in ({}, {"text": ""}, {"text": " "}, {"text": "v1", "at": "soon"}):
+        refused(client.post(f"{API}/marks", json=wrong), 400, "invalid_request")
