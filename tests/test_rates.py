@@ -12,10 +12,11 @@ import pytest
 
 from ojs_bridge import Bridge, StoreError
 from ojs_bridge.engine.rates import MAX_COUNTS, OTHER, Rates, outcomes
+from ojs_bridge.operations.rates import MAX_TYPES, RateHistory, quantile
 from ojs_bridge.spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
 from ojs_bridge.spec.failures import Failure
 from ojs_bridge.spec.job import Job
-from ojs_bridge.store import BOUNDS, Store, open_store
+from ojs_bridge.store import BOUNDS, Rate, Store, open_store
 from tests.servers import Valkey
 
 NOW = datetime.now(timezone.utc)
@@ -128,3 +129,96 @@ def test_a_bridge_without_a_store_counts_nothing(unconfigured: Path) -> None:
     assert bridge.flush()
     with pytest.raises(StoreError):
         bridge.engine.forget_rates()
+
+
+@pytest.mark.parametrize(
+    ("counts", "median"),
+    [
+        ({}, None),
+        ({0: 1}, 0.005),
+        ({1: 10}, 0.02),
+        ({0: 5, 1: 5}, 0.01),
+        ({2: 1, 4: 3}, 0.533333),
+        ({len(BOUNDS): 3}, BOUNDS[-1]),
+    ],
+)
+def test_quantiles(counts: dict[int, int], median: float | None) -> None:
+    """A duration lies between the bounds of its count, in proportion."""
+    found = [counts.get(place, 0) for place in range(len(BOUNDS) + 1)]
+    assert quantile(found, 0.5) == median
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Bridge:
+    """A bridge whose workers have counted some runs, of now and of three hours ago."""
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db")
+    assert bridge.store is not None
+    now = bridge.engine.now()
+
+    def rate(at: datetime, type_: str, outcome: str, count: int, queue: str = "default") -> Rate:
+        return Rate(at, type_, queue, outcome, (0, count, *[0] * (len(BOUNDS) - 1)))
+
+    earlier = now - timedelta(hours=5)
+    bridge.store.record_rates([rate(now, "a.b", "completed", 3), rate(now, "a.b", "retried", 1, "slow")])
+    bridge.store.record_rates([rate(earlier, "a.b", "completed", 5), rate(earlier, "c", "dead_lettered", 2)])
+    return bridge
+
+
+def sums(found: RateHistory) -> dict[tuple[str, str], int]:
+    """The runs of all steps, by job type and outcome."""
+    told = ((type_, *one) for type_, outcomes in found.by_type.items() for one in outcomes.items())
+    return {(type_, outcome): sum(series) for type_, outcome, series in told}
+
+
+def test_the_history_of_a_day(told: Bridge) -> None:
+    """A day has 24 hours and the one under way, of each type and outcome."""
+    found = told.rates()
+    assert found.step == timedelta(hours=1)
+    assert found.since.minute == found.since.second == 0
+    assert timedelta(hours=24) <= told.engine.now() - found.since < timedelta(hours=25)
+    assert sums(found) == {
+        ("a.b", "completed"): 8,
+        ("a.b", "retried"): 1,
+        ("c", "dead_lettered"): 2,
+    }
+    completed = found.by_type["a.b"]["completed"]
+    assert len(completed) == 25
+    assert (completed[-6], completed[-1]) == (5, 3)
+    assert found.seconds["completed"]["p50"][-7:] == [None, 0.02, None, None, None, None, 0.02]
+    assert set(found.seconds["recovered"]["p95"]) == {None}
+
+
+def test_the_history_of_an_hour(told: Bridge) -> None:
+    """A short time of the last day is told by the minute, an old one by the hour; filters choose."""
+    now = told.engine.now()
+    found = told.rates(since=now - timedelta(hours=1))
+    assert found.step == timedelta(minutes=1)
+    assert found.by_type["a.b"]["completed"][-2:] in ((0, 3), (3, 0))
+    assert "c" not in found.by_type
+    assert set(told.rates(type="c*").by_type) == {"c"}
+    assert set(told.rates(queue="slow").by_type["a.b"]) == {"retried"}
+    week = now - timedelta(days=7)
+    assert told.rates(since=week, until=week + timedelta(hours=1)).step == timedelta(hours=1)
+    assert told.rates(since=now - timedelta(days=400)).since >= now - timedelta(days=16)
+
+
+def test_a_time_that_ends_before_it_begins(told: Bridge) -> None:
+    """There is nothing in it, and nothing in the future."""
+    now = told.engine.now()
+    assert sums(told.rates(since=now + timedelta(days=1))) == {}
+    assert sums(told.rates(since=now, until=now - timedelta(hours=9))) == {}
+    with pytest.raises(ValueError, match="type: '' must be a name, or a pattern"):
+        told.rates(type="")
+
+
+def test_types_beyond_the_limit_are_shown_together(tmp_path: Path) -> None:
+    """The types with the most runs are told apart."""
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db")
+    assert bridge.store is not None
+    counts = [0] * len(BOUNDS)
+    bridge.store.record_rates(
+        [Rate(bridge.engine.now(), f"t{n}", "q", "completed", (n + 1, *counts)) for n in range(MAX_TYPES + 2)]
+    )
+    by_type = bridge.rates().by_type
+    assert len(by_type) == MAX_TYPES + 1
+    assert sum(by_type[OTHER]["completed"]) == 1 + 2

@@ -51,7 +51,7 @@ def test_what_a_rule_names_is_replayed_after_its_delay(url: str) -> None:
     bury(bridge, "foreign", 2 * HOUR, framework="elsewhere")
     bury(bridge, "gone", 2 * HOUR, type="billing.gone")
     outbox.strangers = {"billing.gone"}
-    bridge.apply_replay_rules()
+    bridge.dead_letters.apply_replay_rules()
     assert sent(outbox) == ["due"]
     assert bridge.dead_letters.stats().total == 6
     assert bridge.flush(30)
@@ -70,15 +70,15 @@ def test_of_many_workers_one_applies_the_rules_in_a_minute(url: str, monkeypatch
         bury(fleets[0][0], f"j-{n}", HOUR)
     first = fleets[0][0]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda one: one[0].apply_replay_rules(), fleets))
+        list(pool.map(lambda one: one[0].dead_letters.apply_replay_rules(), fleets))
     assert sorted(name for _, outbox in fleets for name in sent(outbox)) == sorted(
         f"j-{n}" for n in range(20)
     )
     bury(first, "later", HOUR)
-    first.apply_replay_rules()
+    first.dead_letters.apply_replay_rules()
     assert first.dead_letters.stats().total == 1
     now[0] += PERIOD
-    first.apply_replay_rules()
+    first.dead_letters.apply_replay_rules()
     assert first.dead_letters.stats().total == 0
 
 
@@ -88,7 +88,7 @@ def test_what_a_rule_cannot_replay_stays(url: str) -> None:
     bury(bridge, "bad", HOUR)
     bury(bridge, "good", HOUR)
     outbox.refuses = {"bad": TypeError("no")}
-    bridge.apply_replay_rules()
+    bridge.dead_letters.apply_replay_rules()
     assert sent(outbox) == ["good"]
     assert [found.id for found in bridge.dead_letters.list().letters] == ["bad"]
 

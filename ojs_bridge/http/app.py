@@ -25,6 +25,7 @@ from .audit import AUDIT, Audit
 from .guarding import Access, Guard, UserOf, access_at, tokens_of
 from .letters import LETTERS, Letters
 from .operations import OPERATIONS, Operations
+from .rates import RATES, Rates
 from .retries import RETRIES, Retries
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -82,6 +83,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
         *(operation.route(retries) for operation in RETRIES),
         *(operation.route(operations) for operation in OPERATIONS),
         *(operation.route(Audit(bridge)) for operation in AUDIT),
+        *(operation.route(Rates(bridge)) for operation in RATES),
         openapi.route(),
     ]
     # The page's files need no token. The page asks the user for the token, and sends it with its requests.

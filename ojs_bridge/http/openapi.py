@@ -17,6 +17,7 @@ from .audit import AUDIT
 from .bulk import LINES
 from .letters import LETTERS
 from .operations import OPERATIONS
+from .rates import RATES
 from .requests import JSON_TYPES, Asked, read_query
 from .retries import RETRIES
 from .routes import Operation
@@ -72,7 +73,7 @@ def document(root: str = "") -> Schema:
 @cache
 def _described() -> tuple[Schema, Schema]:
     """Return the paths, and the schemas that they refer to."""
-    operations = [*LETTERS, *RETRIES, *OPERATIONS, *AUDIT]
+    operations = [*LETTERS, *RETRIES, *OPERATIONS, *AUDIT, *RATES]
     shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
     shapes_of += [
         (operation.model("body"), "validation") for operation in operations if operation.method == "POST"

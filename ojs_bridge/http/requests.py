@@ -132,6 +132,15 @@ class RetriesQuery(Paging):
     type: Pattern | None = None
 
 
+class RatesQuery(Asked):
+    """A choice of runs, and of a time: the last day, unless another is named."""
+
+    queue: Word | None = None
+    type: Pattern | None = None
+    since: Time | None = None
+    until: Time | None = None
+
+
 class Since(Limited):
     """The choice of the newest entries since a time."""
 

@@ -252,6 +252,18 @@ class Timeline(TypedDict):
     counts: list[Count]
 
 
+class Rates(TypedDict):
+    """The numbers of runs in each step of time, by job type and outcome.
+
+    `seconds` has durations by outcome and quantile; null for a step without runs.
+    """
+
+    since: Time
+    step_seconds: float
+    by_type: dict[str, dict[str, list[Count]]]
+    seconds: dict[str, dict[str, list[float | None]]]
+
+
 class Stats(TypedDict):
     """The numbers of dead letters, and the limits of their retention."""
 

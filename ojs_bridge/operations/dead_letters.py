@@ -32,6 +32,7 @@ from .letters import (
     shown,
     wanted,
 )
+from .replay_rules import ReplayRule, Rules
 from .replaying import READ, Bulk, Changes, Replayer, changed, job_of, override_of, pages_of
 from .retention import PERIOD, Pruner, Retention
 
@@ -56,8 +57,9 @@ class DeadLetters:
     The letters that are returned are redacted, and a `text` is searched in the redacted letters.
     """
 
-    def __init__(self, context: Context, retention: Retention) -> None:
+    def __init__(self, context: Context, retention: Retention, rules: Sequence[ReplayRule] = ()) -> None:
         self._context = context
+        self._rules = rules
         self._clock = context.clock
         self._audit = Audit(context)
         #: The limits of the age and the number of letters.
@@ -253,6 +255,13 @@ class DeadLetters:
             self._context.emit(pruned(count, self._clock(), policy=policy))
             logger.info("%d dead letters were pruned", count)
         return count
+
+    def apply_replay_rules(self) -> None:
+        """Replay the dead letters that the replay rules name, unless another worker did in this minute.
+
+        Workers call it.
+        """
+        Rules(self._rules, self._context).apply()
 
     def replayer(self, told: Callable[[Job], object] = lambda _job: None) -> Replayer:
         """Return a replayer, which calls `told` for each job."""
