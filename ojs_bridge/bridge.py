@@ -16,6 +16,7 @@ from .engine.storage_retry import INSISTING, POLLING, Insistence, StorageRetry
 from .operations.broker_letters import BrokerLetters
 from .operations.bulk import Operations
 from .operations.dead_letters import DeadLetters
+from .operations.groups import PERIOD as GROUP_PERIOD
 from .operations.letters import needed
 from .operations.parked_retries import ParkedRetries
 from .operations.rates import RateHistory, history
@@ -170,7 +171,8 @@ class Bridge:
         prune = Chore("pruning", seconds, self.dead_letters.prune_once_a_period)
         forget = Chore("old rates", seconds, self.engine.forget_rates)
         replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.dead_letters.apply_replay_rules)
-        return prune, forget, replay
+        group = Chore("groups", GROUP_PERIOD.total_seconds(), self.dead_letters.groups.older_once_a_period)
+        return prune, forget, replay, group
 
     def stop(self) -> None:
         """End the scheduler, and let the listeners hear the last events."""

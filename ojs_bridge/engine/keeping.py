@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -24,7 +25,7 @@ def letter_of(
     at: datetime,
 ) -> Letter:
     """Return the letter of a job that died at a time, with all its errors and its message (DLQ-002)."""
-    return Letter(
+    letter = Letter(
         id=job.id,
         type=job.type,
         queue=job.queue,
@@ -43,6 +44,7 @@ def letter_of(
         fence=job.fence,
         policy=_in_json(policy),
     )
+    return replace(letter, fingerprint=letter.group)
 
 
 def _in_json(policy: RetryPolicy) -> dict[str, Any] | None:

@@ -171,6 +171,7 @@ def _is_among(letter: Letter, where: LetterFilter) -> bool:
         and matches(index_text(letter.error_type), where.error_type)
         and (where.since is None or at >= where.since)
         and (where.until is None or at < where.until)
+        and where.group in (None, letter.group)
     )
 
 

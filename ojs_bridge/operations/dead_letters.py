@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 from typing_extensions import Unpack
@@ -18,6 +19,7 @@ from ..spec.duration import format_duration
 from ..spec.job import Job, format_time
 from ..store import Letter, LetterFilter, Page, Stats, Store, letter_to_json
 from .audit import Audit, Entry, some
+from .groups import Groups, times_of
 from .letters import (
     CLAIM_SECONDS,
     MAX_PAGE,
@@ -64,6 +66,8 @@ class DeadLetters:
         self._audit = Audit(context)
         #: The limits of the age and the number of letters.
         self.retention = retention
+        #: The letters by their errors.
+        self.groups = Groups(context)
 
     def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
         """Return a page of the dead letters of a Kind, newest first (DLQ-006, DLQ-R005).
@@ -199,14 +203,10 @@ class DeadLetters:
         """
         if not (isinstance(steps, int) and 1 <= steps <= MAX_PAGE):
             raise ValueError(f"steps: {steps!r} must be between 1 and {MAX_PAGE}")
-        where, _ = self._until_now(kind)
-        first = self._store.list(where, limit=1, cursor=None, oldest_first=True).letters
-        until = where.until or self._clock()
-        since = where.since or (first[0].discarded_at if first else until - timedelta(days=1))
-        step = max((until - since) / steps, timedelta(milliseconds=1))
-        edges = [since + n * step for n in range(steps)]
-        counts = (self._store.count(replace(where, since=at, until=at + step)) for at in edges)
-        return Timeline(since, step, tuple(counts))
+        where, _ = wanted(kind)
+        times = times_of(self._store, where, self._clock(), steps)
+        counts = (self._store.count(replace(where, since=a, until=b)) for a, b in pairwise(times))
+        return Timeline(times[0], times[1] - times[0], tuple(counts))
 
     def export(self, **kind: Unpack[Kind]) -> Iterator[str]:
         """Yield the dead letters of a Kind, the oldest first, each as a line of JSON that `load` reads.

@@ -13,11 +13,13 @@ from typing_extensions import TypedDict
 
 from ..engine.redaction import Redactor, without
 from ..errors import ConfigurationError
+from ..spec.fingerprint import is_fingerprint
 from ..spec.job import format_time
 from ..spec.patterns import check_pattern
-from ..store import Letter, LetterFilter, Page, ParkedPage, Store, letter_from_json
+from ..store import DocumentPage, Letter, LetterFilter, Page, ParkedPage, Store, letter_from_json
 
 AnyPage = TypeVar("AnyPage", Page, ParkedPage)
+_AnyPage = TypeVar("_AnyPage", Page, ParkedPage, DocumentPage)
 
 MAX_PAGE = 1000
 #: The seconds of a claim on letters, after which another process may claim them.
@@ -33,7 +35,7 @@ class Kind(TypedDict, total=False):
 
     By queue; by job type and by last error type, which are patterns: `*` stands for any characters. By the
     time of death: `since` is included, `until` is not. By a `text` in the arguments or error messages, in
-    lower or upper case.
+    lower or upper case. By `group`, the fingerprint of a group.
     """
 
     queue: str | None
@@ -42,6 +44,7 @@ class Kind(TypedDict, total=False):
     since: datetime | None
     until: datetime | None
     text: str | None
+    group: str | None
 
 
 def wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
@@ -52,6 +55,9 @@ def wanted(kind: Kind) -> tuple[LetterFilter, str | None]:
             raise ValueError(f"{name}: {at!r} must be a time with a zone")
     check_pattern("type", kind.get("type"))
     check_pattern("error_type", kind.get("error_type"))
+    group = kind.get("group")
+    if group is not None and not is_fingerprint(group):
+        raise ValueError(f"group: {group!r} must be a fingerprint, 16 hexadecimal digits")
     rest = {name: value for name, value in kind.items() if name != "text"}
     return LetterFilter(**rest), kind.get("text") or None  # type: ignore[arg-type]
 
@@ -75,6 +81,8 @@ def shown(letter: Letter, redactor: Redactor) -> Letter:
     """Return the redacted letter; a redacted message cannot be published."""
     if not redactor:
         return letter
+    # The pattern of a redacted error may be another.
+    letter = replace(letter, fingerprint=letter.group)
     message, secrets = redactor.message(letter.message)
     errors = tuple(without(entry, secrets) for entry in letter.errors)
     return replace(letter, message=message, errors=errors, reason=without(letter.reason, secrets))
@@ -87,7 +95,7 @@ def page_size(limit: int) -> int:
     return limit
 
 
-def every_page(read: Callable[[str | None], AnyPage]) -> Iterator[AnyPage]:
+def every_page(read: Callable[[str | None], _AnyPage]) -> Iterator[_AnyPage]:
     """Yield all pages; `read` is given the cursor of the page before."""
     page = read(None)
     yield page
@@ -126,6 +134,8 @@ def loaded(number: int, line: str) -> Letter:
         raise ValueError(f"line {number}: it is no dead letter: {problem_of(error)}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"line {number}: it is no dead letter: {error!r}") from None
+    if letter.fingerprint and not is_fingerprint(letter.fingerprint):
+        raise ValueError(f"line {number}: fingerprint: {letter.fingerprint!r} must be 16 hexadecimal digits")
     if letter.message.get("redacted"):
         raise ValueError(
             f"line {number}: dead letter {letter.id!r} was redacted, and has no message any more"

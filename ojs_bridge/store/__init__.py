@@ -3,7 +3,18 @@
 from .documents import Document, DocumentPage
 from .opening import PATIENCE_SECONDS, open_store
 from .parked import Due, Parked, ParkedFilter, ParkedPage
-from .protocol import Claim, Claimed, Letter, LetterFilter, Page, Stats, Store, without_password
+from .protocol import (
+    Claim,
+    Claimed,
+    Group,
+    Letter,
+    LetterFilter,
+    Order,
+    Page,
+    Stats,
+    Store,
+    without_password,
+)
 from .rates import BOUNDS, SECONDS, Rate, Span
 from .records import from_ms, index_text, letter_from_json, letter_to_json, matches, to_ms
 from .reservations import Grant, Reservation, ReserveAnswer, Settle
@@ -19,8 +30,10 @@ __all__ = [
     "DocumentPage",
     "Due",
     "Grant",
+    "Group",
     "Letter",
     "LetterFilter",
+    "Order",
     "Page",
     "Parked",
     "ParkedFilter",

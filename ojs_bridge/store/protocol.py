@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ..messages import Reading, read_message, shown_errors
+from ..spec.fingerprint import fingerprint
 from ..spec.job import ErrorEntry, PlacedEntry, format_time
 from .documents import Documenting
 from .parked import Parking
@@ -19,6 +20,11 @@ from .shadows import Shadowing
 
 #: The claim of a replay. While it lasts, no other replay gets the letter.
 Claim: TypeAlias = int
+
+#: Groups in the order of the last death, or of their size, falling.
+Order: TypeAlias = Literal["last", "count"]
+#: The most job types and queues of a group that are named. On SQL they are those of so many newest letters.
+NAMED, NEWEST = 10, 100
 
 MAX_NAMESPACE = 64
 #: The schemes of a Redis' URL, and their names in redis-py, which knows nothing of Valkey.
@@ -37,7 +43,8 @@ class Letter:
 
     `message` is the framework's own message in JSON, enough to publish it again exactly. `key` and `fence`
     name the job's last reservation, `policy` is the job's retry policy, as far as JSON can say it. A letter
-    of an earlier version has none of these three.
+    of an earlier version has none of these three. `fingerprint` is that of its last error, as its worker kept
+    it; empty in a letter of an earlier version.
     """
 
     id: str
@@ -57,6 +64,13 @@ class Letter:
     key: str = ""
     fence: int = 0
     policy: Mapping[str, Any] | None = None
+    fingerprint: str = ""
+
+    @property
+    def group(self) -> str:
+        """The fingerprint of the most recent failure, which names the letter's group."""
+        message = str(self.errors[-1].get("message") or "") if self.errors else ""
+        return self.fingerprint or fingerprint(self.error_type, message)
 
     @property
     def error_type(self) -> str:
@@ -87,6 +101,7 @@ class Letter:
                 "created_at": created,
                 "discarded_at": format_time(self.discarded_at),
                 "ojs.replay_count": self.replay_count,
+                "fingerprint": self.group,
             },
             "retry": dict(self.retry) if self.retry else None,
             "policy": dict(self.policy) if self.policy else None,
@@ -98,7 +113,8 @@ class LetterFilter:
     """A choice of dead letters (DLQ-006).
 
     A queue is matched whole; a job type and a last error type are patterns. A letter died at `since` or
-    later, and before `until`. `but_queues` leaves some queues out.
+    later, and before `until`. `but_queues` leaves some queues out. A `group` is a fingerprint: a letter of an
+    earlier release is in no group until `group_older` has read it.
     """
 
     queue: str | None = None
@@ -107,6 +123,7 @@ class LetterFilter:
     since: datetime | None = None
     until: datetime | None = None
     but_queues: frozenset[str] = frozenset()
+    group: str | None = None
 
 
 EVERY_LETTER = LetterFilter()
@@ -151,6 +168,23 @@ class Stats:
             "newest_at": format_time(self.newest_at) if self.newest_at else None,
             "retention": dict(self.retention),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The letters of a fingerprint that a filter chooses: their number, their times, the newest of them.
+
+    `deaths` are the numbers of letters between each two of the given times.
+    """
+
+    fingerprint: str
+    count: int
+    first_at: datetime
+    last_at: datetime
+    types: tuple[str, ...]
+    queues: tuple[str, ...]
+    deaths: tuple[int, ...]
+    sample: Letter
 
 
 def counts_of(kinds: Sequence[tuple[Sequence[str], int, datetime, datetime]]) -> Stats:
@@ -234,6 +268,24 @@ class Store(Parking, Reserving, Shadowing, Documenting, Rating, Protocol):
 
     def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
         """Count the dead letters that match a filter, in all and by kind."""
+
+    def groups(
+        self,
+        where: LetterFilter,
+        *,
+        order: Order,
+        but: Collection[str],
+        times: Sequence[datetime],
+        limit: int,
+        offset: int,
+    ) -> Sequence[Group]:
+        """Return groups of the letters that match a filter, without the fingerprints in `but`."""
+
+    def group_older(self) -> Iterator[int]:
+        """Group the letters of workers of earlier releases; yield the number of each small batch.
+
+        It may be ended after each batch, and begun again. No use of the letters waits for it.
+        """
 
     def close(self) -> None:
         """Close connections."""

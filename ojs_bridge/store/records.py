@@ -85,6 +85,16 @@ def _read(
     return record
 
 
+def group_number(fingerprint: str) -> int:
+    """Return the number of 64 bits, with a sign, that a fingerprint stands for."""
+    return int.from_bytes(bytes.fromhex(fingerprint), "big", signed=True)
+
+
+def group_of_number(number: int) -> str:
+    """Return the fingerprint that a number stands for."""
+    return number.to_bytes(8, "big", signed=True).hex()
+
+
 def index_id(text: str) -> str:
     """Return an id as every index can hold it: the hash of an id that is too long, or no plain text."""
     if len(text) <= MAX_ID and ((text.isascii() and "\0" not in text) or text == index_text(text)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 from .documents import RedisDocuments
-from .letters import RedisLetters
+from .groups import RedisGroups
 from .namespace import RedisNamespace
 from .parked import RedisParked
 from .rates import RedisRates
@@ -13,12 +13,12 @@ from .reservations import RedisReservations
 from .shadows import RedisShadows
 
 
-class RedisStore(RedisLetters, RedisParked, RedisReservations, RedisShadows, RedisDocuments, RedisRates):
+class RedisStore(RedisGroups, RedisParked, RedisReservations, RedisShadows, RedisDocuments, RedisRates):
     """All that is kept, in one namespace of a Redis."""
 
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
         redis = RedisNamespace(url, namespace, patience)
-        RedisLetters.__init__(self, redis)
+        RedisGroups.__init__(self, redis)
         RedisParked.__init__(self, redis)
         RedisReservations.__init__(self, redis)
         RedisShadows.__init__(self, redis)

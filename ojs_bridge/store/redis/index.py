@@ -31,9 +31,9 @@ class RedisIndex:
         wanted: Wanted | None,
         limit: int,
         cursor: str | None,
-        *,
         since: datetime | None = None,
         until: datetime | None = None,
+        *,
         oldest_first: bool | None = None,
     ) -> tuple[Rows, str | None]:
         """Return a page of the wanted kinds, of a span of time, and the cursor of the next page."""

@@ -31,14 +31,16 @@ class RedisLetters:
         listed = redis.keys("letters", "letters:by_time", "letters:by_kind", "letters:kinds")
         self._letters = listed[0]
         self._letter_entries, self._letter_claims = redis.keys("letters:entries", "letters:claims")
-        self._letter_keys = (*listed, self._letter_entries, self._letter_claims)
+        self._group_keys = redis.keys("letters:by_group", "letters:groups", "letters:grouped")
+        self._letter_keys = (*listed, self._letter_entries, self._letter_claims, *self._group_keys)
         self._letter_index = RedisIndex(redis, listed, newest_first=True)
+        self._group_index = RedisIndex(redis, [*listed[:2], *self._group_keys[:2]], newest_first=True)
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Settle the job's reservation; write its letter in place of an earlier one and of kept entries."""
         letter_id = index_id(letter.id)
         keys = [*self._letter_keys, self._kept(letter.id)]
-        words: list[Word] = [letter_id, letter_to_json(letter), _entry(letter)]
+        words: list[Word] = [letter_id, letter_to_json(letter), _entry(letter), letter.group]
         if settle:
             keys.append(self._redis.reservation_key(settle.reservation))
             words += settle_words(settle)
@@ -67,10 +69,18 @@ class RedisLetters:
         self, where: LetterFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
     ) -> Page:
         """Return a page, newest first. A cursor names a letter, so that new letters do not shift the page."""
-        found, more = self._letter_index.page(
-            _wanted(where), limit, cursor, since=where.since, until=where.until, oldest_first=oldest_first
+        found, more = self._index(where).page(
+            wanted_kinds(where),
+            limit,
+            cursor,
+            since=where.since,
+            until=where.until,
+            oldest_first=oldest_first,
         )
-        return Page(tuple(letter_from_json(record.decode()) for _, record in found), more)
+        # A worker of an earlier release leaves the members of a group as they were.
+        letters = ((place, letter_from_json(record.decode())) for place, record in found if record)
+        now = (letter for place, letter in letters if place.decode() == self.cursor_after(letter))
+        return Page(tuple(letter for letter in now if where.group in (None, letter.group)), more)
 
     def cursor_after(self, letter: Letter) -> str:
         """Return the cursor that names a letter."""
@@ -78,7 +88,7 @@ class RedisLetters:
 
     def count(self, where: LetterFilter) -> int:
         """Return how many letters there are of some kind."""
-        return self._letter_index.count(_wanted(where), where.since, where.until)
+        return self._index(where).count(wanted_kinds(where), where.since, where.until)
 
     def prune(self, letters: Sequence[Letter], *, now: datetime) -> int:
         """Delete letters that nobody replays and whose jobs have not died again."""
@@ -123,7 +133,11 @@ class RedisLetters:
 
     def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
         """Count the letters of some kind, in all and by queue, type and last error type."""
-        return counts_of(self._letter_index.counts(_wanted(where), where.since, where.until))
+        found = self._index(where).counts(wanted_kinds(where), where.since, where.until)
+        return counts_of([(texts[-3:], count, first, last) for texts, count, first, last in found])
+
+    def _index(self, where: LetterFilter) -> RedisIndex:
+        return self._letter_index if where.group is None else self._group_index
 
     def _kept(self, job_id: str) -> bytes:
         return self._redis.key(f"kept:{index_id(job_id)}")
@@ -134,5 +148,9 @@ def _entry(letter: Letter) -> str:
     return entry_of(texts, letter.discarded_at, index_id(letter.id))
 
 
-def _wanted(where: LetterFilter) -> Wanted | None:
-    return wanting(where.queue, where.type, where.error_type, but_queues=where.but_queues)
+def wanted_kinds(where: LetterFilter) -> Wanted | None:
+    """Return which kinds of an index a filter wants; None for all."""
+    wanted = wanting(where.queue, where.type, where.error_type, but_queues=where.but_queues)
+    if where.group is None:
+        return wanted
+    return lambda texts: texts[0] == where.group and (wanted is None or wanted(texts[1:]))

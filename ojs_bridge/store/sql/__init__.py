@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .documents import SQLDocuments
-from .letters import SQLLetters
+from .groups import SQLGroups
 from .parked import SQLParked
 from .rates import SQLRates
 from .reservations import SQLReservations
@@ -12,5 +12,5 @@ from .shadows import SQLShadows
 __all__ = ["SQLStore"]
 
 
-class SQLStore(SQLLetters, SQLParked, SQLReservations, SQLShadows, SQLDocuments, SQLRates):
+class SQLStore(SQLGroups, SQLParked, SQLReservations, SQLShadows, SQLDocuments, SQLRates):
     """All that is kept, in one SQL database."""

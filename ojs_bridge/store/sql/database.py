@@ -17,9 +17,9 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from ...errors import ConfigurationError, StoreError
 from ..protocol import without_password
-from . import postgres, sqlite
+from . import growing, postgres, sqlite
 from .statements import Upsert
-from .tables import SCHEMA_VERSION, metadata, versions
+from .tables import GROUPED, SCHEMA_VERSION, metadata, versions
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -58,7 +58,7 @@ class Database:
             self._in_use = _Lock(sqlite.in_use, self._busy_seconds, self._shown)
         self._file = None if self._is_postgres else sqlite.File(self._durable)
         self._pid = os.getpid()
-        self._prepared = False
+        self._prepared = self._has_fingerprints = False
         self._preparing = _Lock(threading.Lock(), self._busy_seconds, self._shown)
 
     def prepare(self) -> None:
@@ -69,6 +69,7 @@ class Database:
                 if self._found_version() != SCHEMA_VERSION:
                     self._create_tables()
                     self._say_version()
+                self._has_fingerprints = self._grow()
                 if self._file:
                     self._file.opened()
                 self._prepared = True
@@ -172,6 +173,22 @@ class Database:
             )
         return found if whole else None
 
+    def _grow(self) -> bool:
+        """Return whether dead letters have the column of the fingerprint; add it if that is possible now."""
+        with self._unprepared() as connection:
+            if growing.has_column(connection):
+                return True
+        try:
+            with self._unprepared() as connection:
+                growing.add_column(connection)
+        except StoreError as error:
+            with self._unprepared() as connection:
+                if growing.has_column(connection):
+                    return True
+            logger.warning("dead letters are in no groups yet: %s", error)
+            return False
+        return True
+
     def _create_tables(self) -> None:
         for tries_left in reversed(range(len(metadata.tables) + 1)):
             try:
@@ -179,7 +196,8 @@ class Database:
                     metadata.create_all(connection)
                     # The tables of an earlier version may lack some.
                     for index in (x for table in metadata.sorted_tables for x in table.indexes):
-                        index.create(connection, checkfirst=True)
+                        if index is not GROUPED:
+                            index.create(connection, checkfirst=True)
             except StoreError:
                 # Another process may create a table between the check and the creation.
                 if not tries_left:

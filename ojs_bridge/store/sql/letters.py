@@ -11,14 +11,23 @@ import sqlalchemy as sa
 
 from ...spec.job import PlacedEntry
 from ..protocol import EVERY_LETTER, Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
-from ..records import from_ms, index_id, index_text, letter_from_json, letter_to_json, to_ms
+from ..records import (
+    from_ms,
+    group_number,
+    index_id,
+    index_text,
+    letter_from_json,
+    letter_to_json,
+    to_ms,
+)
 from ..reservations import Settle
 from .database import Database
 from .reservations import mark_settled
 from .statements import Upsert, batches, beginning, equals, matching, page, updated, write_cursor
 from .tables import errors, letters
 
-_BURY = Upsert(letters, "type", "queue", "error_type", "discarded_ms", "claimed_until", "record")
+_REPLACED = ("type", "queue", "error_type", "discarded_ms", "claimed_until", "record")
+_BURY, _BURY_UNGROUPED = Upsert(letters, *_REPLACED, "fingerprint"), Upsert(letters, *_REPLACED)
 _KEEP = Upsert(errors)
 
 #: A claim is the moment when it ends, and then random bits, so that no two claims are alike.
@@ -44,7 +53,10 @@ class SQLLetters(Database):
         with self._transaction() as connection:
             if settle is not None and not mark_settled(connection, self._namespace, settle):
                 return False
-            _BURY(connection, row)
+            if self._has_fingerprints:
+                _BURY(connection, {**row, "fingerprint": group_number(letter.group)})
+            else:
+                _BURY_UNGROUPED(connection, row)
             connection.execute(sa.delete(errors).where(self._of(letter.id)))
         return True
 
@@ -72,7 +84,9 @@ class SQLLetters(Database):
         query = _LISTED.where(*self._matching(where))
         with self._statement() as connection:
             rows, more = page(connection, query, limit, cursor, newest=not oldest_first)
-        return Page(tuple(letter_from_json(row.record) for row in rows), more)
+        found = map(letter_from_json, (row.record for row in rows))
+        # A worker of an earlier release may have replaced a letter, and left its fingerprint.
+        return Page(tuple(letter for letter in found if where.group in (None, letter.group)), more)
 
     def cursor_after(self, letter: Letter) -> str:
         """Return the cursor that names a letter."""
@@ -157,6 +171,8 @@ class SQLLetters(Database):
             yield letters.c.discarded_ms < to_ms(where.until)
         if where.but_queues:
             yield letters.c.queue.not_in([*map(index_text, where.but_queues)])
+        if where.group is not None:
+            yield letters.c.fingerprint == group_number(where.group)
 
 
 def _free(now: datetime) -> sa.ColumnElement[bool]:

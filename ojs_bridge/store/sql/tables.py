@@ -36,6 +36,8 @@ letters = sa.Table(
     #: Zero without a claim. The column has its name from the first version, when a claim was only a time.
     sa.Column("claimed_until_ms", sa.BigInteger, key="claimed_until", nullable=False, default=0),
     sa.Column("record", sa.Text, nullable=False),
+    #: The number that the digits of the fingerprint stand for; null in a letter of an earlier release.
+    sa.Column("fingerprint", sa.BigInteger),
     sa.Index("ojs_dead_letters_newest", "namespace", "discarded_ms", "id"),
     _by_prefix("ojs_dead_letters_by_type", "type"),
     _by_prefix("ojs_dead_letters_by_error_type", "error_type"),
@@ -137,3 +139,7 @@ rates = sa.Table(
     sa.Column("outcome", sa.String(32), nullable=False),
     *(sa.Column(f"count_{place}", sa.BigInteger, nullable=False) for place in range(len(BOUNDS) + 1)),
 )
+
+#: Tables of earlier releases have neither this column nor its index.
+FINGERPRINT = letters.c.fingerprint
+GROUPED = sa.Index("ojs_dead_letters_grouped", letters.c.namespace, FINGERPRINT, letters.c.discarded_ms)

@@ -7,17 +7,26 @@ local function split(entry)
   return string.sub(entry, 1, at - 2), string.sub(entry, at)
 end
 
-local function enter(by_time, by_kind, kinds, entry)
-  local kind, place = split(entry)
-  redis.call('ZADD', by_time, 0, place)
+local function enter_kind(by_kind, kinds, entry)
   redis.call('ZADD', by_kind, 0, entry)
-  redis.call('SADD', kinds, kind)
+  redis.call('SADD', kinds, (split(entry)))
 end
 
-local function leave(by_time, by_kind, kinds, entry)
-  local kind, place = split(entry)
-  redis.call('ZREM', by_time, place)
+local function enter(by_time, by_kind, kinds, entry)
+  local _, place = split(entry)
+  redis.call('ZADD', by_time, 0, place)
+  enter_kind(by_kind, kinds, entry)
+end
+
+local function leave_kind(by_kind, kinds, entry)
+  local kind = split(entry)
   redis.call('ZREM', by_kind, entry)
   local left = redis.call('ZRANGEBYLEX', by_kind, '[' .. kind .. '\0', '(' .. kind .. '\1', 'LIMIT', 0, 1)
   if #left == 0 then redis.call('SREM', kinds, kind) end
+end
+
+local function leave(by_time, by_kind, kinds, entry)
+  local _, place = split(entry)
+  redis.call('ZREM', by_time, place)
+  leave_kind(by_kind, kinds, entry)
 end

@@ -1,6 +1,6 @@
 -- Deletes the dead letters that have no claim and still have these entries; returns how many.
--- NEEDS: _index
--- KEYS: records, by_time, by_kind, kinds, entries, claims
+-- NEEDS: _groups
+-- KEYS: records, by_time, by_kind, kinds, entries, claims, by_group, groups, grouped
 -- ARGV: now, an id and an entry for each...
 -- Repeated, it finds the letters gone, and returns less.
 local pruned = 0
@@ -10,6 +10,7 @@ for n = 2, #ARGV, 2 do
   local free = not held or tonumber(string.match(held, '(.+) .+')) <= tonumber(ARGV[1])
   if free and redis.call('HGET', KEYS[5], id) == entry then
     leave(KEYS[2], KEYS[3], KEYS[4], entry)
+    ungroup(KEYS[7], KEYS[8], KEYS[9], id)
     for _, key in ipairs({KEYS[1], KEYS[5], KEYS[6]}) do redis.call('HDEL', key, id) end
     pruned = pruned + 1
   end

@@ -1,0 +1,220 @@
+"""Groups of dead letters, whose last errors have the same fingerprint, and the mutes of groups."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, get_args
+
+from typing_extensions import Unpack
+
+from ..engine.context import Context
+from ..engine.scheduler import once_a_period
+from ..errors import StoreError
+from ..spec.fingerprint import pattern_of
+from ..spec.job import format_time, parse_time
+from ..store import Document, Group, LetterFilter, Order, Store, from_ms, to_ms
+from .letters import Kind, every_page, needed, page_size, shown, wanted
+
+logger = logging.getLogger("ojs_bridge")
+
+KIND = "mute"
+#: How often a worker of the fleet looks for letters of earlier releases, and for how long it groups them.
+PERIOD, WORKED = timedelta(minutes=5), timedelta(minutes=4)
+#: The seconds between two batches of such letters.
+PAUSE = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Mute:
+    """A mute of a group, by a person, from a time on, until another time or until it is taken back."""
+
+    by: str
+    at: datetime
+    until: datetime | None = None
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the mute in JSON."""
+        until = None if self.until is None else format_time(self.until)
+        return {"by": self.by, "at": format_time(self.at), "until": until}
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorGroup:
+    """A group as an operator sees it: its sample is redacted. `pattern` is what its messages have in common.
+
+    The counts of `deaths` begin at `since`, and each is that of a `step` of time.
+    """
+
+    group: Group
+    since: datetime
+    step: timedelta
+    mute: Mute | None = None
+
+    @property
+    def message(self) -> str:
+        """The message of the newest letter's last error."""
+        errors = self.group.sample.errors
+        return str(errors[-1].get("message") or "") if errors else ""
+
+    @property
+    def pattern(self) -> str:
+        """The message without the parts that differ within a group."""
+        return pattern_of(self.message)
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the group in JSON."""
+        group = self.group
+        return {
+            "fingerprint": group.fingerprint,
+            "error_type": group.sample.error_type,
+            "pattern": self.pattern,
+            "message": self.message,
+            "sample_id": group.sample.id,
+            "count": group.count,
+            "first_at": format_time(group.first_at),
+            "last_at": format_time(group.last_at),
+            "types": [*group.types],
+            "queues": [*group.queues],
+            "deaths": {
+                "since": format_time(self.since),
+                "step_seconds": self.step.total_seconds(),
+                "counts": [*group.deaths],
+            },
+            "muted": self.mute.to_ojs() if self.mute else None,
+        }
+
+
+class Groups:
+    """Groups of dead letters of one bridge. Its methods raise StoreError; without a store ConfigurationError.
+
+    To replay, delete, count or export the letters of a group, give its fingerprint as the `group` of a Kind.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._clock = context.clock
+
+    def list(
+        self,
+        *,
+        order: Order = "last",
+        muted: bool = False,
+        limit: int = 50,
+        offset: int = 0,
+        steps: int = 24,
+        **kind: Unpack[Kind],
+    ) -> tuple[ErrorGroup, ...]:
+        """Return the groups of the letters of a Kind, those that were seen last, or the largest, first.
+
+        Muted groups are left out unless `muted`. A text is ignored. On SQL, `types` and `queues` are those of
+        a group's newest hundred letters. Raises ValueError.
+        """
+        if order not in get_args(Order):
+            raise ValueError(f"order: {order!r} must be one of {', '.join(get_args(Order))}")
+        if not (isinstance(offset, int) and offset >= 0):
+            raise ValueError(f"offset: {offset!r} must be 0 or more")
+        where, _ = wanted(kind)
+        times, mutes = times_of(self._store, where, self._clock(), page_size(steps)), self.mutes()
+        found = self._store.groups(
+            where,
+            order=order,
+            but=() if muted else mutes.keys(),
+            times=times,
+            limit=page_size(limit),
+            offset=offset,
+        )
+        return tuple(
+            ErrorGroup(
+                replace(group, sample=shown(group.sample, self._context.redactor)),
+                times[0],
+                times[1] - times[0],
+                mutes.get(group.fingerprint),
+            )
+            for group in found
+        )
+
+    def mutes(self) -> Mapping[str, Mute]:
+        """Return the mutes of this moment by their fingerprints."""
+        pages = every_page(lambda cursor: self._store.list_documents(KIND, limit=500, cursor=cursor))
+        found = {x.id: _mute_of(x) for page in pages for x in page.documents}
+        now = self._clock()
+        return {
+            name: mute
+            for name, mute in found.items()
+            if mute is not None and (mute.until is None or mute.until > now)
+        }
+
+    def mute(self, group: str, *, by: str = "", until: datetime | None = None) -> Mute:
+        """Leave a group out of the list from now on; its letters stay as they are. Raises ValueError."""
+        wanted(Kind(group=group, until=until))
+        mute = Mute(by, self._now(), until)
+        self._write(group, {"muted": mute.to_ojs()})
+        return mute
+
+    def unmute(self, group: str) -> None:
+        """Take a mute back; a group that is not muted stays as it is. Raises ValueError."""
+        wanted(Kind(group=group))
+        if group in self.mutes():
+            self._write(group, {"muted": None})
+
+    def older(self) -> int:
+        """Group the letters of earlier releases, for four minutes at most; return how many there were.
+
+        It may be broken off at any time, and begun again.
+        """
+        done, ends = 0, time.monotonic() + WORKED.total_seconds()
+        for count in self._store.group_older():
+            done += count
+            if time.monotonic() > ends:
+                break
+            time.sleep(PAUSE)
+        if done:
+            logger.info("%d dead letters of an earlier release were grouped", done)
+        return done
+
+    def older_once_a_period(self) -> None:
+        """Do so on a thread, unless another worker of the fleet does in this period."""
+        begin = threading.Thread(target=self._older, name="ojs-groups", daemon=True).start
+        once_a_period(self._store, "groups", PERIOD, self._clock, begin)
+
+    def _older(self) -> None:
+        try:
+            self.older()
+        except StoreError as error:
+            logger.warning("dead letters of an earlier release were not all grouped this time: %s", error)
+
+    def _write(self, group: str, body: Mapping[str, Any]) -> None:
+        while True:
+            found = self._store.get_document(KIND, group)
+            at, revision = (found.at, found.revision + 1) if found else (self._now(), 1)
+            if self._store.write_document(Document(KIND, group, at, body, revision)):
+                return
+
+    def _now(self) -> datetime:
+        return from_ms(to_ms(self._clock()))
+
+    @property
+    def _store(self) -> Store:
+        return needed(self._context.store, "groups")
+
+
+def times_of(store: Store, where: LetterFilter, now: datetime, steps: int) -> list[datetime]:
+    """Return the times that begin and end so many steps: from `since`, or the oldest letter, until now."""
+    soon = now + timedelta(milliseconds=1)
+    until = min(where.until or soon, soon)
+    oldest = store.list(where, limit=1, cursor=None, oldest_first=True).letters
+    since = where.since or (oldest[0].discarded_at if oldest else until - timedelta(days=1))
+    step = max((until - since) / steps, timedelta(milliseconds=1))
+    return [since + n * step for n in range(steps + 1)]
+
+
+def _mute_of(document: Document) -> Mute | None:
+    told = document.body["muted"]
+    if told is None:
+        return None
+    return Mute(told["by"], parse_time(told["at"]), told["until"] and parse_time(told["until"]))

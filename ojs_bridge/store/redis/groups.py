@@ -1,0 +1,89 @@
+"""Groups of dead letters in Redis: a second index of the letters, whose kinds begin with the fingerprint."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TypeAlias
+
+from ..protocol import NAMED, Group, LetterFilter, Order
+from ..records import letter_from_json
+from .index import moment
+from .letters import RedisLetters, wanted_kinds
+from .server import Word
+
+#: A kind of letters: its texts, their number, the times of the oldest and the newest.
+Kind: TypeAlias = tuple[Sequence[str], int, datetime, datetime]
+
+#: How many letters the server looks through at once: it answers nobody else meanwhile.
+_SCANNED = 500
+#: How many members of a group are looked at for a letter that is still there.
+_TRIED = 20
+
+
+class RedisGroups(RedisLetters):
+    """The part of a store that holds dead letters and their groups."""
+
+    def groups(
+        self,
+        where: LetterFilter,
+        *,
+        order: Order,
+        but: Collection[str],
+        times: Sequence[datetime],
+        limit: int,
+        offset: int,
+    ) -> list[Group]:
+        """Return groups: their kinds are counted on the server, and put together here."""
+        kinds_of = defaultdict[str, list[Kind]](list)
+        wanted = wanted_kinds(replace(where, group=None))
+
+        def is_wanted(texts: Sequence[str]) -> bool:
+            is_named = where.group in (None, texts[0]) and texts[0] not in but
+            return is_named and (wanted is None or wanted(texts[1:]))
+
+        for kind in self._group_index.counts(is_wanted, where.since, where.until):
+            kinds_of[kind[0][0]].append(kind)
+        named = sorted(kinds_of, key=lambda name: (_rank(kinds_of[name], order), name), reverse=True)
+        chosen = ((name, kinds_of[name]) for name in named[offset : offset + limit])
+        found = (self._group(name, kinds, where, times) for name, kinds in chosen)
+        return [group for group in found if group is not None]
+
+    def _group(
+        self, name: str, kinds: list[Kind], where: LetterFilter, times: Sequence[datetime]
+    ) -> Group | None:
+        newest = self.list(replace(where, group=name), limit=_TRIED, cursor=None).letters
+        if not newest:
+            return None
+        kinds.sort(key=lambda kind: kind[1], reverse=True)
+        words: list[Word] = [len(times), *map(moment, times), *("\0".join(texts) for texts, *_ in kinds)]
+        queues, types = (tuple(dict.fromkeys(texts[place] for texts, *_ in kinds)) for place in (1, 2))
+        return Group(
+            name,
+            sum(count for _, count, _, _ in kinds),
+            min(first for _, _, first, _ in kinds),
+            max(last for _, _, _, last in kinds),
+            types[:NAMED],
+            queues[:NAMED],
+            tuple(self._redis.run("deaths", self._group_keys[:1], words)),
+            newest[0],
+        )
+
+    def group_older(self) -> Iterator[int]:
+        """Compare the groups with the letters, and put right what workers of earlier releases have left."""
+        entries = grouped = b"0"
+        keys = (self._letters, self._letter_entries, *self._group_keys)
+        while entries or grouped:
+            entries, grouped, *found = self._redis.run("ungrouped", keys, (entries, grouped, _SCANNED))
+            words: list[Word] = []
+            for letter_id, entry, record in zip(found[::3], found[1::3], found[2::3], strict=True):
+                words += (letter_id, letter_from_json(record.decode()).group, entry)
+            yield int(self._redis.run("group", keys[1:], words)) if words else 0
+
+
+def _rank(kinds: Sequence[Kind], order: Order) -> tuple[float, float]:
+    """Return the place of a group with these kinds: a greater one comes first."""
+    last, count = max(last for _, _, _, last in kinds).timestamp(), sum(count for _, count, _, _ in kinds)
+    return (last, count) if order == "last" else (count, last)

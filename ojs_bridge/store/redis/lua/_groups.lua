@@ -1,0 +1,17 @@
+-- Functions that keep the groups of dead letters: a second index, whose kinds begin with the fingerprint.
+-- by_group holds its entries, groups its kinds, and grouped the entry of each id.
+-- NEEDS: _index
+
+local function ungroup(by_group, groups, grouped, id)
+  local earlier = redis.call('HGET', grouped, id)
+  if not earlier then return end
+  leave_kind(by_group, groups, earlier)
+  redis.call('HDEL', grouped, id)
+end
+
+local function group(by_group, groups, grouped, id, entry)
+  local earlier = redis.call('HGET', grouped, id)
+  redis.call('HSET', grouped, id, entry)
+  if earlier and earlier ~= entry then leave_kind(by_group, groups, earlier) end
+  enter_kind(by_group, groups, entry)
+end

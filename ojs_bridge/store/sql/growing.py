@@ -1,0 +1,47 @@
+"""The column and the index that the table of dead letters of an earlier release lacks.
+
+Workers of that release go on with the table meanwhile, and no statement waits for long.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from .tables import FINGERPRINT, GROUPED, letters
+
+#: How long PostgreSQL waits for a lock on the table: all that comes after it waits, too.
+_LOCK = sa.text("SET LOCAL lock_timeout = '1s'")
+_ADD = sa.text(f"ALTER TABLE {letters.name} ADD COLUMN {FINGERPRINT.name} BIGINT")
+_IS_BUILDING = sa.text(
+    "SELECT count(*) FROM pg_stat_progress_create_index"
+    " WHERE relid = to_regclass(:table) AND datname = current_database()"
+)
+_IS_VALID = sa.text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:index)")
+
+
+def has_column(connection: Connection) -> bool:
+    """Return whether dead letters have the column of the fingerprint."""
+    return any(each["name"] == FINGERPRINT.name for each in sa.inspect(connection).get_columns(letters.name))
+
+
+def add_column(connection: Connection) -> None:
+    """Add the column, which rewrites no row; a long transaction of another client may prevent it."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(_LOCK)
+    connection.execute(_ADD)
+
+
+def build_concurrently(url: sa.URL) -> bool:
+    """Build the index on PostgreSQL, however long it takes; return whether it is there."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT", hide_parameters=True)
+    with engine.connect() as connection:
+        if connection.execute(_IS_VALID, {"index": GROUPED.name}).scalar():
+            return True
+        if connection.execute(_IS_BUILDING, {"table": letters.name}).scalar():
+            return False
+        # A build that was broken off leaves an index that is not valid.
+        connection.execute(sa.text(f"DROP INDEX CONCURRENTLY IF EXISTS {GROUPED.name}"))
+        build = str(sa.schema.CreateIndex(GROUPED).compile(connection))
+        connection.execute(sa.text(build.replace("INDEX", "INDEX CONCURRENTLY", 1)))
+    return True
