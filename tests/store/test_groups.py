@@ -7,10 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from ojs_bridge import StoreError, open_store
 from ojs_bridge.spec.fingerprint import fingerprint
 from ojs_bridge.store import Group, Letter, LetterFilter, Store
-from ojs_bridge.store.records import group_number, group_of_number
+from ojs_bridge.store.records import group_number, group_of_number, letter_to_json, to_ms
+from ojs_bridge.store.redis import RedisStore
 from tests.store.test_store import NOW, entry, ids, letter
 
 HOUR = timedelta(hours=1)
@@ -130,3 +133,136 @@ def test_a_fingerprint_that_was_kept_stays(store: Store) -> None:
 def test_a_fingerprint_is_a_number_of_64_bits(text: str) -> None:
     """Every fingerprint is."""
     assert group_of_number(group_number(text)) == text
+
+
+#: The statement with which a worker of the release before buries a letter.
+BURY = """
+insert into ojs_dead_letters
+  (namespace, id, type, queue, error_type, discarded_ms, claimed_until_ms, record)
+values ('ojs', :id, 'billing.charge', :queue, 'external.timeout', :ms, 0, :record)
+on conflict (namespace, id) do update set queue = excluded.queue, record = excluded.record,
+  discarded_ms = excluded.discarded_ms
+"""
+
+
+def as_before(url: str) -> None:
+    """Take from an SQL store what the release before did not have."""
+    with sa.create_engine(url).begin() as connection:
+        connection.execute(sa.text("drop index ojs_dead_letters_grouped"))
+        connection.execute(sa.text("alter table ojs_dead_letters drop column fingerprint"))
+
+
+def bury_as_before(url: str, *letters: Letter) -> None:
+    """Bury letters as a worker of the release before does."""
+    with sa.create_engine(url).begin() as connection:
+        for each in letters:
+            row = {"id": each.id, "queue": each.queue, "ms": to_ms(each.discarded_at)}
+            connection.execute(sa.text(BURY), {**row, "record": letter_to_json(each)})
+
+
+def indexes(url: str) -> set[str | None]:
+    """The names of the indexes of dead letters."""
+    return {found["name"] for found in sa.inspect(sa.create_engine(url)).get_indexes("ojs_dead_letters")}
+
+
+def test_letters_of_the_release_before_get_their_groups(sql_url: str) -> None:
+    """And those that its workers bury beside the new ones."""
+    fill(open_store(sql_url))
+    as_before(sql_url)
+    store = open_store(sql_url)
+    assert ids(store) == ["a3", "c1", "b2", "b1", "a2", "a1"]
+    store.bury(died("d1", 0, "new"))
+    bury_as_before(sql_url, died("a4", 0, "user 4 is slow"))
+    assert names(groups(store)) == [fingerprint("external.timeout", "new")]
+    assert "ojs_dead_letters_grouped" not in indexes(sql_url)
+    assert sum(store.group_older()) == 7
+    assert names(groups(store))[:3] == [USER, GONE, NO]
+    assert store.count(LetterFilter(group=USER)) == 4
+    assert "ojs_dead_letters_grouped" in indexes(sql_url)
+    assert sum(store.group_older()) == 0
+
+
+def test_a_letter_that_the_release_before_has_replaced_is_in_no_list_of_its_old_group(sql_url: str) -> None:
+    """So that a replay of the group leaves it alone."""
+    store = open_store(sql_url)
+    fill(store)
+    bury_as_before(sql_url, died("a3", 4, "something else"))
+    assert ids(store, LetterFilter(group=USER)) == ["a2", "a1"]
+
+
+def test_letters_are_grouped_in_small_batches(sql_url: str) -> None:
+    """The work may be broken off, and goes on where it was."""
+    store = open_store(sql_url)
+    store.prepare()
+    bury_as_before(sql_url, *(died(f"j-{n}", 0, f"no {'abc'[n % 3]}") for n in range(700)))
+    work = store.group_older()
+    assert next(work) == 500
+    work.close()
+    assert sum(open_store(sql_url).group_older()) == 200
+    assert [group.count for group in groups(store)] == [234, 233, 233]
+
+
+def test_a_long_transaction_stops_neither_new_nor_old_workers(postgres_url: str) -> None:
+    """Such as that of a backup: the column comes later, and the letters go on without it."""
+    fill(open_store(postgres_url))
+    as_before(postgres_url)
+    with sa.create_engine(postgres_url).connect() as backup:
+        backup.execute(sa.text("select count(*) from ojs_dead_letters")).all()
+        store = open_store(postgres_url)
+        store.bury(died("d1", 0, "user 4 is slow"))
+        bury_as_before(postgres_url, died("d2", 0, "user 5 is slow"))
+        assert len(ids(store)) == 8
+        with pytest.raises(StoreError):
+            groups(store)
+        assert sum(store.group_older()) == 0
+    assert sum(store.group_older()) == 8
+    assert store.count(LetterFilter(group=USER)) == 5
+
+
+def test_letters_are_buried_while_the_index_is_built(postgres_url: str) -> None:
+    """An index that an earlier build has left half done is built anew."""
+    store = open_store(postgres_url)
+    fill(store)
+    as_before(postgres_url)
+    store = open_store(postgres_url)
+    store.prepare()
+    with sa.create_engine(postgres_url).begin() as connection:
+        connection.execute(
+            sa.text("create index ojs_dead_letters_grouped on ojs_dead_letters (namespace, fingerprint)")
+        )
+        connection.execute(
+            sa.text(
+                "update pg_index set indisvalid = false"
+                " where indexrelid = 'ojs_dead_letters_grouped'::regclass"
+            )
+        )
+    assert sum(store.group_older()) == 6
+    [built] = [
+        found["column_names"]
+        for found in sa.inspect(sa.create_engine(postgres_url)).get_indexes("ojs_dead_letters")
+        if found["name"] == "ojs_dead_letters_grouped"
+    ]
+    assert built == ["namespace", "fingerprint", "discarded_ms"]
+
+
+def test_what_workers_of_the_release_before_do_on_valkey_is_put_right(valkey_url: str) -> None:
+    """They bury, replace and delete letters without a word to the groups."""
+    store = open_store(valkey_url)
+    assert isinstance(store, RedisStore)
+    fill(store)
+    grouped = store._redis.keys("letters:by_group", "letters:groups", "letters:grouped")
+    store._redis.ask("DEL", *grouped)
+    assert groups(store) == []
+    assert sum(store.group_older()) == 6
+    assert names(groups(store)) == [USER, GONE, NO]
+    before = [store._redis.ask("DUMP", key) for key in grouped]
+    store.bury(died("a3", 4, "gone"))
+    [gone] = store.claim(["c1"], now=NOW, seconds=9).letters
+    store.prune([gone], now=NOW + HOUR)
+    for key, dump in zip(grouped, before, strict=True):
+        store._redis.ask("RESTORE", key, 0, dump, "REPLACE")
+    assert ids(store, LetterFilter(group=USER)) == ["a2", "a1"]
+    assert ids(store, LetterFilter(group=GONE)) == []
+    assert sum(store.group_older()) == 1
+    assert {group.fingerprint: group.count for group in groups(store)} == {GONE: 1, NO: 2, USER: 2}
+    assert sum(store.group_older()) == 0
