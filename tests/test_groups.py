@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -78,19 +79,22 @@ def test_what_is_no_choice_of_groups(bridge: Bridge) -> None:
 def test_a_muted_group_is_left_out_until_it_is_asked_for(bridge: Bridge) -> None:
     """Its letters stay as they are."""
     groups = bridge.dead_letters.groups
-    mute = groups.mute(USER, by="ann")
+    with bridge.operations.audit.acting("ann"):
+        mute = groups.mute(USER)
     assert names(groups.list()) == [GONE, NO]
     shown = groups.list(muted=True)
     assert names(shown) == [USER, GONE, NO]
     assert [each.mute for each in shown] == [mute, None, None]
     assert bridge.dead_letters.stats().total == 6
     assert len(bridge.dead_letters.list(group=USER).letters) == 3
-    groups.mute(USER, by="bob")
-    assert groups.mutes()[USER].by == "bob"
+    groups.mute(USER)
+    assert mute.by == "ann" != groups.mutes()[USER].by
     groups.unmute(USER)
     groups.unmute(GONE)
     assert names(groups.list()) == [USER, GONE, NO]
     assert groups.mutes() == {}
+    actions = [record.action for record in bridge.operations.audit.list().records]
+    assert actions == ["group.unmute", "group.mute", "group.mute"]
 
 
 def test_a_mute_ends_at_its_time(bridge: Bridge) -> None:
@@ -125,7 +129,7 @@ def test_a_group_is_replayed_and_deleted_as_any_choice_of_letters(bridge: Bridge
 def test_an_error_is_grouped_before_it_is_redacted(bridge: Bridge) -> None:
     """The group that is shown is that of the store, and no secret is shown."""
     message = {"args": [], "kwargs": {"secret": "hunter"}, "options": {}}
-    store_of(bridge).bury(died("s", 9, "no password like hunter", message=message))
+    store_of(bridge).bury(replace(died("s", 9, "no password like hunter"), message=message))
     [group] = bridge.dead_letters.groups.list(limit=1)
     assert group.message.startswith("no password like")
     assert "hunter" not in str(group.to_ojs())

@@ -18,6 +18,7 @@ from ..errors import StoreError
 from ..spec.fingerprint import pattern_of
 from ..spec.job import format_time, parse_time
 from ..store import Document, Group, LetterFilter, Order, Store, from_ms, to_ms
+from .audit import Actor, Audit
 from .letters import Kind, every_page, needed, page_size, shown, wanted
 
 logger = logging.getLogger("ojs_bridge")
@@ -98,6 +99,7 @@ class Groups:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._clock = context.clock
+        self._audit = Audit(context)
 
     def list(
         self,
@@ -149,18 +151,20 @@ class Groups:
             if mute is not None and (mute.until is None or mute.until > now)
         }
 
-    def mute(self, group: str, *, by: str = "", until: datetime | None = None) -> Mute:
-        """Leave a group out of the list from now on; its letters stay as they are. Raises ValueError."""
+    def mute(self, group: str, *, until: datetime | None = None) -> Mute:
+        """Leave a group out of the list, until a time or for ever; its letters stay. Raises ValueError."""
         wanted(Kind(group=group, until=until))
-        mute = Mute(by, self._now(), until)
-        self._write(group, {"muted": mute.to_ojs()})
+        mute = Mute(Actor.current().name, self._now(), until)
+        with self._audit.recording("group.mute", group=group, until=mute.to_ojs()["until"]):
+            self._write(group, {"muted": mute.to_ojs()})
         return mute
 
     def unmute(self, group: str) -> None:
         """Take a mute back; a group that is not muted stays as it is. Raises ValueError."""
         wanted(Kind(group=group))
         if group in self.mutes():
-            self._write(group, {"muted": None})
+            with self._audit.recording("group.unmute", group=group):
+                self._write(group, {"muted": None})
 
     def older(self) -> int:
         """Group the letters of earlier releases, for four minutes at most; return how many there were.
