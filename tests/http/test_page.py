@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from examples.demo.workers import WORKERS, environment
 from ojs_bridge import Bridge, Parked, open_store
 from ojs_bridge.http import app_for
+from ojs_bridge.store import BOUNDS, Rate
 from tests.http.doors import OPERATOR, READER, listening
 from tests.servers import Valkey, eventually
 from tests.servers.ports import free_port
@@ -526,6 +527,62 @@ def test_parked_retries_count_down(page: Page, door: Door) -> None:
     Bridge(door.store).retries.cancel("run")
 
 
+def figure(page: Page, title: str) -> Any:
+    """Return a chart of the rates."""
+    return page.locator("#rates figure").filter(has_text=re.compile(f"^{title}: "))
+
+
+def test_rates(browser: Browser, tmp_path: Path) -> None:
+    """Charts tell runs by outcome and type; a bar is read and opened; marks stand beside."""
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db")
+    store, now = bridge.store, bridge.engine.now()
+    assert store is not None
+    hour = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=3)
+    empty = [0] * len(BOUNDS)
+    told = {
+        ("a.b", "completed"): 30,
+        ("a.b", "retried"): 10,
+        ("c", "dead_lettered"): 4,
+        ("c", "recovered"): 1,
+    }
+    for (type_, outcome), count in told.items():
+        store.record_rates([Rate(hour + timedelta(minutes=7), type_, "q", outcome, (count, *empty))])
+    bridge.operations.marks.add("v42", at=hour + timedelta(minutes=30))
+    with listening(app_for(bridge, open_to_all=True)) as address:
+        page = browser.new_page()
+        page.goto(f"{address}#rates")
+        expect(figure(page, "Succeeded").locator("b")).to_have_text("30")
+        expect(figure(page, "Deaths").locator("b")).to_have_text("4")
+        expect(figure(page, "Share of retries").locator("b")).to_have_text("at most 23 %")
+        expect(figure(page, "Time to success.*").locator("b")).to_have_text("at most 5 ms")
+        expect(figure(page, "Deaths").locator("u")).to_have_attribute("title", re.compile("v42"))
+        assert page.locator("#rates-types tr").all_inner_texts() == [
+            "a.b\t30\t10\t0\t0\t25 %", "c\t0\t0\t4\t0\t0 %",
+        ]  # fmt: skip
+        bar = figure(page, "Retries").locator("i").nth(-4)
+        bar.hover()
+        expect(figure(page, "Retries").locator("b")).to_have_text(re.compile("^10 from .*:00; v42, by .+$"))
+        bar.click()
+        expect(figure(page, "Retries").locator("i")).to_have_count(60)
+        expect(figure(page, "Retries").locator("i").nth(7).locator("s.c0")).to_have_css(
+            "height", re.compile("^1")
+        )
+        page.mouse.move(0, 0)
+        page.reload()
+        expect(figure(page, "Retries").locator("i")).to_have_count(60)
+        page.locator("#rates-out").click()
+        expect(figure(page, "Retries").locator("i")).to_have_count(25)
+        page.get_by_role("button", name="c", exact=True).click()
+        expect(figure(page, "Succeeded").locator("b")).to_have_text("0")
+        assert "type=c" in page.url
+        page.locator("#rates-filters [type=reset]").click()
+        expect(figure(page, "Succeeded").locator("b")).to_have_text("30")
+        page.mouse.move(0, 0)
+        store.record_rates([Rate(now, "a.b", "q", "completed", (5, *empty))])
+        expect(figure(page, "Succeeded").locator("b")).to_have_text("35")
+        page.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_and_the_dark(browser: Browser, door: Door, scheme: Any) -> None:
     """No text of a job makes the page wider than the screen; the page is dark in dark mode."""
@@ -804,6 +861,9 @@ def test_everybody_can_use_the_page(browser: Browser, door: Door, scheme: Any) -
             check(page)
             page.get_by_role("link", name="Parked retries").click()
             expect(page.locator("#retries li")).to_have_count(1)
+            check(page)
+            page.get_by_role("link", name="Rates").click()
+            expect(page.locator("#rates figure")).to_have_count(9)
             check(page)
             page.get_by_role("link", name="Who did what").click()
             expect(page.locator("#audit li").first).to_contain_text("dead_letter.replay")

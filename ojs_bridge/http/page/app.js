@@ -7,10 +7,11 @@ import * as letters from "./letters.js";
 import * as live from "./live.js";
 import * as operations from "./operations.js";
 import { read } from "./place.js";
+import * as rates from "./rates.js";
 import * as retries from "./retries.js";
 import { byId, guarded, isNear } from "./view.js";
 
-const views = { letters, retries, audit };
+const views = { letters, retries, rates, audit };
 const current = () => read().view;
 
 function show() {
@@ -68,6 +69,9 @@ document.addEventListener("keydown", (event) => {
   keys[event.key]();
 });
 
+for (const button of document.querySelectorAll(".more-filters")) {
+  button.addEventListener("click", () => button.form.classList.toggle("whole"));
+}
 byId("help-button").addEventListener("click", keys["?"]);
 window.addEventListener("hashchange", show);
 setInterval(retries.tick, 1000);

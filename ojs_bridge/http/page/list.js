@@ -172,7 +172,6 @@ export function listOf({ name, kind, row, words, more = () => {}, pageOf = (page
   });
   form.addEventListener("reset", () => setTimeout(() => guarded(load)));
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.querySelector(".more-filters").addEventListener("click", () => form.classList.toggle("whole"));
   document.addEventListener("role", tellChosen);
   gap?.addEventListener("click", () => guarded(load));
   tools?.querySelector("input").addEventListener("change", (event) => pickAll(event.target.checked));

@@ -1,6 +1,6 @@
 // Where the reader is: the view, the filters and the open letter stand in the address, to be kept and shared.
 
-const VIEWS = ["letters", "retries", "audit"];
+const VIEWS = ["letters", "retries", "rates", "audit"];
 
 export function read() {
   const [view, query] = location.hash.slice(1).split("?");
