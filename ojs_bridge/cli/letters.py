@@ -50,6 +50,7 @@ class Filter:
     since: Annotated[str | None, Option(help=f"That died at this time or later. {WHEN}.")] = None
     until: Annotated[str | None, Option(help="That died before this time, written as for --since.")] = None
     text: Annotated[str | None, Option(help="With this text in the arguments or error messages.")] = None
+    group: Annotated[str | None, Option(help="Only of this group: a fingerprint, as `groups` shows.")] = None
 
     def kind(self, now: datetime) -> Kind:
         """Return the filter as the library takes it; raises ValueError for a time that cannot be read."""
@@ -68,16 +69,27 @@ def time_from(name: str, text: str | None, now: datetime) -> datetime | None:
     if text is None:
         return None
     try:
-        if ago := _AGO.fullmatch(text):
-            return now - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-        if text.startswith("P"):
-            return now - parse_duration(text)
+        if text.startswith("P") or _AGO.fullmatch(text):
+            return now - _span(text)
         at = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
         return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
     except (ValueError, OverflowError):
         raise ValueError(
             f"{name}: {text!r} must be a time such as 2026-11-21T10:00:00Z, or how long ago, as PT2H or 2h"
         ) from None
+
+
+def time_after(name: str, text: str, now: datetime) -> datetime:
+    """Return the time that is so long after now; raises ValueError."""
+    try:
+        return now + _span(text)
+    except (ValueError, OverflowError):
+        raise ValueError(f"{name}: {text!r} must be a duration, as P7D or 2h") from None
+
+
+def _span(text: str) -> timedelta:
+    short = _AGO.fullmatch(text)
+    return timedelta(**{_UNITS[short[2]]: int(short[1])}) if short else parse_duration(text)
 
 
 def every(letters: DeadLetters, kind: Kind) -> Iterator[Letter]:

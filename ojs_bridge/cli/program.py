@@ -13,7 +13,7 @@ from typer import Option
 
 from ..errors import ConfigurationError
 from . import __doc__ as about
-from . import audit, dead_letters, operations, plan, policy, replays, retries, shadow, watching
+from . import audit, dead_letters, groups, operations, plan, policy, replays, retries, shadow, watching
 from .commands import command, group_of
 from .finding import CELERY_APP, Place
 from .printing import show
@@ -31,6 +31,9 @@ for module in _GROUPS:
     program.add_typer(module.group, epilog=program.info.epilog)
 command(dead_letters.group, "replay", changes=True)(replays.replay)
 command(dead_letters.group, "watch")(watching.watch)
+command(dead_letters.group, "groups")(groups.groups)
+command(dead_letters.group, "mute", changes=True)(groups.mute)
+command(dead_letters.group, "unmute", changes=True)(groups.unmute)
 command(program, "plan")(plan.plan)
 command(program, "audit")(audit.audit)
 command(program, "mark")(audit.mark)

@@ -22,6 +22,7 @@ from ..operations.letters import needed
 from . import openapi
 from .answers import Door, raise_refusal
 from .audit import AUDIT, Audit
+from .groups import GROUPS, Groups
 from .guarding import Access, Guard, UserOf, access_at, tokens_of
 from .letters import LETTERS, Letters
 from .operations import OPERATIONS, Operations
@@ -79,6 +80,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
     letters, retries = Letters(bridge), Retries(bridge)
     operations = Operations(bridge, letters.changed)
     api = [
+        *(operation.route(Groups(bridge)) for operation in GROUPS),
         *(operation.route(letters) for operation in LETTERS),
         *(operation.route(retries) for operation in RETRIES),
         *(operation.route(operations) for operation in OPERATIONS),

@@ -28,6 +28,7 @@ from ..operations.letters import Kind, problem_of
 from ..operations.replaying import override_of
 from ..spec.job import parse_time
 from ..spec.policy import RetryPolicy
+from ..store import Order
 from .answers import MEDIA_TYPE, Refusal, invalid
 
 JSON_TYPES = (MEDIA_TYPE, "application/json")
@@ -100,6 +101,7 @@ class Filter(Asked):
     text: Word | None = None
     since: Time | None = None
     until: Time | None = None
+    group: Annotated[str, Field(pattern="^[0-9a-f]{16}$", description="A fingerprint")] | None = None
 
     def kind(self) -> Kind:
         """Return the filter as the library takes it."""
@@ -125,6 +127,15 @@ class LettersQuery(Filter, Paging):
     """A page of dead letters."""
 
 
+class GroupsQuery(Filter):
+    """A page of groups of dead letters, the last seen or the largest first."""
+
+    order: Order = "last"
+    muted: Annotated[bool, Field(description="Whether muted groups are listed, too")] = False
+    limit: Limit = 50
+    offset: Annotated[int, Field(ge=0, le=10_000, description="The groups to skip")] = 0
+
+
 class RetriesQuery(Paging):
     """A page of parked retries."""
 
@@ -145,6 +156,12 @@ class Since(Limited):
     """The choice of the newest entries since a time."""
 
     since: Time | None = None
+
+
+class MuteBody(Change):
+    """A mute of a group, for ever or until a time."""
+
+    until: Time | None = None
 
 
 class MarkBody(Change):

@@ -71,6 +71,7 @@ class LetterMetadata(TypedDict):
     reason: str
     created_at: Time | None
     discarded_at: Time
+    fingerprint: str
 
 
 class Letter(Job):
@@ -274,3 +275,45 @@ class Stats(TypedDict):
     oldest_at: Time | None
     newest_at: Time | None
     retention: dict[str, Any]
+
+
+class Mute(TypedDict):
+    """A mute of a group; without `until` it lasts until it is taken back."""
+
+    by: str
+    at: Time
+    until: Time | None
+
+
+class Unmuted(TypedDict):
+    """The answer when a mute is taken back, or was none."""
+
+    muted: Literal[False]
+    fingerprint: str
+
+
+class Group(TypedDict):
+    """Dead letters whose last errors are alike. `message` and `sample_id` are those of the newest letter.
+
+    On SQL, `types` and `queues` are those of the newest hundred letters.
+    """
+
+    fingerprint: str
+    error_type: str
+    pattern: str
+    message: str
+    sample_id: str
+    count: Count
+    first_at: Time
+    last_at: Time
+    types: list[str]
+    queues: list[str]
+    deaths: Timeline
+    muted: Mute | None
+
+
+class Groups(TypedDict):
+    """A page of groups."""
+
+    groups: list[Group]
+    has_more: bool

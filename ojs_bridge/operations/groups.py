@@ -19,13 +19,15 @@ from ..spec.fingerprint import pattern_of
 from ..spec.job import format_time, parse_time
 from ..store import Document, Group, LetterFilter, Order, Store, from_ms, to_ms
 from .audit import Actor, Audit
-from .letters import Kind, every_page, needed, page_size, shown, wanted
+from .letters import Kind, every_page, needed, shown, wanted
 
 logger = logging.getLogger("ojs_bridge")
 
 KIND = "mute"
 #: How often a worker of the fleet looks for letters of earlier releases, and for how long it groups them.
 PERIOD, WORKED = timedelta(minutes=5), timedelta(minutes=4)
+#: The most groups, and steps of time, that one statement names; and the most groups before a page.
+MOST, MOST_SKIPPED = 200, 100_000
 #: The seconds between two batches of such letters.
 PAUSE = 0.01
 
@@ -118,16 +120,18 @@ class Groups:
         """
         if order not in get_args(Order):
             raise ValueError(f"order: {order!r} must be one of {', '.join(get_args(Order))}")
-        if not (isinstance(offset, int) and offset >= 0):
-            raise ValueError(f"offset: {offset!r} must be 0 or more")
+        for name, value, least in (("limit", limit, 1), ("offset", offset, 0), ("steps", steps, 1)):
+            most = MOST if least else MOST_SKIPPED
+            if not (isinstance(value, int) and least <= value <= most):
+                raise ValueError(f"{name}: {value!r} must be between {least} and {most}")
         where, _ = wanted(kind)
-        times, mutes = times_of(self._store, where, self._clock(), page_size(steps)), self.mutes()
+        times, mutes = times_of(self._store, where, self._clock(), steps), self.mutes()
         found = self._store.groups(
             where,
             order=order,
             but=() if muted else mutes.keys(),
             times=times,
-            limit=page_size(limit),
+            limit=limit,
             offset=offset,
         )
         return tuple(

@@ -1,0 +1,48 @@
+"""The routes of groups of dead letters. What is done to a group is done to the letters of a filter."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ..bridge import Bridge
+from ..spec.fingerprint import is_fingerprint
+from . import shapes
+from .answers import not_found
+from .requests import GroupsQuery, MuteBody
+from .routes import Operation, answers
+
+GROUPS: list[Operation] = []
+
+
+class Groups:
+    """Serves the groups of a bridge."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self._groups = bridge.dead_letters.groups
+
+    @answers(GROUPS, "GET", "/dead-letter/groups")
+    def list(self, query: GroupsQuery) -> shapes.Groups:
+        """List groups of dead letters whose errors are alike; a text is not looked for."""
+        asked = query.limit + 1
+        found = self._groups.list(
+            order=query.order, muted=query.muted, limit=asked, offset=query.offset, **query.kind()
+        )
+        groups = [cast(shapes.Group, group.to_ojs()) for group in found[: query.limit]]
+        return {"groups": groups, "has_more": len(found) == asked}
+
+    @answers(GROUPS, "POST", "/dead-letter/groups/{id}/mute")
+    def mute(self, job_id: str, body: MuteBody) -> shapes.Mute:
+        """Leave a group out of the list; its letters stay."""
+        return cast(shapes.Mute, self._groups.mute(_checked(job_id), until=body.until).to_ojs())
+
+    @answers(GROUPS, "DELETE", "/dead-letter/groups/{id}/mute")
+    def unmute(self, job_id: str) -> shapes.Unmuted:
+        """Take a mute back."""
+        self._groups.unmute(_checked(job_id))
+        return {"muted": False, "fingerprint": job_id}
+
+
+def _checked(fingerprint: str) -> str:
+    if not is_fingerprint(fingerprint):
+        raise not_found("group", fingerprint)
+    return fingerprint
