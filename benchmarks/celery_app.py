@@ -11,6 +11,7 @@ from typing import Any
 import redis
 from celery import Celery
 
+from benchmarks.tracing import bridge_of
 from benchmarks.work import call_the_other_side
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install
@@ -84,4 +85,4 @@ policy = {"max_attempts": 4, "initial_interval": "PT1S", "backoff_strategy": "no
 if SIDE == "shadowed":
     shadow(app, Bridge(STORE), policies={"bench.*": policy})
 elif SIDE != "native":
-    install(app, Bridge(STORE if SIDE == "reserved" else None), policies={"bench.*": policy})
+    install(app, bridge_of(SIDE, STORE), policies={"bench.*": policy})

@@ -16,6 +16,7 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Retries, default_middleware
 
 from benchmarks.sides import Result
+from benchmarks.tracing import bridge_of
 from benchmarks.work import call_the_other_side
 from ojs_bridge import Bridge
 from ojs_bridge.dramatiq import OJSRetries
@@ -97,7 +98,7 @@ def _broker(side: str, namespace: str) -> Any:
     if side == "shadowed":
         shadow(broker, Bridge(STORE), policies={"*": POLICY})
     elif side != "native":
-        broker.add_middleware(OJSRetries(Bridge(STORE if side == "reserved" else None, POLICY)))
+        broker.add_middleware(OJSRetries(bridge_of(side, STORE, POLICY)))
     return broker
 
 

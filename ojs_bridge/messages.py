@@ -14,11 +14,13 @@ from typing import Any
 HEADER = "ojs"
 #: The option of a sender that carries a job's own partial policy.
 RETRY_OPTION = "ojs_retry"
+#: The header in which an instrumented sender on Celery says when a job was sent.
+CREATED = "ojs_created_at"
 #: The headers and options of a message that belong to the bridge or to a framework.
 OWN_META = frozenset(
     {
         "argsrepr", "compression", "errbacks", "eta", "expires", "id", "ignore_result", "kwargsrepr", "lang",
-        HEADER, RETRY_OPTION, "origin", "parent_id", "redis_message_id", "replaced_task_nesting",
+        CREATED, HEADER, RETRY_OPTION, "origin", "parent_id", "redis_message_id", "replaced_task_nesting",
         "requeue_timestamp", "retries", "root_id", "shadow", "stamped_headers", "stamps", "task", "timelimit",
         "traceback",
     }

@@ -22,9 +22,9 @@ from ..engine.engine import Engine
 from ..engine.retry_on import RetryOn
 from ..engine.runs import NOTHING, Native, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..messages import HEADER, RETRY_OPTION
+from ..messages import CREATED, HEADER, RETRY_OPTION
 from ..spec.failures import WORKER_DEATH, Mapped
-from ..spec.job import Job
+from ..spec.job import Job, format_time
 from ..spec.policy import AnyPartial
 from . import compat, dead_queues
 from .publishing import CeleryPublisher
@@ -184,7 +184,8 @@ def _read_retry_option(app: Celery) -> None:
         if bridge is None or not bridge.engine.instruments:
             return send_task(name, *args, **options)
         options["headers"] = carrier = dict(options.get("headers") or {})
-        with bridge.engine.instruments.sending(name, _queue_of(app, name, args, options), carrier):
+        carrier.setdefault(CREATED, format_time(bridge.engine.now()))
+        with bridge.engine.instruments.sending(FRAMEWORK, name, _queue_of(app, name, args, options), carrier):
             return send_task(name, *args, **options)
 
     app.send_task = send_task_with_policy

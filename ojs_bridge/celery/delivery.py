@@ -9,7 +9,7 @@ from typing import Any
 from celery import Task
 
 from ..errors import InvalidState
-from ..messages import HEADER
+from ..messages import CREATED, HEADER
 from ..spec.job import Job, count_of, decoded
 from . import wire as wires
 from .holding import Unsettled
@@ -68,6 +68,7 @@ class Delivery:
             queue=queue,
             attempt=1 + retries,
             fence=retries,
+            created_at=wires.time_in(app, headers.get(CREATED)),
             expires=wires.expiry(app, headers),
             chain=wires.chain_of(headers),
         )

@@ -20,7 +20,7 @@ from ..spec.decision import Complete, Decision
 from ..spec.failures import Outcome, outcome_of
 from ..spec.job import Job
 from ..spec.policy import RetryPolicy
-from .attach import attach, task_policy
+from .attach import FRAMEWORK, attach, task_policy
 from .carrying import Conclusion, dropped
 from .delivery import Delivery
 from .holding import Hold, Unsettled
@@ -77,7 +77,7 @@ class TaskRun:
             self._begin_in_time()
         # Otherwise there is nothing to read and nobody to tell: the job begins only if it fails.
         if self.engine.instruments and self._begun is not None:
-            with self.engine.instruments.running(self._begun, self._delivery.headers):
+            with self.engine.instruments.running(FRAMEWORK, self._begun, self._delivery.headers):
                 return self._run(body, args, kwargs)
         return self._run(body, args, kwargs)
 

@@ -28,6 +28,11 @@ class CeleryPublisher:
     _app: Celery
     _now: Callable[[], datetime]
 
+    @property
+    def system(self) -> str:
+        """The kind of the broker."""
+        return sending.system(self._app)
+
     def knows(self, type_: str) -> bool:
         """Return whether the app has this task, or no tasks but Celery's own."""
         tasks = self._app.tasks

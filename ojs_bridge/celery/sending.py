@@ -36,9 +36,19 @@ BROKER_HEADERS = frozenset(
         "x-last-death-reason",
     }
 )
+#: The headers that say in which trace a job was first sent; they travel unmodified.
+TRACE_CONTEXT = frozenset({"traceparent", "tracestate", "baggage"})
 #: Kombu's default, in seconds, and the longest time that a message waits in a worker.
 _VISIBILITY_TIMEOUT = 3600
 _LONGEST_HOP = timedelta(minutes=10)
+
+
+class AsSent(dict[str, Any]):
+    """Headers with the first sender's trace context, which another instrumentation cannot write over."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name not in TRACE_CONTEXT or not (name in self or "traceparent" in self):
+            super().__setitem__(name, value)
 
 
 def confirmed_producer(app: Celery) -> AbstractContextManager[Any]:
@@ -65,6 +75,12 @@ def _connection(app: Celery) -> Any:
     return compat.connections(app.producer_pool).connection
 
 
+def system(app: Celery) -> str:
+    """Return the kind of an app's broker."""
+    kind = str(_connection(app).transport.driver_type)
+    return {"amqp": "rabbitmq"}.get(kind, kind)
+
+
 def _can_confirm(app: Celery) -> bool:
     return bool(_connection(app).transport.driver_type == "amqp")
 
@@ -88,7 +104,7 @@ def publish(
     delivery_mode = properties.pop("delivery_mode", None)
     if due is not None:
         headers["eta"] = min(due, datetime.now(timezone.utc) + _hop(app)).isoformat()
-    headers = {**headers, **changes}
+    headers = AsSent({**headers, **changes})
     event = _sent_event(headers) if told and app.conf.task_send_sent_event else None
     message = compat.task_message(amqp)(headers, properties, wire.body, event)
     route = _delayed(app, wire, _route(app, wire, options or {}), due)

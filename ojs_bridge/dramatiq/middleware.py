@@ -137,7 +137,7 @@ class OJSRetries(Retries):
         """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
         if self._engine.instruments and SENT.isdisjoint(message.options):
             sending = self._engine.instruments.sending(
-                message.actor_name, message.queue_name, message.options
+                FRAMEWORK, message.actor_name, message.queue_name, message.options
             )
             sending.__enter__()
             self._sending.within = message.message_id, sending

@@ -22,7 +22,7 @@ from .delivery import HOLD, NATIVE, UNBEGUN, Delivery, Settlement, delivery_of, 
 from .execution import Execution, NotSent
 from .holding import GiveUp, Holding
 from .other_middleware import drop
-from .publishing import READ
+from .publishing import FRAMEWORK, READ
 from .translate import LostAttempt, Refused, bare_job
 
 logger = logging.getLogger("ojs_bridge")
@@ -93,7 +93,7 @@ class Processing:
         if isinstance(begun, Lost):
             raise LostAttempt(begun.failure.message)
         if self._engine.instruments:
-            delivery.within = self._engine.instruments.running(begun, message_in(message).options)
+            delivery.within = self._engine.instruments.running(FRAMEWORK, begun, message_in(message).options)
             delivery.within.__enter__()
 
     def _let_wait(self, broker: Broker, message: Any, delivery: Delivery) -> None:

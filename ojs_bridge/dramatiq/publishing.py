@@ -18,7 +18,7 @@ from ..errors import Unpublishable, Unreachable
 from ..messages import HEADER, RETRY_OPTION
 from ..spec.job import VERSION, Header
 from ..store import Letter, Parked
-from .brokers import outages, told
+from .brokers import is_rabbitmq, is_redis, outages, told
 from .dead_places import forget_shown
 from .on_rabbitmq import confirm, have_queue
 from .translate import encodable, parked_options, replayed_options
@@ -57,6 +57,11 @@ class DramatiqPublisher:
     """Publishes dead letters and parked retries on their broker; raises Unreachable and Unpublishable."""
 
     _broker: Broker
+
+    @property
+    def system(self) -> str:
+        """The kind of the broker."""
+        return "redis" if is_redis(self._broker) else "rabbitmq" if is_rabbitmq(self._broker) else "stub"
 
     def knows(self, type_: str) -> bool:
         """Return whether there is such an actor, or no actor at all."""

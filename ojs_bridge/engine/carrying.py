@@ -281,11 +281,9 @@ class Carrying:
         if not isinstance(decision, Complete):
             with Harmless(job):
                 events.log(job, decision)
-        if self._rates or self._events:
+        if self._rates or self._events or self.instruments:
             with Harmless(job):
                 self._tell(run, decision)
-        if self.instruments:
-            self.instruments.concluded(run, decision)
         if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discard)):
             with Harmless(job):
                 self.context.history.forget(job)
@@ -294,6 +292,8 @@ class Carrying:
         seconds = time.monotonic() - run.since if isinstance(run, Run) else 0.0
         if self._rates:
             self._rates.count(run.job, decision, seconds)
+        if self.instruments:
+            self.instruments.concluded(run, decision, seconds)
         if self._events:
             limit = run.policy.max_attempts if isinstance(run, Run) else RetryPolicy().max_attempts
             self._events.emit(

@@ -37,7 +37,8 @@ class Context:
     dead_queues: dict[str, DeadQueues] = field(default_factory=dict)
 
     def emit(self, event: Event) -> None:
-        """Queue an event for the listeners; never raises."""
+        """Tell instruments of an event, and queue it for the listeners; never raises."""
+        self.instruments.heard(event)
         if self.events:
             self.events.emit([event])
 

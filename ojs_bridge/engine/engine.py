@@ -34,7 +34,7 @@ from ..store import Parked, Reservation
 from . import events
 from .carrying import NO_STEP, Carrying
 from .context import Context
-from .events import Harmless, Listener
+from .events import Harmless
 from .instruments import Instrument
 from .keeping import job_of_parked
 from .ports import DeadQueues, Publisher
@@ -68,7 +68,7 @@ class Engine(Carrying):
         fail_open: bool,
     ) -> None:
         super().__init__(context, reservation, park_after, fail_open=fail_open)
-        #: Whether anybody is told of jobs, and whether nobody needs to know that a job has begun.
+        #: Whether anybody listens to events, and whether nobody needs to know that a job has begun.
         self.listened_to = bool(context.events)
         self.is_silent = context.store is None and not self.listened_to
         self._retry = retry
@@ -92,12 +92,10 @@ class Engine(Carrying):
         if dead_queues is not None:
             self.context.dead_queues[framework] = dead_queues
 
-    def instrument(self, instrument: Instrument | None = None, *listeners: Listener) -> None:
-        """Have an instrument and listeners told of all jobs from now on."""
-        if instrument is not None:
-            self.instruments.add(instrument)
-        self.context.events.add(*listeners)
-        self.listened_to, self.is_silent = True, False
+    def instrument(self, instrument: Instrument) -> None:
+        """Have an instrument told of all jobs from now on."""
+        self.instruments.add(instrument)
+        self.is_silent = False
 
     def try_store(self, dead_queue: str) -> None:
         """Prepare the store as a worker starts; the log says if the store is missing or does not work."""

@@ -196,10 +196,6 @@ class Dispatcher:
     def __bool__(self) -> bool:
         return bool(self._listeners)
 
-    def add(self, *listeners: Listener) -> None:
-        """Have more listeners called from now on."""
-        self._listeners += listeners
-
     def emit(self, events: Sequence[Event]) -> None:
         """Queue events for the listeners; never blocks, never raises."""
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..spec.decision import Decision
 from ..spec.job import Job
+from .events import Event
 from .runs import Refuse, Run
 
 logger = logging.getLogger("ojs_bridge")
@@ -21,12 +22,12 @@ class Instrument:
     """An exporter that needs more than events; each method may stay as it is here."""
 
     def sending(
-        self, type_: str, queue: str, carrier: MutableMapping[str, Any]
+        self, framework: str, type_: str, queue: str, carrier: MutableMapping[str, Any]
     ) -> AbstractContextManager[Any]:
         """Return the context in which a job is sent; `carrier` has the headers or options of its message."""
         return nullcontext()
 
-    def running(self, run: Run, carrier: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    def running(self, framework: str, run: Run, carrier: Mapping[str, Any]) -> AbstractContextManager[Any]:
         """Return the context of a run: its handler, and what becomes of a failure."""
         return nullcontext()
 
@@ -34,8 +35,11 @@ class Instrument:
         """Return the context of a step of the bridge after a handler has ended."""
         return nullcontext()
 
-    def concluded(self, run: Run | Refuse, decision: Decision) -> None:
+    def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:
         """Take note of a decision that was carried out; a success may be told of after its run."""
+
+    def heard(self, event: Event) -> None:
+        """Take note of what an operator or retention did with jobs."""
 
     def traceparent(self) -> str | None:
         """Return the trace context of the run of this thread, for the history of its job."""
@@ -85,22 +89,27 @@ class Instruments:
         """Add an instrument."""
         self._all += (instrument,)
 
-    def sending(self, type_: str, queue: str, carrier: MutableMapping[str, Any]) -> Entered:
+    def sending(self, framework: str, type_: str, queue: str, carrier: MutableMapping[str, Any]) -> Entered:
         """Return the context in which a job is sent."""
-        return Entered(each.sending(type_, queue, carrier) for each in self._all)
+        return Entered(each.sending(framework, type_, queue, carrier) for each in self._all)
 
-    def running(self, run: Run, carrier: Mapping[str, Any]) -> Entered:
+    def running(self, framework: str, run: Run, carrier: Mapping[str, Any]) -> Entered:
         """Return the context of a run."""
-        return Entered(each.running(run, carrier) for each in self._all)
+        return Entered(each.running(framework, run, carrier) for each in self._all)
 
     def step(self, name: str, job: Job) -> Entered:
         """Return the context of a step of the bridge."""
         return Entered(each.step(name, job) for each in self._all)
 
-    def concluded(self, run: Run | Refuse, decision: Decision) -> None:
-        """Tell of a decision that was carried out."""
+    def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:
+        """Tell of a decision that was carried out, so long after the run began."""
         for each in self._all:
-            _safely(each.concluded, run, decision)
+            _safely(each.concluded, run, decision, seconds)
+
+    def heard(self, event: Event) -> None:
+        """Tell of what an operator or retention did with jobs."""
+        for each in self._all:
+            _safely(each.heard, event)
 
     def traceparent(self) -> str | None:
         """Return the trace context of the run of this thread; None if no instrument has any."""

@@ -100,6 +100,10 @@ class Publisher(Protocol):
     Raises Unreachable and Unpublishable. Any other error concerns this message alone, and may be over later.
     """
 
+    @property
+    def system(self) -> str:
+        """The kind of the broker: rabbitmq, redis, or another name of the framework's."""
+
     def knows(self, type_: str) -> bool:
         """Return whether a job type has a handler in this process, or the process has no handlers at all."""
 

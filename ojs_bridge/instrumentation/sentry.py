@@ -23,8 +23,6 @@ from ..engine.runs import Refuse, Run
 from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack
 from ..spec.responses import Retry, Snooze
 
-#: Sentry's integrations that report the errors of jobs, and give each job a scope of its own.
-_INTEGRATIONS = ("celery", "dramatiq")
 _ENDS = ("discarded", "dead-lettered")
 
 _added: set[str] = set()
@@ -74,11 +72,11 @@ _report: ContextVar[_Report | None] = ContextVar("ojs_bridge_report", default=No
 class _Sentry(Instrument):
     """Has the scope that Sentry's integration made for a run add the facts of the run to each event."""
 
-    def running(self, run: Run, carrier: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
+    def running(self, framework: str, run: Run, carrier: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
         """Return the context of a run; without an integration there is no scope for it."""
-        return _reporting(_Report(run))
+        return _reporting(framework, _Report(run))
 
-    def concluded(self, run: Run | Refuse, decision: Decision) -> None:
+    def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:  # noqa: ARG002
         """Keep the decision; Sentry's integration reports the error after it."""
         report = _report.get()
         goes = isinstance(decision, (Complete, GiveBack))
@@ -87,9 +85,9 @@ class _Sentry(Instrument):
 
 
 @contextmanager
-def _reporting(report: _Report) -> Iterator[None]:
+def _reporting(framework: str, report: _Report) -> Iterator[None]:
     client = sentry_sdk.get_client()
-    if any(client.get_integration(name) for name in _INTEGRATIONS):
+    if client.get_integration(framework):
         sentry_sdk.get_isolation_scope().add_event_processor(report.add_to)
     token = _report.set(report)
     try:

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import sentry_sdk
 import sentry_sdk.envelope
 import sentry_sdk.transport
+from celery.signals import worker_process_init
+from opentelemetry import metrics, trace
+from opentelemetry.instrumentation.celery import CeleryInstrumentor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import (
+    MetricExporter,
+    MetricExportResult,
+    MetricsData,
+    PeriodicExportingMetricReader,
+)
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from redis.exceptions import RedisError
 from sentry_sdk.integrations.celery import CeleryIntegration
 from sentry_sdk.integrations.dramatiq import DramatiqIntegration
 
 from ojs_bridge import Bridge
+from ojs_bridge.instrumentation import opentelemetry
 from ojs_bridge.instrumentation.sentry import instrument as instrument_sentry
 from tests.contract.notes import Noting, Settings
 from tests.instrumentation.snippets import snippet
@@ -61,3 +79,65 @@ def sentry(bridge: Bridge, settings: Settings) -> None:
     )
     sentry_sdk.get_client().transport.noting = Noting(settings.backend)
     instrument_sentry(bridge)
+
+
+class Spans(SpanExporter):
+    """Notes spans."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._noting, self._queue = Noting(settings.backend), settings.queue
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Note spans."""
+        for span in spans:
+            self._noting.note("spans", self._queue, json.loads(span.to_json()))
+        return SpanExportResult.SUCCESS
+
+
+class Metrics(MetricExporter):
+    """Notes metrics."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._noting, self._queue = Noting(settings.backend), settings.queue
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = 0, **_: Any) -> MetricExportResult:
+        """Note metrics."""
+        with suppress(RedisError):  # after the test, in the process that sends
+            self._noting.note("metrics", f"{self._queue}:{os.getpid()}", json.loads(metrics_data.to_json()))
+        return MetricExportResult.SUCCESS
+
+    def force_flush(self, timeout_millis: float = 0) -> bool:
+        """Have nothing to flush."""
+        return True
+
+    def shutdown(self, timeout_millis: float = 0, **_: Any) -> None:
+        """Have nothing to close."""
+
+
+def otel(bridge: Bridge, settings: Settings) -> None:
+    """Note all spans and metrics; a child of Celery's pool sets the SDK up for itself."""
+
+    def providers() -> tuple[TracerProvider, MeterProvider]:
+        traces = TracerProvider()
+        traces.add_span_processor(SimpleSpanProcessor(Spans(settings)))
+        reader = PeriodicExportingMetricReader(Metrics(settings), export_interval_millis=300)
+        return traces, MeterProvider([reader])
+
+    def provide(**_: Any) -> None:
+        traces, meters = providers()
+        trace.set_tracer_provider(traces)
+        metrics.set_meter_provider(meters)
+
+    if "tests.on_celery.worker" in sys.modules:
+        worker_process_init.connect(provide, weak=False)
+        opentelemetry.instrument(bridge)
+    else:
+        opentelemetry.instrument(bridge, *providers())
+
+
+def celerys_own(bridge: Bridge, settings: Settings) -> None:
+    """Have OpenTelemetry's own instrumentation of Celery note its spans."""
+    traces = TracerProvider()
+    traces.add_span_processor(SimpleSpanProcessor(Spans(settings)))
+    CeleryInstrumentor().instrument(tracer_provider=traces)
