@@ -17,6 +17,7 @@ from .operations.broker_letters import BrokerLetters
 from .operations.bulk import Operations
 from .operations.dead_letters import DeadLetters
 from .operations.groups import PERIOD as GROUP_PERIOD
+from .operations.health import BEAT, Beat
 from .operations.letters import needed
 from .operations.parked_retries import ParkedRetries
 from .operations.rates import RateHistory, history
@@ -172,7 +173,8 @@ class Bridge:
         forget = Chore("old rates", seconds, self.engine.forget_rates)
         replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.dead_letters.apply_replay_rules)
         group = Chore("groups", GROUP_PERIOD.total_seconds(), self.dead_letters.groups.older_once_a_period)
-        return prune, forget, replay, group
+        beat = Chore("telling that this worker lives", BEAT.total_seconds(), Beat(self.engine.context).tell)
+        return prune, forget, replay, group, beat
 
     def stop(self) -> None:
         """End the scheduler, and let the listeners hear the last events."""

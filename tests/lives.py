@@ -36,6 +36,12 @@ class Outbox:
         """Know all job types but some."""
         return type_ not in self.strangers
 
+    def ping(self) -> bool:
+        """Answer, unless the broker is out of reach."""
+        if self.raises:
+            raise self.raises
+        return True
+
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Take a dead letter's message."""
         if error := self.refuses.get(letter.id) or self.raises:

@@ -38,6 +38,12 @@ class CeleryPublisher:
         tasks = self._app.tasks
         return type_ in tasks or all(name.startswith("celery.") for name in tasks)
 
+    def ping(self) -> bool:
+        """Connect to the broker anew; raises any error."""
+        with self._app.connection_for_write() as connection:
+            connection.connect()
+        return True
+
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish the letter's message under its own id, at attempt 1; a past expiry is dropped."""
         kept = _kept(letter.message)

@@ -13,7 +13,19 @@ from typer import Option
 
 from ..errors import ConfigurationError
 from . import __doc__ as about
-from . import audit, dead_letters, groups, operations, plan, policy, replays, retries, shadow, watching
+from . import (
+    audit,
+    dead_letters,
+    groups,
+    health,
+    operations,
+    plan,
+    policy,
+    replays,
+    retries,
+    shadow,
+    watching,
+)
 from .commands import command, group_of
 from .finding import CELERY_APP, Place
 from .printing import show
@@ -37,6 +49,7 @@ command(dead_letters.group, "unmute", changes=True)(groups.unmute)
 command(program, "plan")(plan.plan)
 command(program, "audit")(audit.audit)
 command(program, "mark")(audit.mark)
+command(program, "health")(health.health)
 
 
 def _show_version(wanted: bool) -> None:

@@ -12,6 +12,7 @@ from dramatiq.broker import Broker
 from dramatiq.errors import ConnectionClosed, ConnectionFailed
 
 from ..bridge import Bridge
+from .compat import parameters
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -33,6 +34,18 @@ def is_broker(broker: Broker, module: str, name: str) -> bool:
 def is_rabbitmq(broker: Broker) -> bool:
     """Return whether this is Dramatiq's RabbitmqBroker."""
     return is_broker(broker, "rabbitmq", "RabbitmqBroker")
+
+
+def ping(broker: Any) -> bool:
+    """Return when the broker has answered; raises any error. False for a broker of another kind."""
+    if is_redis(broker):
+        return bool(broker.client.ping())
+    if is_rabbitmq(broker):
+        from pika import BlockingConnection
+
+        BlockingConnection(parameters(broker)).close()
+        return True
+    return False
 
 
 def outages() -> tuple[type[Exception], ...]:

@@ -18,7 +18,7 @@ from ..errors import Unpublishable, Unreachable
 from ..messages import HEADER, RETRY_OPTION
 from ..spec.job import VERSION, Header
 from ..store import Letter, Parked
-from .brokers import is_rabbitmq, is_redis, outages, told
+from .brokers import is_rabbitmq, is_redis, outages, ping, told
 from .dead_places import forget_shown
 from .on_rabbitmq import confirm, have_queue
 from .translate import encodable, parked_options, replayed_options
@@ -66,6 +66,10 @@ class DramatiqPublisher:
     def knows(self, type_: str) -> bool:
         """Return whether there is such an actor, or no actor at all."""
         return type_ in self._broker.actors or not self._broker.actors
+
+    def ping(self) -> bool:
+        """Ask the broker; raises any error. Only Redis and RabbitMQ can be asked."""
+        return ping(self._broker)
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""

@@ -107,6 +107,9 @@ class Publisher(Protocol):
     def knows(self, type_: str) -> bool:
         """Return whether a job type has a handler in this process, or the process has no handlers at all."""
 
+    def ping(self) -> bool:
+        """Return when the broker has answered; raises any error. False for a broker that cannot be asked."""
+
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish the message of a dead letter with `header` in the place of its retry state."""
 

@@ -24,6 +24,7 @@ from .answers import Door, raise_refusal
 from .audit import AUDIT, Audit
 from .groups import GROUPS, Groups
 from .guarding import Access, Guard, UserOf, access_at, tokens_of
+from .health import HEALTH, Health
 from .letters import LETTERS, Letters
 from .operations import OPERATIONS, Operations
 from .rates import RATES, Rates
@@ -85,6 +86,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
         *(operation.route(retries) for operation in RETRIES),
         *(operation.route(operations) for operation in OPERATIONS),
         *(operation.route(Audit(bridge)) for operation in AUDIT),
+        *(operation.route(Health(bridge)) for operation in HEALTH),
         *(operation.route(Rates(bridge)) for operation in RATES),
         openapi.route(),
     ]

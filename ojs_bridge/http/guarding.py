@@ -33,6 +33,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
 #: The name of a user whom nothing names.
 NOBODY = "anonymous"
 READS = ("GET", "HEAD")
+#: What may be asked without a token, and the key of such a request's scope.
+OPEN = "/health"
+ANONYMOUS = "ojs.anonymous"
 #: The header that tells the page what its token allows.
 ROLE = "X-OJS-Bridge-Role"
 
@@ -91,6 +94,7 @@ class Access:
     user: UserOf | None = None
     reads: Bucket = field(default_factory=lambda: Bucket(300, 50))
     writes: Bucket = field(default_factory=lambda: Bucket(100, 20))
+    probes: Bucket = field(default_factory=lambda: Bucket(50, 5))
 
     def admit(self, request: Request) -> tuple[dict[str, str], Actor]:
         """Admit a request, and return headers for its answer, and the actor; raises Refusal."""
@@ -206,10 +210,28 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        told, actor = self._access.admit(Request(scope))
+        request = Request(scope)
+        if self._is_open(request):
+            scope[ANONYMOUS] = True
+            await self._app(scope, receive, send)
+            return
+        told, actor = self._access.admit(request)
         scope[ADDED].update(told)
         with acting(actor):
             await self._app(scope, receive, send)
+
+    def _is_open(self, request: Request) -> bool:
+        """Return whether a request may be answered without a token; raises Refusal for too many of them."""
+        scope, access = request.scope, self._access
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if (
+            not access.tokens
+            or "authorization" in request.headers
+            or (scope["method"], path) != ("GET", OPEN)
+        ):
+            return False
+        access.probes.take()
+        return True
 
 
 def _same(given: str, secret: str) -> bool:

@@ -16,6 +16,7 @@ from .answers import MEDIA_TYPE, Answer
 from .audit import AUDIT
 from .bulk import LINES
 from .groups import GROUPS
+from .health import HEALTH
 from .letters import LETTERS
 from .operations import OPERATIONS
 from .rates import RATES
@@ -74,7 +75,7 @@ def document(root: str = "") -> Schema:
 @cache
 def _described() -> tuple[Schema, Schema]:
     """Return the paths, and the schemas that they refer to."""
-    operations = [*GROUPS, *LETTERS, *RETRIES, *OPERATIONS, *AUDIT, *RATES]
+    operations = [*GROUPS, *LETTERS, *RETRIES, *OPERATIONS, *AUDIT, *HEALTH, *RATES]
     shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
     shapes_of += [
         (operation.model("body"), "validation") for operation in operations if operation.method == "POST"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, WithJsonSchema
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from ..operations.audit import Via
 from ..operations.bulk import Action, State
+from ..operations.health import Status
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Time: TypeAlias = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
@@ -221,6 +222,13 @@ class Records(TypedDict):
 
     records: list[Record]
     next_cursor: str | None
+
+
+class Health(TypedDict):
+    """The health of a fleet; the checks by name are for holders of a token."""
+
+    status: Status
+    checks: NotRequired[dict[str, dict[str, Any]]]
 
 
 class Mark(TypedDict):

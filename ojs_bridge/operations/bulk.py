@@ -25,6 +25,7 @@ from ..spec.job import Job, format_time, parse_time
 from ..store import Document, Letter, Store, from_ms, to_ms
 from .audit import Audit, some
 from .dead_letters import DeadLetters
+from .health import Probe
 from .letters import Kind, kind_to_json, needed, wanted
 from .marks import Marks
 from .replaying import MAX_TOLD, Bulk, changed, check_rate, override_of
@@ -108,6 +109,8 @@ class Operations:
         self.audit = Audit(context)
         #: Moments such as deploys.
         self.marks = Marks(context)
+        #: The health of the fleet.
+        self.health = Probe(context)
 
     def begin(
         self,

@@ -13,14 +13,14 @@ from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..spec.duration import read_duration
 from ..store import Letter, LetterFilter, Store, letter_to_json
-from . import audit, marks
+from . import audit, health, marks
 from .letters import CLAIM_SECONDS
 
 #: The most letters that are pruned at a time, and the time between two prunings.
 BATCH = 500
 PERIOD = timedelta(minutes=5)
 #: How long records of these kinds are kept.
-RECORDS = {audit.KIND: audit.KEPT, marks.KIND: audit.KEPT}
+RECORDS = {audit.KIND: audit.KEPT, marks.KIND: audit.KEPT, health.KIND: health.KEPT}
 
 
 @dataclass(frozen=True, slots=True)

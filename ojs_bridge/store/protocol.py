@@ -218,6 +218,9 @@ class Store(Parking, Reserving, Shadowing, Documenting, Rating, Protocol):
     def prepare(self) -> None:
         """Create what is missing; raises StoreError for a store of a newer version."""
 
+    def schema(self) -> int | None:
+        """Return the version of the store, None before its first use; raises StoreError for a newer one."""
+
     def clock(self) -> datetime:
         """Return the time of the store's own machine."""
 

@@ -29,6 +29,10 @@ class RedisStore(RedisGroups, RedisParked, RedisReservations, RedisShadows, Redi
         """Write the version of the keys; raises StoreError when a newer version wrote them."""
         self._redis.prepare()
 
+    def schema(self) -> int:
+        """Return the version of the keys, and write it before their first use."""
+        return self._redis.schema()
+
     def clock(self) -> datetime:
         """Return the server's time."""
         seconds, microseconds = self._redis.ask("TIME")

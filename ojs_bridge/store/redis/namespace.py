@@ -36,16 +36,21 @@ class RedisNamespace(RedisServer):
         lines = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
         return lines.get("run_id")
 
-    def prepare(self) -> None:
-        """Write the version; warn of settings with which the server loses data.
-
-        Raises StoreError for a newer version.
-        """
+    def schema(self) -> int:
+        """Write the version unless there is one, and return it; raises StoreError for a newer version."""
         found: int = super().run(Script(lua("version")), (self.key("schema"),), (SCHEMA_VERSION,))
         if found > SCHEMA_VERSION:
             raise StoreError(
                 f"the store has schema {found}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
             )
+        return found
+
+    def prepare(self) -> None:
+        """Write the version; warn of settings with which the server loses data.
+
+        Raises StoreError for a newer version.
+        """
+        self.schema()
         if not self._prepared:
             self._prepared = True
             self._warn()

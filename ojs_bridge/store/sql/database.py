@@ -74,6 +74,11 @@ class Database:
                     self._file.opened()
                 self._prepared = True
 
+    def schema(self) -> int | None:
+        """Return the version of the tables."""
+        self._be_ours()
+        return self._found_version()
+
     def clock(self) -> datetime:
         """Return the server's time; for SQLite this machine's."""
         if not self._is_postgres:
