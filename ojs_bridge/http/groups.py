@@ -23,12 +23,11 @@ class Groups:
     @answers(GROUPS, "GET", "/dead-letter/groups")
     def list(self, query: GroupsQuery) -> shapes.Groups:
         """List groups of dead letters whose errors are alike; a text is not looked for."""
-        asked = query.limit + 1
-        found = self._groups.list(
-            order=query.order, muted=query.muted, limit=asked, offset=query.offset, **query.kind()
-        )
-        groups = [cast(shapes.Group, group.to_ojs()) for group in found[: query.limit]]
-        return {"groups": groups, "has_more": len(found) == asked}
+        start, limit = int(query.cursor or 0), query.limit
+        choice = {"order": query.order, "muted": query.muted, "limit": limit + 1, "offset": start}
+        found = self._groups.list(**choice, **query.kind())  # type: ignore[arg-type]
+        groups = [cast(shapes.Group, group.to_ojs()) for group in found[:limit]]
+        return {"groups": groups, "next_cursor": str(start + limit) if len(found) > limit else None}
 
     @answers(GROUPS, "POST", "/dead-letter/groups/{id}/mute")
     def mute(self, job_id: str, body: MuteBody) -> shapes.Mute:

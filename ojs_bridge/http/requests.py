@@ -72,9 +72,8 @@ Policy: TypeAlias = Annotated[
 #: The spec allows 100 entries at most (http 17.1).
 Limit: TypeAlias = Annotated[int, Field(ge=1, le=100, description="The most entries of the page")]
 Rate: TypeAlias = Annotated[float, Field(ge=0.1, le=10_000, description="Jobs a second")]
-Cursor: TypeAlias = Annotated[
-    Word, Field(pattern="^[0-9]{1,15}:", description="The next_cursor of the page before")
-]
+_NEXT = "The next_cursor of the page before"
+Cursor: TypeAlias = Annotated[Word, Field(pattern="^[0-9]{1,15}:", description=_NEXT)]
 
 
 class Asked(BaseModel):
@@ -133,7 +132,7 @@ class GroupsQuery(Filter):
     order: Order = "last"
     muted: Annotated[bool, Field(description="Whether muted groups are listed, too")] = False
     limit: Limit = 50
-    offset: Annotated[int, Field(ge=0, le=10_000, description="The groups to skip")] = 0
+    cursor: Annotated[str, Field(pattern="^[0-9]{1,5}$", description=_NEXT)] | None = None
 
 
 class RetriesQuery(Paging):

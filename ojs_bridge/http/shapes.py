@@ -324,4 +324,4 @@ class Groups(TypedDict):
     """A page of groups."""
 
     groups: list[Group]
-    has_more: bool
+    next_cursor: str | None

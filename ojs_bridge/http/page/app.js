@@ -3,6 +3,7 @@
 import { mayWrite } from "./api.js";
 import * as audit from "./audit.js";
 import { close } from "./detail.js";
+import * as groups from "./groups.js";
 import * as letters from "./letters.js";
 import * as live from "./live.js";
 import * as operations from "./operations.js";
@@ -11,7 +12,7 @@ import * as rates from "./rates.js";
 import * as retries from "./retries.js";
 import { byId, guarded, isNear } from "./view.js";
 
-const views = { letters, retries, rates, audit };
+const views = { letters, groups, retries, rates, audit };
 const current = () => read().view;
 
 function show() {

@@ -1,6 +1,6 @@
 // Where the reader is: the view, the filters and the open letter stand in the address, to be kept and shared.
 
-const VIEWS = ["letters", "retries", "rates", "audit"];
+const VIEWS = ["letters", "groups", "retries", "rates", "audit"];
 
 export function read() {
   const [view, query] = location.hash.slice(1).split("?");
@@ -10,19 +10,19 @@ export function read() {
 
 export function keepFilters(filters) {
   const { view, open } = read();
-  history.replaceState(null, "", address(view, filters, open));
+  history.replaceState(null, "", addressOf(view, filters, open));
 }
 
 // An open letter is a step of its own, so that going back closes it.
 export function keepOpen(id) {
   const now = read();
   if (now.open === id) return;
-  const to = address(now.view, now.filters, id);
+  const to = addressOf(now.view, now.filters, id);
   if (id) history.pushState(null, "", to);
   else history.replaceState(null, "", to);
 }
 
-function address(view, filters, open) {
+export function addressOf(view, filters, open) {
   const query = new URLSearchParams({ ...filters, ...(open && { open }) }).toString();
   return `#${view}${query && `?${query}`}`;
 }
