@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -62,18 +63,20 @@ def test_each_duration_has_its_count(store: Store) -> None:
 
 
 def add_up(url: str) -> None:
-    """Add to the same counts many times, in an order that is another one each time."""
+    """Add to the same counts many times, in another order each time, and some of them alone."""
     store = open_store(url)
-    for step in range(20):
-        names = ["a", "b", "c", "d"]
-        store.record_rates([rate(1, type_=name) for name in (names if step % 2 else reversed(names))])
+    rates = [rate(1, type_=name, at=at) for name in ("a", "b", "c", "d") for at in (AT, AT + MINUTE)]
+    for _ in range(20):
+        random.shuffle(rates)
+        store.record_rates(rates[:5])
+        store.record_rates(rates[5:])
 
 
 def test_no_count_of_many_writers_is_lost(url: str) -> None:
     """Processes that write the same rates at the same time neither lose a count nor wait for each other."""
     open_store(url).prepare()
     in_processes(4, add_up, url)
-    assert [one.counts[0] for one in open_store(url).rates(AT, AT + MINUTE, "minute")] == [80] * 4
+    assert [one.counts[0] for one in open_store(url).rates(AT, AT + HOUR, "minute")] == [80] * 8
 
 
 @pytest.mark.parametrize("span", ["minute", "hour"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +16,7 @@ from .statements import New, Upsert
 from .tables import rates as table
 
 _c = table.c
+_PLACE = ("key", "seconds", "at_ms")
 _COUNTS = tuple(f"count_{place}" for place in range(len(BOUNDS) + 1))
 
 
@@ -31,7 +33,7 @@ class SQLRates(Database):
     def record_rates(self, rates: Sequence[Rate]) -> None:
         """Add to the counts, in one transaction."""
         # All processes write in the same order, so that no two of them wait for each other's rows.
-        rows = sorted((row for rate in rates for row in self._rows(rate)), key=lambda row: row["key"])
+        rows = sorted((row for rate in rates for row in self._rows(rate)), key=itemgetter(*_PLACE))
         if rows:
             with self._transaction() as connection:
                 _ADD.all(connection, rows)
