@@ -14,6 +14,7 @@ from ojs_bridge.spec.fingerprint import fingerprint
 from ojs_bridge.store import Group, Letter, LetterFilter, Store
 from ojs_bridge.store.records import group_number, group_of_number, letter_to_json, to_ms
 from ojs_bridge.store.redis import RedisStore
+from ojs_bridge.store.sql import groups as sql_groups
 from tests.store.test_store import NOW, entry, ids, letter
 
 HOUR = timedelta(hours=1)
@@ -70,6 +71,29 @@ def test_the_largest_come_first_and_pages_follow(store: Store) -> None:
     assert names(groups(store, limit=1, offset=1)) == [GONE]
     assert names(groups(store, but=[USER, NO])) == [GONE]
     assert groups(store, offset=3) == []
+
+
+@pytest.mark.parametrize("walked", [0, 1, 2, 3, 4])
+def test_many_groups_are_found_in_another_way(
+    sql_url: str, walked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is the same."""
+    monkeypatch.setattr(sql_groups, "WALKED", walked)
+    store = open_store(sql_url)
+    assert groups(store) == []
+    fill(store)
+    open_store(sql_url, "other").bury(died("z", 9, "elsewhere"))
+    assert names(groups(store)) == [USER, GONE, NO]
+    assert names(groups(store, offset=1, limit=1)) == [GONE]
+    assert names(groups(store, LetterFilter(until=NOW + 3 * HOUR))) == [GONE, NO, USER]
+    assert [group.count for group in groups(store, LetterFilter(since=NOW + HOUR), but=[GONE])] == [2, 2]
+
+
+def test_letters_before_and_after_the_times_count(store: Store) -> None:
+    """They are no bars."""
+    fill(store)
+    user = groups(store, times=TIMES[1:3])[0]
+    assert (user.count, user.deaths) == (3, (1,))
 
 
 FILTERS: list[tuple[dict[str, Any], dict[str, int]]] = [

@@ -6,16 +6,16 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from ..protocol import NAMED, Group, LetterFilter, Order
+from ..protocol import NAMED, Group, Letter, LetterFilter, Order
 from ..records import letter_from_json
-from .index import moment
+from .index import moment, time_of
 from .letters import RedisLetters, wanted_kinds
 from .server import Word
 
-#: A kind of letters: its texts, their number, the times of the oldest and the newest.
-Kind: TypeAlias = tuple[Sequence[str], int, datetime, datetime]
+#: A kind of letters: its texts, their number, the places of the oldest and the newest.
+Kind: TypeAlias = tuple[Sequence[str], int, bytes, bytes]
 
 #: How many letters the server looks through at once: it answers nobody else meanwhile.
 _SCANNED = 500
@@ -54,8 +54,9 @@ class RedisGroups(RedisLetters):
     def _group(
         self, name: str, kinds: list[Kind], where: LetterFilter, times: Sequence[datetime]
     ) -> Group | None:
-        newest = self.list(replace(where, group=name), limit=_TRIED, cursor=None).letters
-        if not newest:
+        oldest, newest = min(first for *_, first, _ in kinds), max(last for *_, last in kinds)
+        sample = self._sample(name, newest, where)
+        if sample is None:
             return None
         kinds.sort(key=lambda kind: kind[1], reverse=True)
         words: list[Word] = [len(times), *map(moment, times), *("\0".join(texts) for texts, *_ in kinds)]
@@ -63,13 +64,21 @@ class RedisGroups(RedisLetters):
         return Group(
             name,
             sum(count for _, count, _, _ in kinds),
-            min(first for _, _, first, _ in kinds),
-            max(last for _, _, _, last in kinds),
+            time_of(oldest),
+            time_of(newest),
             types[:NAMED],
             queues[:NAMED],
             tuple(self._redis.run("deaths", self._group_keys[:1], words)),
-            newest[0],
+            sample,
         )
+
+    def _sample(self, name: str, newest: bytes, where: LetterFilter) -> Letter | None:
+        """Return the newest letter of a group, or one that is still there."""
+        found = self.get(newest.decode().partition(":")[2])
+        if found and found.group == name and self.cursor_after(found) == newest.decode():
+            return found
+        others = self.list(replace(where, group=name), limit=_TRIED, cursor=None).letters
+        return others[0] if others else None
 
     def group_older(self) -> Iterator[int]:
         """Compare the groups with the letters, and put right what workers of earlier releases have left."""
@@ -83,7 +92,7 @@ class RedisGroups(RedisLetters):
             yield int(self._redis.run("group", keys[1:], words)) if words else 0
 
 
-def _rank(kinds: Sequence[Kind], order: Order) -> tuple[float, float]:
+def _rank(kinds: Sequence[Kind], order: Order) -> tuple[Any, Any]:
     """Return the place of a group with these kinds: a greater one comes first."""
-    last, count = max(last for _, _, _, last in kinds).timestamp(), sum(count for _, count, _, _ in kinds)
-    return (last, count) if order == "last" else (count, last)
+    last, count = max(last for *_, last in kinds), sum(count for _, count, *_ in kinds)
+    return (time_of(last), count) if order == "last" else (count, time_of(last))

@@ -60,14 +60,14 @@ class RedisIndex:
 
     def counts(
         self, wanted: Wanted | None, since: datetime | None, until: datetime | None
-    ) -> list[tuple[Sequence[str], int, datetime, datetime]]:
-        """Return each wanted kind that a span of time has: its texts, number, first and last time."""
+    ) -> list[tuple[Sequence[str], int, bytes, bytes]]:
+        """Return each wanted kind that a span of time has: its texts, number, first and last place."""
         kinds = self._kinds_of(wanted)
         if kinds == []:
             return []
         words = (_low(since), _high(until), *(kinds or ()))
         found = self._redis.run("stats", (self._keys[2], self._kinds), words)
-        return [(texts_of(kind), n, time_of(first), time_of(last)) for kind, n, first, last in found]
+        return [(texts_of(kind), n, first, last) for kind, n, first, last in found]
 
     def _kinds_of(self, wanted: Wanted | None) -> list[bytes] | None:
         """Return the wanted kinds; None for all."""

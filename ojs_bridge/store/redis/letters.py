@@ -13,7 +13,7 @@ from ...spec.job import PlacedEntry
 from ..protocol import EVERY_LETTER, Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
 from ..records import index_id, index_text, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
-from .index import RedisIndex, Wanted, entry_of, place_of, rows_of, wanting
+from .index import RedisIndex, Wanted, entry_of, place_of, rows_of, time_of, wanting
 from .namespace import RedisNamespace
 from .reservations import settle_words
 from .server import Word
@@ -134,7 +134,7 @@ class RedisLetters:
     def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
         """Count the letters of some kind, in all and by queue, type and last error type."""
         found = self._index(where).counts(wanted_kinds(where), where.since, where.until)
-        return counts_of([(texts[-3:], count, first, last) for texts, count, first, last in found])
+        return counts_of([(texts[-3:], n, time_of(first), time_of(last)) for texts, n, first, last in found])
 
     def _index(self, where: LetterFilter) -> RedisIndex:
         return self._letter_index if where.group is None else self._group_index

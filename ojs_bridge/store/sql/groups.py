@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
-from ..protocol import NAMED, NEWEST, Group, LetterFilter, Order
+from ..protocol import EVERY_LETTER, NAMED, NEWEST, Group, LetterFilter, Order
 from ..records import from_ms, group_number, group_of_number, letter_from_json, to_ms
 from . import growing
 from .letters import SQLLetters
-from .statements import batches
+from .statements import LARGEST_INTEGER, batches
 from .tables import GROUPED, letters
 
 _BATCH = 500
+#: More groups than that are found sooner by counting all letters.
+WALKED = 2000
 _c = letters.c
 
 
@@ -34,40 +38,66 @@ class SQLGroups(SQLLetters):
         limit: int,
         offset: int,
     ) -> list[Group]:
-        """Return groups: all are counted, and of those on the page the deaths are."""
-        matching = [*self._matching(where), _c.fingerprint.is_not(None)]
-        if but:
-            matching.append(_c.fingerprint.not_in([*map(group_number, but)]))
-        last, count = sa.func.max(_c.discarded_ms), sa.func.count()
-        by = (last, count) if order == "last" else (count, last)
-        heads = (
-            sa.select(_c.fingerprint, count, sa.func.min(_c.discarded_ms), last)
-            .where(*matching)
-            .group_by(_c.fingerprint)
-            .order_by(*(each.desc() for each in by), _c.fingerprint)
-            .limit(limit)
-            .offset(offset)
-        )
+        """Return groups; the deaths of those on the page are counted."""
         with self._statement() as connection:
-            rows = connection.execute(heads).all()
-            if not rows:
+            heads = self._heads(connection, where, order, {*map(group_number, but)}, limit, offset)
+            if not heads:
                 return []
-            numbers = [row[0] for row in rows]
+            numbers = [head[0] for head in heads]
             deaths = _by_number(connection.execute(self._deaths(numbers, where, times)))
             newest = _by_number(connection.execute(self._newest(numbers, where, NEWEST, _c.type, _c.queue)))
             samples = _by_number(connection.execute(self._newest(numbers, where, 1, _c.record)))
         return [
-            _group(row, [each[2] for each in sorted(deaths[row[0]])], newest[row[0]], samples[row[0]])
-            for row in rows
+            _group(head, [each[2] for each in sorted(deaths[head[0]])], newest[head[0]], samples[head[0]])
+            for head in heads
             # A letter may have gone meanwhile.
-            if samples[row[0]]
+            if samples[head[0]]
         ]
+
+    def _heads(
+        self,
+        connection: Connection,
+        where: LetterFilter,
+        order: Order,
+        but: set[int],
+        limit: int,
+        offset: int,
+    ) -> Sequence[Any]:
+        """Return the number, the first and the last time of groups."""
+        if order == "last" and replace(where, since=None, until=None) == EVERY_LETTER:
+            rows = connection.execute(self._walk(where)).all()
+            if len(rows) <= WALKED:
+                seen = [row for row in rows if row[2] is not None and row[0] not in but]
+                return sorted(seen, key=lambda row: (-row[2], row[0]))[offset : offset + limit]
+        last, count = sa.func.max(_c.discarded_ms), sa.func.count()
+        by = (last, count) if order == "last" else (count, last)
+        query = (
+            sa.select(_c.fingerprint, sa.func.min(_c.discarded_ms), last)
+            .where(*self._matching(where), _c.fingerprint.is_not(None), _c.fingerprint.not_in(but))
+            .group_by(_c.fingerprint)
+            .order_by(*(each.desc() for each in by), _c.fingerprint)
+        )
+        return connection.execute(query.limit(limit).offset(offset)).all()
+
+    def _walk(self, where: LetterFilter) -> sa.Select[Any]:
+        """Return a query that steps from group to group in the index, and reads no letter between them."""
+        ours, least = _c.namespace == self._namespace, sa.func.min(_c.fingerprint)
+        walk = sa.select(least.label("n"), sa.literal(0).label("k")).where(ours).cte(recursive=True)
+        following = sa.select(least).where(ours, _c.fingerprint > walk.c.n).correlate(walk).scalar_subquery()
+        is_on = sa.and_(walk.c.n.is_not(None), walk.c.k < WALKED)
+        walk = walk.union_all(sa.select(following, walk.c.k + 1).where(is_on))
+
+        def time(which: Any) -> sa.ScalarSelect[Any]:
+            same = sa.select(which(_c.discarded_ms)).where(*self._matching(where), _c.fingerprint == walk.c.n)
+            return same.correlate(walk).scalar_subquery()
+
+        return sa.select(walk.c.n, time(sa.func.min), time(sa.func.max)).where(walk.c.n.is_not(None))
 
     def _deaths(
         self, numbers: Sequence[int], where: LetterFilter, times: Sequence[datetime]
     ) -> sa.Select[Any]:
-        """Return a query that counts a range of the index for each group and each two times."""
-        ms = [*map(to_ms, times)]
+        """Return a query that counts the letters of groups between the times, before and after them."""
+        ms = [-LARGEST_INTEGER, *map(to_ms, times), LARGEST_INTEGER]
         groups = sa.union_all(*(sa.select(sa.literal(n, sa.BigInteger).label("n")) for n in numbers)).cte()
         spans = sa.union_all(
             *(
@@ -140,16 +170,16 @@ def _by_number(rows: Any) -> defaultdict[int, list[Any]]:
     return found
 
 
-def _group(row: Any, deaths: Sequence[int], newest: Sequence[Any], samples: Sequence[Any]) -> Group:
-    number, count, first, last = row
+def _group(head: Any, deaths: Sequence[int], newest: Sequence[Any], samples: Sequence[Any]) -> Group:
+    number, first, last = head
     types, queues = (tuple(dict.fromkeys(each[place] for each in newest))[:NAMED] for place in (1, 2))
     return Group(
         group_of_number(number),
-        count,
+        sum(deaths),
         from_ms(first),
         from_ms(last),
         types,
         queues,
-        tuple(deaths),
+        tuple(deaths[1:-1]),
         letter_from_json(samples[0][1]),
     )
