@@ -79,15 +79,15 @@ clean:  ## remove the environments and caches
 	@touch $@
 
 .venv/.installed: pyproject.toml | .venv/.pip
-	.venv/bin/python -m pip install --quiet --editable '.[celery,cli,dramatiq,http,otel,postgresql,sentry]' \
+	.venv/bin/python -m pip install --quiet --editable '.[celery,cli,dramatiq,http,otel,postgresql,prometheus,sentry]' \
 		--group demo --group instruments --group lint --group test --group doors --group web
 	@touch $@ .venv/.demo
 
 .venv-floor/.installed: pyproject.toml scripts/floor-requirements.txt | .venv-floor/.pip
 	.venv-floor/bin/python -m pip install --quiet --constraint scripts/floor-requirements.txt \
-		--editable '.[celery,cli,dramatiq,otel,postgresql,sentry]' --group demo --group instruments --group test
+		--editable '.[celery,cli,dramatiq,otel,postgresql,prometheus,sentry]' --group demo --group instruments --group test
 	@touch $@
 
 .venv-next/.installed: pyproject.toml | .venv-next/.pip
-	.venv-next/bin/python -m pip install --quiet --editable '.[celery,cli,dramatiq,otel,postgresql,sentry]' --group demo --group instruments --group test
+	.venv-next/bin/python -m pip install --quiet --editable '.[celery,cli,dramatiq,otel,postgresql,prometheus,sentry]' --group demo --group instruments --group test
 	@touch $@

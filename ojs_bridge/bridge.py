@@ -155,6 +155,7 @@ class Bridge:
 
     def start(self) -> None:
         """Begin to publish parked retries when they are due; workers call it."""
+        self.engine.instruments.started()
         if self.store and self._scheduler is None:
             context = self.engine.context
             self._scheduler = Scheduler(
@@ -181,6 +182,7 @@ class Bridge:
         if self._scheduler:
             self._scheduler.stop()
             self._scheduler = None
+        self.engine.instruments.stopped()
         self.engine.close()
         self.flush()
 

@@ -21,6 +21,12 @@ logger = logging.getLogger("ojs_bridge")
 class Instrument:
     """An exporter that needs more than events; each method may stay as it is here."""
 
+    def started(self) -> None:
+        """Take note that this process begins to work."""
+
+    def stopped(self) -> None:
+        """Take note that this process ends its work."""
+
     def sending(
         self, framework: str, type_: str, queue: str, carrier: MutableMapping[str, Any]
     ) -> AbstractContextManager[Any]:
@@ -88,6 +94,16 @@ class Instruments:
     def add(self, instrument: Instrument) -> None:
         """Add an instrument."""
         self._all += (instrument,)
+
+    def started(self) -> None:
+        """Tell that this process begins to work."""
+        for each in self._all:
+            _safely(each.started)
+
+    def stopped(self) -> None:
+        """Tell that this process ends its work."""
+        for each in self._all:
+            _safely(each.stopped)
 
     def sending(self, framework: str, type_: str, queue: str, carrier: MutableMapping[str, Any]) -> Entered:
         """Return the context in which a job is sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib import resources
 from pathlib import PurePath
 
@@ -18,9 +19,10 @@ from starlette.routing import Mount, Route
 
 from ..bridge import Bridge
 from ..errors import ConfigurationError
+from ..instrumentation import stored
 from ..operations.letters import needed
 from . import openapi
-from .answers import Door, raise_refusal
+from .answers import Door, Refusal, raise_refusal
 from .audit import AUDIT, Audit
 from .groups import GROUPS, Groups
 from .guarding import Access, Guard, UserOf, access_at, tokens_of
@@ -100,12 +102,24 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
 
     app = Starlette(
         lifespan=lifespan,
-        routes=[Mount(openapi.BASE, routes=api, middleware=[Middleware(Guard, access=access)]), *page],
+        routes=[
+            Mount(openapi.BASE, routes=api, middleware=[Middleware(Guard, access=access)]),
+            Route("/metrics", partial(_metrics, bridge), middleware=[Middleware(Guard, access=access)]),
+            *page,
+        ],
         middleware=[Middleware(Door)],
         exception_handlers={HTTPException: raise_refusal},
     )
     app.router.redirect_slashes = False
     return app
+
+
+async def _metrics(bridge: Bridge, _: Request) -> Response:
+    try:
+        told = await run_in_threadpool(stored.text, bridge)
+    except ImportError as missing:
+        raise Refusal(501, "unsupported", str(missing)) from None
+    return Response(told, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _page(request: Request) -> Response:

@@ -21,6 +21,7 @@ from ..engine.instruments import Instrument
 from ..engine.logs import FIELDS
 from ..engine.runs import Refuse, Run
 from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack
+from ..spec.fingerprint import fingerprint
 from ..spec.responses import Retry, Snooze
 
 _ENDS = ("discarded", "dead-lettered")
@@ -62,7 +63,9 @@ class _Report:
         _tag(event, told)
         if failure is not None and raised is not None:
             _tag(event, {"error_type": failure.type, "ended": str(ended).lower()})
-            event["fingerprint"] = ["{{ default }}", job.type, failure.type]
+            group = fingerprint(failure.type, failure.message)
+            _tag(event, {"group": group})
+            event["fingerprint"] = [group]
         return event
 
 

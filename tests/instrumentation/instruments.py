@@ -31,6 +31,7 @@ from sentry_sdk.integrations.dramatiq import DramatiqIntegration
 
 from ojs_bridge import Bridge
 from ojs_bridge.instrumentation import opentelemetry
+from ojs_bridge.instrumentation import prometheus as prometheus_exporter
 from ojs_bridge.instrumentation.sentry import instrument as instrument_sentry
 from tests.contract.notes import Noting, Settings
 from tests.instrumentation.snippets import snippet
@@ -141,3 +142,8 @@ def celerys_own(bridge: Bridge, settings: Settings) -> None:
     traces = TracerProvider()
     traces.add_span_processor(SimpleSpanProcessor(Spans(settings)))
     CeleryInstrumentor().instrument(tracer_provider=traces)
+
+
+def prometheus(bridge: Bridge, settings: Settings) -> None:
+    """Count, and serve the counts."""
+    prometheus_exporter.instrument(bridge)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.instrumentation.snippets import SNIPPETS
 
-LIBRARIES = {"otel": "opentelemetry", "sentry": "sentry_sdk"}
+LIBRARIES = {"otel": "opentelemetry", "prometheus": "prometheus_client", "sentry": "sentry_sdk"}
 
 
 @pytest.mark.parametrize(("extra", "library"), LIBRARIES.items())

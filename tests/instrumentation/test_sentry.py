@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ojs_bridge.spec.fingerprint import fingerprint
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting
 
@@ -45,9 +46,10 @@ def test_a_retry_reports_as_natively_and_the_end_once(fleet: Fleet) -> None:
     assert facts(died) == {
         "job_id": job, "job_type": "act_kept", "queue": fleet.queue, "attempt": "2",
         "error_type": "external.timeout", "ended": "true",
+        "group": fingerprint("external.timeout", "slow"),
     }  # fmt: skip
     assert died["exception"]["values"][-1]["type"] == "TimeoutError"
-    assert died["fingerprint"] == ["{{ default }}", "act_kept", "external.timeout"]
+    assert died["fingerprint"] == [fleet.bridge.dead_letters.get(job).group]
     assert reported(fleet, asked) == []
     assert len(reported(fleet, last)) == 1
     others = [event.get("logentry", {}).get("message", "") for event in reported(fleet, "")]
