@@ -39,8 +39,8 @@ from .letters import (
     count,
     counts,
     details,
-    every,
     letters_table,
+    searched,
     show_letters,
     show_matched,
     told,
@@ -86,7 +86,7 @@ def stats(place: Place, chosen: Filter, as_json: AsJson = False) -> None:
     letters, kind = place.bridge.dead_letters, chosen.kind(place.bridge.engine.now())
     found = letters.stats(**kind)
     if chosen.text:
-        found = replace(count(every(letters, kind)), retention=found.retention)
+        found = replace(count(searched(letters, kind)), retention=found.retention)
     if not place.has_app:
         # Only the app knows its retention. This bridge was made for the command, and has the default one.
         found = replace(found, retention={})
@@ -118,7 +118,7 @@ def purge(
     if chosen == Filter() and not everything:
         raise ValueError("purge: say which: options such as --queue and --type, or --all")
     letters, kind = place.bridge.dead_letters, chosen.kind_until(place.bridge.engine.now())
-    matched = count(every(letters, kind))
+    matched = count(searched(letters, kind))
     if dry_run:
         show_matched(matched, as_json=as_json)
         return None

@@ -16,7 +16,7 @@ from typer import Option
 
 from ..operations.dead_letters import DeadLetters
 from ..operations.letters import MAX_PAGE, Kind, every_page
-from ..operations.replaying import Bulk
+from ..operations.replaying import READ, Bulk
 from ..spec.duration import parse_duration
 from ..spec.policy import attempts_told
 from ..store import Letter, Stats
@@ -30,6 +30,7 @@ from .printing import (
     counted,
     error_told,
     plain,
+    progress_bar,
     table,
     time_of,
 )
@@ -96,6 +97,15 @@ def every(letters: DeadLetters, kind: Kind) -> Iterator[Letter]:
     """Yield all dead letters of a kind, newest first."""
     for page in every_page(lambda cursor: letters.list(limit=MAX_PAGE, cursor=cursor, **kind)):
         yield from page.letters
+
+
+def searched(letters: DeadLetters, kind: Kind) -> Iterator[Letter]:
+    """Yield all dead letters of a kind, the oldest first; a terminal shows how many have been looked at."""
+    total = letters.stats(**kind).total
+    with progress_bar("counting", total) as progress:
+        for number, (page, _) in enumerate(letters.pages(kind, None), 1):
+            progress(min(number * READ, total))
+            yield from page
 
 
 def count(letters: Iterable[Letter]) -> Stats:

@@ -16,7 +16,7 @@ from ..spec.policy import check_partial
 from ..store import Letter
 from .commands import ID_HELP, INCOMPLETE, AsJson, DryRun, Yes, ask, each, found_of, json_of, whole
 from .finding import Place
-from .letters import Filter, count, counts, every, show_letters, show_matched, told
+from .letters import Filter, count, counts, searched, show_letters, show_matched, told
 from .operations import carry_out
 from .printing import say
 
@@ -82,7 +82,7 @@ def replay(
         return each(ids, lambda letter_id: letters.retry(letter_id, **overrides), "replayed", as_json=as_json)
     kind = chosen.kind_until(bridge.engine.now())
     stuck = Counter[str]()
-    matched = count(_noting(every(letters, kind), letters, stuck))
+    matched = count(_noting(searched(letters, kind), letters, stuck))
     if dry_run:
         show_matched(matched, as_json=as_json)
         return _tell(stuck, place)

@@ -123,3 +123,22 @@ def stop(process: subprocess.Popen[str], bridge: Bridge, url: str) -> None:
     """Stop the operation from another terminal."""
     [operation] = bridge.operations.list()
     assert run("operations", "stop", operation.id, store=url).code == 0
+
+
+def test_a_search_shows_how_far_it_is_on_a_terminal(bridge: Bridge, store: str) -> None:
+    """To count letters with a text takes its time in a large store."""
+    assert bridge.dead_letters.stats().total == 4
+    reader, terminal = os.openpty()
+    try:
+        words = ("dead-letters", "purge", "--text", "no answer", "--dry-run", "--store", store)
+        command = [sys.executable, "-m", "ojs_bridge.cli", *words]
+        done = subprocess.run(
+            command, stderr=terminal, stdout=subprocess.PIPE, env={**os.environ, "TERM": "xterm"}, check=True
+        )
+        told = os.read(reader, 65_536)
+    finally:
+        os.close(reader)
+        os.close(terminal)
+    assert done.stdout.startswith(b"4 dead letters")
+    assert b"counting" in told
+    assert b"4/4" in told
