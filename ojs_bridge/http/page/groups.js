@@ -4,7 +4,7 @@ import { call, mayWrite, pathOf } from "./api.js";
 import { listOf } from "./list.js";
 import * as operations from "./operations.js";
 import { addressOf } from "./place.js";
-import { cut, deed, guarded, make, question, stamp, when } from "./view.js";
+import { ago, cut, deed, guarded, make, question, stamp, when } from "./view.js";
 
 const KIND = "dead-letter/groups";
 const MUTE = { yes: "Mute the group", no: "Leave it in the list", isDanger: false, done: "Muted a group" };
@@ -41,10 +41,10 @@ function row(group) {
   const click = (event) => event.target.closest("button") || guarded(() => open(id));
   return make(
     "li", { on: { click } },
-    when(last), make("b", { title: `The first died at ${stamp(first)}` }, count.toLocaleString()), sparkline(group),
+    when(last), make("span", { className: "quiet", title: stamp(first) }, `first ${ago(first)}`),
+    make("b", {}, count.toLocaleString()), sparkline(group),
     make("span", { className: "what", title: cut(message, 1000) }, make("code", {}, type), ` ${pattern}`),
-    make("span", { className: "quiet", title: touched }, touched),
-    make("span", { className: "quiet", title: muted ? `by ${muted.by} at ${stamp(muted.at)}` : "" }, muted ? "muted" : ""),
+    make("span", { className: "quiet", title: touched }, muted ? `muted by ${muted.by}` : touched),
     make("span", {}, button("Replay", id), " ", button("Delete", id), " ", muteButton(id, muted)),
   );
 }
