@@ -99,7 +99,7 @@ class Bridge:
         self.dead_letters = DeadLetters(self.engine.context, self.settings.retention, rules)
         self.broker_letters = BrokerLetters(self.engine.context)
         self.retries = ParkedRetries(self.engine.context)
-        self.operations = Operations(self.engine.context, self.dead_letters)
+        self.operations = Operations(self.engine.context, self.dead_letters, self.retries)
 
     def _engine(self, storage_retry: StorageRetry, redact: Redaction | None) -> Engine:
         settings = self.settings

@@ -147,7 +147,7 @@ def test_one_that_is_cancelled_never_runs(worker: Worker) -> None:
         with pytest.raises(RetryNotFound):
             action("j-1")
     assert worker.bridge.flush(30)
-    assert [event.type for event in worker.heard][-1] == "job.cancelled"
+    assert [event.type for event in worker.heard][-2:] == ["job.cancelled", "operator.action"]
 
 
 def test_while_the_broker_is_gone_they_wait(worker: Worker) -> None:

@@ -16,8 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import BridgeError, InvalidRetryPolicy, NotFound, StoreError, Unpublishable, Unreachable
 from ..operations.audit import Actor, acting
-from ..operations.dead_letters import LOOK_THROUGH
-from ..operations.letters import MAX_PAGE, AnyPage, every_page
+from ..operations.letters import LOOK_THROUGH, MAX_PAGE, AnyPage, every_page
 from ..store import Letter, Page, Parked
 from .printing import Listing, answer, say, show, show_json, show_on_stderr
 

@@ -1,4 +1,4 @@
-"""`ojs-bridge operations`: replays and purges of many letters, wherever they run."""
+"""`ojs-bridge operations`: operations on many letters or parked retries, wherever they run."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Annotated, Any
 from rich.console import RenderableType
 from typer import Argument, Option
 
-from ..operations.bulk import Operation
+from ..operations.bulk import ON_RETRIES, Operation
 from .commands import INCOMPLETE, OUT_OF_REACH, AsJson, command, group_of
 from .finding import Place
 from .letters import told
-from .printing import answer, progress_bar, say, show, show_json, table, time_of
+from .printing import answer, counted, progress_bar, say, show, show_json, table, time_of
 
-group = group_of("operations", "Replays and purges of many letters: list, stop, resume.")
+group = group_of("operations", "Operations on many letters or parked retries: list, stop, resume.")
 
 #: The past of each action.
-DONE = {"retry": "replayed", "purge": "deleted"}
+DONE = {"retry": "replayed", "purge": "deleted", "run": "made due", "cancel": "cancelled"}
 
 Id = Annotated[str, Argument(metavar="ID", help="The operation's id.")]
 
@@ -92,7 +92,9 @@ def _row(operation: Operation) -> tuple[object, ...]:
 
 def _progress(operation: Operation) -> str:
     stayed = f", {operation.failed:,} stayed" if operation.failed else ""
-    return f"{told(operation.succeeded)} {DONE[operation.action]}{stayed}"
+    number = operation.succeeded
+    what = counted(number, "retry", "retries") if operation.action in ON_RETRIES else told(number)
+    return f"{what} {DONE[operation.action]}{stayed}"
 
 
 def _stayed(operation: Operation) -> list[RenderableType]:

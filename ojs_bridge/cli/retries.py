@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
-from typer import Option
+from typer import Argument, Option
 
+from ..operations.bulk import Action
 from ..operations.draining import Drained
 from ..spec.policy import attempts_told
 from ..store import Parked
 from .commands import (
+    ID_HELP,
     INCOMPLETE,
     All,
     AsJson,
     Cursor,
     DryRun,
-    Ids,
     Limit,
     Yes,
     ask,
@@ -30,6 +32,7 @@ from .commands import (
     whole,
 )
 from .finding import Place
+from .operations import carry_out
 from .printing import (
     Listing,
     brief_ids,
@@ -48,34 +51,65 @@ from .printing import (
 group = group_of("retries", "The retries that wait in the store until they are due.")
 
 
+@dataclass(frozen=True)
+class Filter:
+    """The options that choose parked retries; without any, all of them."""
+
+    queue: Annotated[str | None, Option(help="Only of this queue.")] = None
+    type: Annotated[str | None, Option(help="Only of this job type, such as billing.*")] = None
+    error_type: Annotated[str | None, Option(help="With a last error of this type, such as a.*")] = None
+    text: Annotated[str | None, Option(help="With this text in the arguments, errors or reason.")] = None
+
+
+SomeIds: TypeAlias = Annotated[list[str] | None, Argument(metavar="[ID...]", help=f"A job's id, {ID_HELP}")]
+Every: TypeAlias = Annotated[bool, Option("--all", help="All that the filters choose, or all there are.")]
+
+
 @command(group, "list")
 def list_(
     place: Place,
-    queue: Annotated[str | None, Option(help="Only of this queue.")] = None,
-    type_: Annotated[str | None, Option("--type", help="Only of this job type, such as billing.*")] = None,
+    chosen: Filter,
     limit: Limit = 50,
     cursor: Cursor = None,
     everything: All = False,
     as_json: AsJson = False,
 ) -> None:
     """List parked retries, the next one due first; if there are more, a cursor goes to stderr."""
-    read = partial(place.bridge.retries.list, queue=queue, type=type_)
+    read = partial(place.bridge.retries.list, **asdict(chosen))
     pages = listed(read, limit, cursor, everything=everything)
     _show((parked for page in pages for parked in page.retries), as_json=as_json)
 
 
 @command(group, "run", changes=True)
-def run(place: Place, ids: Ids, as_json: AsJson = False) -> int | None:
-    """Have parked retries published now, by the fleet's workers."""
+def run(
+    place: Place,
+    chosen: Filter,
+    ids: SomeIds = None,
+    everything: Every = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> int | None:
+    """Have parked retries published now, by the fleet's workers; asks for all that the filters choose."""
+    if _by_filter("run", ids, chosen, everything=everything):
+        return _do_all(place, "run", chosen, yes=yes, as_json=as_json)
     retries = place.bridge.retries
-    return each(whole(ids, retries.id_of), retries.run, "due", as_json=as_json)
+    return each(whole(ids or (), retries.id_of), retries.run, "due", as_json=as_json)
 
 
 @command(group, "cancel", changes=True)
-def cancel(place: Place, ids: Ids, yes: Yes = False, as_json: AsJson = False) -> int | None:
+def cancel(
+    place: Place,
+    chosen: Filter,
+    ids: SomeIds = None,
+    everything: Every = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> int | None:
     """Delete parked retries: their jobs never run again; asks."""
+    if _by_filter("cancel", ids, chosen, everything=everything):
+        return _do_all(place, "cancel", chosen, yes=yes, as_json=as_json)
     retries = place.bridge.retries
-    ids = whole(ids, retries.id_of)
+    ids = whole(ids or (), retries.id_of)
     found = [*found_of(retries.get, ids)]
     if found:
         ask(f"Cancel {_told(len(found))} in {place}?", _table(found), yes=yes)
@@ -115,6 +149,23 @@ def drain(
     else:
         _show_drained(drained)
     return INCOMPLETE if drained.failed or drained.held else None
+
+
+def _by_filter(name: str, ids: list[str] | None, chosen: Filter, *, everything: bool) -> bool:
+    """Return whether the filters choose; raises ValueError for options that do not go together."""
+    if bool(ids) == everything:
+        raise ValueError(f"{name}: say which: ids, or --all with options such as --queue and --type")
+    if ids and chosen != Filter():
+        raise ValueError(f"{name}: the options that say which go with --all, not with ids")
+    return everything
+
+
+def _do_all(place: Place, action: Action, chosen: Filter, *, yes: bool, as_json: bool) -> int | None:
+    operations, kind = place.bridge.operations, asdict(chosen)
+    number = operations.count(action, **kind)
+    if number:
+        ask(f"{action.capitalize()} {_told(number)} in {place}?", yes=yes)
+    return carry_out(place, operations.begin(action, **kind), as_json=as_json)
 
 
 def _show(retries: Iterable[Parked], *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from typing import cast
 
 from ..bridge import Bridge
 from ..errors import NotResumable, OperationNotFound, StoreError
-from ..operations.bulk import Operation
+from ..operations.bulk import ON_RETRIES, Operation
 from ..operations.letters import Kind
 from . import shapes
 from .answers import Refusal, invalid, not_found, too_many
@@ -35,7 +35,6 @@ class Operations:
 
     def __init__(self, bridge: Bridge, changed: Callable[[], object]) -> None:
         self._operations = bridge.operations
-        self._letters = bridge.dead_letters
         self._changed = changed
         self._places = threading.BoundedSemaphore(MAX_RUNNING)
         self._threads: dict[str, threading.Thread] = {}
@@ -59,8 +58,9 @@ class Operations:
         """Begin a bulk operation; it goes on when the client goes away."""
         kind = body.filter.kind() if body.filter else Kind()
         if not body.confirm:
-            matched = len(body.ids) if body.ids else self._letters.retry_all(**kind).matched
-            raise invalid(f"confirm: must be true; {matched} dead letters are matched", matched=matched)
+            matched = len(body.ids) if body.ids else self._operations.count(body.action, **kind)
+            what = "parked retries" if body.action in ON_RETRIES else "dead letters"
+            raise invalid(f"confirm: must be true; {matched} {what} are matched", matched=matched)
 
         def begin() -> Operation:
             return self._operations.begin(

@@ -135,11 +135,8 @@ class GroupsQuery(Filter):
     cursor: Annotated[str, Field(pattern="^[0-9]{1,5}$", description=_NEXT)] | None = None
 
 
-class RetriesQuery(Paging):
-    """A page of parked retries."""
-
-    queue: Word | None = None
-    type: Pattern | None = None
+class RetriesQuery(LettersQuery):
+    """A page of parked retries; `since` and `until` are times of the parking, and there are no groups."""
 
 
 class RatesQuery(Asked):

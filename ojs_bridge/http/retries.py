@@ -6,10 +6,11 @@ from typing import cast
 
 from ..bridge import Bridge
 from ..errors import RetryNotFound
+from ..operations.parked_retries import is_plain
 from ..spec.job import format_time
 from ..store import Parked, ParkedPage
 from . import shapes
-from .answers import conflicts, not_found
+from .answers import conflicts, invalid, not_found
 from .paging import page_of
 from .requests import RetriesQuery
 from .routes import Operation, answers
@@ -28,11 +29,15 @@ class Retries:
     def list(self, query: RetriesQuery) -> shapes.ParkedPage:
         """List parked retries, the next one due first."""
 
+        kind = query.kind()
+        if query.offset and not is_plain(kind):
+            raise invalid(f"offset: {query.offset}: goes with queue and type alone; go on by next_cursor")
+
         def read(limit: int, cursor: str | None) -> ParkedPage:
-            return self._retries.list(queue=query.queue, type=query.type, limit=limit, cursor=cursor)
+            return self._retries.list(limit=limit, cursor=cursor, **kind)
 
         def total(_page: ParkedPage) -> int | None:
-            return self._retries.count() if query.queue is query.type is None else None
+            return None if kind else self._retries.count()
 
         page, place = page_of(read, query, total)
         return {"jobs": [_shown(parked) for parked in page.retries], "pagination": place}

@@ -1,4 +1,4 @@
-"""Bulk operations: replays and purges of many letters, which any process may see, stop and resume.
+"""Bulk operations on many letters or parked retries, which any process may see, stop and resume.
 
 An operation is a document in the store. The process that began it carries it out, and writes its progress
 there. Another process may ask it to stop. An operation that its process has left is interrupted, and may be
@@ -15,24 +15,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, get_args
 
 from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..errors import NotResumable, OperationNotFound, StoreError, Unreachable
 from ..spec.job import Job, format_time, parse_time
-from ..store import Document, Letter, Store, from_ms, to_ms
+from ..store import Document, Store, from_ms, to_ms
 from .audit import Audit, some
 from .dead_letters import DeadLetters
 from .health import Probe
 from .letters import Kind, kind_to_json, needed, wanted
 from .marks import Marks
+from .parked_retries import ParkedRetries, is_plain
 from .replaying import MAX_TOLD, Bulk, changed, check_rate, override_of
 
-Action: TypeAlias = Literal["retry", "purge"]
+Action: TypeAlias = Literal["retry", "purge", "run", "cancel"]
+#: The actions on parked retries; the others are on dead letters.
+ON_RETRIES = ("run", "cancel")
 #: The names of the actions in the audit.
-RECORDED: Mapping[Action, str] = {"retry": "dead_letter.replay", "purge": "dead_letter.delete"}
+RECORDED: Mapping[Action, str] = {
+    "retry": "dead_letter.replay",
+    "purge": "dead_letter.delete",
+    "run": "retry.run",
+    "cancel": "retry.cancel",
+}
 State: TypeAlias = Literal["running", "stopping", "interrupted", "stopped", "failed", "done"]
 
 #: The ids of an operation are a document of their own, so that the progress is short.
@@ -51,10 +59,10 @@ WATCHED, ENOUGH = 200, 20
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A replay or a purge of many dead letters: its choice, its state and its progress.
+    """A replay or a purge of many dead letters, or the running now or cancelling of many parked retries.
 
-    `ids` is the number of letters that were chosen by their ids, None where a filter chose them. `total` is
-    the number of letters that matched in the beginning, None where they were not counted.
+    `ids` is the number of ids that were chosen, None where a filter chose. `total` is the number of letters
+    or retries that matched in the beginning, None where they were not counted.
     `died_again` counts the jobs among the last 200 replayed ones that are dead letters again. `why` says
     what ended it. `record` is the id of the audit's record of its beginning, or of its last resumption.
     """
@@ -102,9 +110,9 @@ class Operation:
 class Operations:
     """The bulk operations of one bridge. Its methods raise StoreError; without a store ConfigurationError."""
 
-    def __init__(self, context: Context, letters: DeadLetters) -> None:
+    def __init__(self, context: Context, letters: DeadLetters, retries: ParkedRetries) -> None:
         self._context = context
-        self._letters = letters
+        self.letters, self.retries = letters, retries
         #: The records of who did what.
         self.audit = Audit(context)
         #: Moments such as deploys.
@@ -131,10 +139,12 @@ class Operations:
         check(action, ids, override, rate, stop_if_failing, kind)
         now = self.now()
         if ids is None:
+            total = self.count(action, **kind) if self._is_quick(action, kind) else None
             soon = now + timedelta(milliseconds=1)
             kind["until"] = min(kind.get("until") or soon, soon)
         else:
             ids = [*dict.fromkeys(ids)]
+            total = len(ids)
         operation = Operation(
             f"op-{secrets.token_hex(6)}",
             action,
@@ -146,7 +156,7 @@ class Operations:
             {name: value for name, value in (override or {}).items() if value is not None},
             rate,
             stop_if_failing,
-            self._total(ids, kind),
+            total,
         )
         for kept in (KIND, IDS):
             self._store.forget_documents(kept, before=now - KEPT)
@@ -172,7 +182,7 @@ class Operations:
         `stopped` one that is interrupted; these errors are raised. Raises NotResumable when another process
         has taken the operation up.
         """
-        return _Run(self, self._context, self._letters, operation, progress).to_its_end()
+        return _Run(self, self._context, operation, progress).to_its_end()
 
     def get(self, operation_id: str) -> Operation:
         """Return an operation; raises OperationNotFound."""
@@ -250,15 +260,32 @@ class Operations:
             return replace(found, state="interrupted")
         return found
 
-    def _total(self, ids: Sequence[str] | None, kind: Kind) -> int | None:
-        if ids is not None:
-            return len(ids)
-        where, text = wanted(kind)
-        return None if text else self._store.count(where)
+    def count(self, action: Action, **kind: Unpack[Kind]) -> int:
+        """Count the letters or retries of a Kind that an action would reach; raises ValueError."""
+        if action in ON_RETRIES:
+            return self.retries.count(**kind)
+        return self.letters.retry_all(**kind).matched
+
+    def _is_quick(self, action: Action, kind: Kind) -> bool:
+        """Return whether the store itself can count."""
+        return is_plain(kind) if action in ON_RETRIES else not kind.get("text")
 
     @property
     def _store(self) -> Store:
         return needed(self._context.store, "bulk operations")
+
+
+Entries_co = TypeVar("Entries_co", covariant=True)
+
+
+class _Paged(Protocol[Entries_co]):
+    """Dead letters, or parked retries, in pages that each have the cursor after them."""
+
+    def pages(self, kind: Kind, cursor: str | None) -> Iterator[tuple[Entries_co, str | None]]: ...
+
+    def pages_of_ids(
+        self, ids: Sequence[str], cursor: str | None
+    ) -> Iterator[tuple[Entries_co, str | None]]: ...
 
 
 class _Stopped(Exception):
@@ -272,11 +299,10 @@ class _Run:
         self,
         operations: Operations,
         context: Context,
-        letters: DeadLetters,
         operation: Operation,
         progress: Callable[[Operation], object] | None,
     ) -> None:
-        self._operations, self._context, self._letters = operations, context, letters
+        self._operations, self._letters, self._retries = operations, operations.letters, operations.retries
         self._store = needed(context.store, "bulk operations")
         self._before = self._now = operation
         self._progress = progress
@@ -302,22 +328,25 @@ class _Run:
     def _carry_out(self) -> None:
         asked = self._now
         if asked.action == "purge":
-            self._letters.purge_pages(self._pages(), self._told)
-        else:
+            self._letters.purge_pages(self._pages(self._letters), self._told)
+        elif asked.action == "retry":
             override = override_of(asked.override)
             replayer = self._letters.replayer(self._sent)
-            replayer.many(self._pages(), override, rate=asked.rate, told=self._told)
+            replayer.many(self._pages(self._letters), override, rate=asked.rate, told=self._told)
+        else:
+            due = asked.began_at if asked.action == "run" else None
+            self._retries.change_pages(self._pages(self._retries), due, self._told)
 
-    def _pages(self) -> Iterator[Sequence[Letter]]:
-        """Yield pages of letters from the cursor on; the cursor moves when a page is done."""
+    def _pages(self, source: _Paged[Entries_co]) -> Iterator[Entries_co]:
+        """Yield pages of letters or retries from the cursor on; the cursor moves when a page is done."""
         asked = self._now
         if asked.ids is None:
             times = {n: parse_time(asked.kind[n]) for n in ("since", "until") if n in asked.kind}
-            pages = self._letters.pages(cast(Kind, {**asked.kind, **times}), asked.cursor)
+            pages = source.pages(cast(Kind, {**asked.kind, **times}), asked.cursor)
         else:
-            pages = self._letters.pages_of_ids(self._operations.ids_of(asked), asked.cursor)
-        for letters, cursor in pages:
-            yield letters
+            pages = source.pages_of_ids(self._operations.ids_of(asked), asked.cursor)
+        for entries, cursor in pages:
+            yield entries
             self._now = replace(self._now, cursor=cursor)
             self._save_now_and_then()
 
@@ -402,8 +431,10 @@ def check(
         json.dumps(override)
     except (TypeError, ValueError) as error:
         raise ValueError(f"override: it must be JSON: {error}") from None
-    if action == "purge" and (any((override or {}).values()) or rate or stop_if_failing is not None):
-        raise ValueError("action: a purge has no override, no rate and no stop_if_failing")
+    if action != "retry" and (any((override or {}).values()) or rate or stop_if_failing is not None):
+        raise ValueError(f"action: a {action} has no override, no rate and no stop_if_failing")
+    if action in ON_RETRIES and kind.get("group"):
+        raise ValueError("group: parked retries have none")
     if stop_if_failing is None:
         return
     if not (isinstance(stop_if_failing, int | float) and 0 <= stop_if_failing < 1):

@@ -22,6 +22,7 @@ from .audit import Audit, Entry, some
 from .groups import Groups, times_of
 from .letters import (
     CLAIM_SECONDS,
+    LOOK_THROUGH,
     MAX_PAGE,
     Kind,
     every_page,
@@ -39,9 +40,6 @@ from .replaying import READ, Bulk, Changes, Replayer, changed, job_of, override_
 from .retention import PERIOD, Pruner, Retention
 
 logger = logging.getLogger("ojs_bridge")
-
-#: The most letters that one page searches for a text.
-LOOK_THROUGH = 2000
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ AnyPage = TypeVar("AnyPage", Page, ParkedPage)
 _AnyPage = TypeVar("_AnyPage", Page, ParkedPage, DocumentPage)
 
 MAX_PAGE = 1000
+#: The most entries that one page searches for a text.
+LOOK_THROUGH = 2000
 #: The seconds of a claim on letters, after which another process may claim them.
 CLAIM_SECONDS = 60.0
 #: The fewest characters that stand for a whole id, and the most ids that an error names.
@@ -73,7 +75,11 @@ def says(letter: Letter, text: str | None, redactor: Redactor) -> bool:
         return True
     told = shown(letter, redactor)
     reading = told.reading
-    words = [reading.args, reading.kwargs, [entry.get("message") for entry in told.errors]]
+    return has_text([reading.args, reading.kwargs, [entry.get("message") for entry in told.errors]], text)
+
+
+def has_text(words: object, text: str) -> bool:
+    """Return whether a JSON value has a text, in lower or upper case."""
     return text.casefold() in json.dumps(words, ensure_ascii=False, default=repr).casefold()
 
 

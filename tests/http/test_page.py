@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -564,6 +564,69 @@ def test_parked_retries_count_down(page: Page, door: Door) -> None:
     Bridge(door.store).retries.cancel("run")
 
 
+def test_parked_retries_are_as_able_as_dead_letters(page: Page, door: Door) -> None:
+    """They are filtered, opened, selected, and run or cancelled by the many."""
+    bridge = Bridge(door.store)
+    now, error = bridge.engine.now(), {"attempt": 1, "type": "external.timeout", "timestamp": "t"}
+    for n in range(6):
+        state = {"v": 1, "attempt": 2, "errors": [{**error, "message": f"no answer {n}"}]}
+        door.store.park(
+            parked(
+                f"r-{n}",
+                queue="wait" if n else "other",
+                framework="nobody",
+                next_retry_at=now + timedelta(hours=1 + n),
+                state=state,
+            )
+        )
+    page.get_by_role("link", name="Parked retries").click()
+    retries, form = page.locator("#retries li"), page.locator("#retries-filters")
+    expect(retries).to_have_count(6)
+    expect(page.locator("#retries-short")).to_contain_text("retries in the last hour")
+    form.locator("[name=text]").fill("NO ANSWER 3")
+    expect(retries).to_have_count(1)
+    expect(page.locator("#retries-end")).to_have_text("1 in all")
+    page.reload()
+    expect(form.locator("[name=text]")).to_have_value("NO ANSWER 3")
+    retries.first.focus()
+    page.keyboard.press("Enter")
+    detail = page.locator("#detail")
+    expect(detail).to_contain_text("external.timeout: no answer 3")
+    expect(detail.locator("dt")).to_contain_text(["parked", "due"])
+    expect(detail.get_by_role("button")).to_have_text(["Close", "Run now", "Cancel"])
+    assert "open=r-3" in page.url
+    detail.get_by_role("button", name="Run now").click()
+    asked(page, "Run the retry now", "Let it wait")
+    page.locator("#question-yes").click()
+    expect(detail).to_be_hidden()
+    assert bridge.retries.get("r-3").next_retry_at <= bridge.engine.now()
+    form.get_by_role("button", name="Clear").click()
+    form.locator("[name=queue]").fill("wait")
+    expect(retries).to_have_count(5)
+    for n in (1, 2):
+        page.locator(f'#retries li[data-id="r-{n}"] input').check()
+    page.get_by_role("button", name="Run the selected now").click()
+    asked(page, "Run 2 retries now", "Let them wait")
+    page.locator("#question-yes").click()
+    expect(page.locator("#told")).to_contain_text("Made 2 retries due at")
+    assert all(bridge.retries.get(f"r-{n}").next_retry_at <= bridge.engine.now() for n in (1, 2))
+    page.get_by_role("button", name="Cancel all that match").click()
+    expect(page.locator("#question-text")).to_contain_text("queue: wait")
+    expect(page.locator("#question-text")).to_contain_text("never runs again")
+    asked(page, "Cancel 5 retries", "Keep them")
+    page.locator("#question-yes").click()
+    expect(page.locator("#told")).to_contain_text("Cancelled 5 retries at")
+    expect(retries).to_have_count(0)
+    form.get_by_role("button", name="Clear").click()
+    expect(retries).to_have_count(1)
+    retries.first.focus()
+    page.keyboard.press("d")
+    asked(page, "Cancel the retry", "Keep it")
+    page.locator("#question-yes").click()
+    expect(page.locator("#retries-end")).to_have_text("No retry is parked.")
+    assert bridge.operations.list(limit=1)[0].action == "cancel"
+
+
 def figure(page: Page, title: str) -> Any:
     """Return a chart of the rates."""
     return page.locator("#rates figure").filter(has_text=re.compile(f"^{title}: "))
@@ -853,6 +916,23 @@ def test_the_page_waits(browser: Browser, door: Door) -> None:
     page.close()
 
 
+def check_the_other_views(page: Page, check: Callable[[Page], None]) -> None:
+    """Look at each view but the dead letters."""
+    views = {"Groups": "#groups li", "Parked retries": "#retries li", "Rates": "#rates figure"}
+    for view, shown in views.items():
+        page.get_by_role("link", name=view).click()
+        expect(page.locator(shown).last).to_be_visible()
+        check(page)
+        if view == "Parked retries":
+            page.locator("#retries li time").click()
+            expect(page.locator("#detail")).to_be_visible()
+            check(page)
+            page.keyboard.press("Escape")
+    page.get_by_role("link", name="Who did what").click()
+    expect(page.locator("#audit li").first).to_contain_text("dead_letter.replay")
+    check(page)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everybody_can_use_the_page(browser: Browser, door: Door, scheme: Any) -> None:
     """No view and no dialog has anything that axe finds wrong, for operators and readers."""
@@ -896,14 +976,7 @@ def test_everybody_can_use_the_page(browser: Browser, door: Door, scheme: Any) -
             page.locator("#letters-filters [name=queue]").fill("none")
             expect(page.locator("#letters-end")).to_have_text("No dead letter matches these filters.")
             check(page)
-            views = {"Groups": "#groups li", "Parked retries": "#retries li", "Rates": "#rates figure"}
-            for view, shown in views.items():
-                page.get_by_role("link", name=view).click()
-                expect(page.locator(shown).last).to_be_visible()
-                check(page)
-            page.get_by_role("link", name="Who did what").click()
-            expect(page.locator("#audit li").first).to_contain_text("dead_letter.replay")
-            check(page)
+            check_the_other_views(page, check)
             page.close()
     bridge.retries.cancel("seen")
     bridge.dead_letters.delete("seen")

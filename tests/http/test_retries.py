@@ -64,6 +64,8 @@ def test_one_that_is_being_published(door: House) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "x_conflict")
 
 
-@pytest.mark.parametrize("query", ["limit=0", "cursor=made-up", "text=a", "offset=-1"])
+@pytest.mark.parametrize(
+    "query", ["limit=0", "cursor=made-up", "text=a&offset=1", "offset=-1", "group=0123456789abcdef"]
+)
 def test_a_query_that_is_wrong(door: House, query: str) -> None:
     assert door.client.get(f"{RETRIES}?{query}").status_code == 400

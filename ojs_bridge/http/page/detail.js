@@ -1,4 +1,4 @@
-// One dead letter, whole.
+// One dead letter or parked retry, whole.
 
 import { call, mayWrite, pathOf } from "./api.js";
 import { formOf } from "./changes.js";
@@ -8,12 +8,13 @@ import { byId, cut, deed, guarded, json, make, question, shown, when } from "./v
 // The most characters of an error in a title or a question.
 const TITLE = 500;
 
-export async function open(kind, id, changed) {
+// `buttons` makes the buttons of an entry that is no dead letter.
+export async function open(kind, id, changed, buttons) {
   const job = await call("GET", pathOf(kind, id)).catch((error) => {
     keepOpen("");
     throw error;
   });
-  byId("detail-body").replaceChildren(...parts(job), ...ending(kind, job, changed));
+  byId("detail-body").replaceChildren(...parts(job), ...(buttons ? [menu(buttons(job))] : ending(kind, job, changed)));
   keepOpen(id);
   if (!byId("detail").open) byId("detail").showModal();
 }
@@ -45,6 +46,7 @@ function facts(job) {
     id: job.id, queue: job.queue, attempts: `${job.attempt} of ${job.max_attempts}`, cause: job.metadata.cause,
     framework: job.metadata.framework, replays: job.metadata["ojs.replay_count"],
     enqueued: job.metadata.created_at, died: job.metadata.discarded_at,
+    parked: job.metadata.parked_at, due: job.next_retry_at,
   };
   const known = Object.entries(told).filter(([, value]) => value !== undefined && value !== null);
   return make("dl", {}, ...known.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, String(value))]));
@@ -83,17 +85,20 @@ async function ask(verb, text, work, changed) {
   }
 }
 
+function menu(buttons) {
+  return make("menu", {}, make("button", { type: "button", on: { click: close } }, "Close"), ...buttons);
+}
+
 function ending(kind, job, changed) {
   const form = formOf(job, { typed, submitted: replay });
   const disabled = !mayWrite();
   const again = make("button", { type: "button", disabled, on: { click: replay } }, "Replay");
   const remove = () => ask("Delete", summary(job), (body) => call("DELETE", pathOf(kind, job.id), { body }), changed);
   const buttons = [
-    make("button", { type: "button", on: { click: close } }, "Close"), again,
-    make("button", { type: "button", className: "danger", disabled, on: { click: remove } }, "Delete"),
+    again, make("button", { type: "button", className: "danger", disabled, on: { click: remove } }, "Delete"),
   ];
   const why = make("p", { className: "quiet" }, "This token can only read.");
-  return [disabled ? why : form.box, make("menu", {}, ...buttons)];
+  return [disabled ? why : form.box, menu(buttons)];
 
   function typed() {
     again.textContent = form.changed().length ? "Replay as changed" : "Replay";

@@ -4,8 +4,8 @@ import { call, mayWrite, pathOf } from "./api.js";
 import { byId, deed, guarded, make, tell } from "./view.js";
 
 const KIND = "operations";
-const ACTION = { Replay: "retry", Delete: "purge" };
-const VERB = { retry: "Replay", purge: "Delete" };
+const ACTION = { Replay: "retry", Delete: "purge", Run: "run", Cancel: "cancel" };
+const VERB = Object.fromEntries(Object.entries(ACTION).map(([verb, action]) => [action, verb]));
 // An operation that stopped or failed is offered to be resumed for so long.
 const RECENT = 600_000;
 const WATCH = 1_000;

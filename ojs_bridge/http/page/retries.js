@@ -1,70 +1,65 @@
-// The list of parked retries, each with a countdown.
+// The parked retries, each with a countdown.
 
 import { call, mayWrite, pathOf } from "./api.js";
-import { summary } from "./detail.js";
-import { renew, versionOf } from "./live.js";
-import { byId, guarded, make, question } from "./view.js";
+import * as detail from "./detail.js";
+import { listOf } from "./list.js";
+import { byId, deed, guarded, make, question } from "./view.js";
 
 const KIND = "retries";
-const PAGE = 100;
-const RUN = { yes: "Run the retry now", no: "Let it wait", isDanger: false, told: "", done: "Made a retry due" };
-const CANCEL = {
-  yes: "Cancel the retry", no: "Keep it", isDanger: true, told: "\nIts job will never run again.",
-  done: "Cancelled a retry",
-};
-const state = { cursor: null, more: false };
+const HOUR = 3_600_000;
 
-export const isFree = () => true;
+const list = listOf({
+  name: "retries",
+  kind: KIND,
+  row,
+  more: countShort,
+  words: {
+    none: "No retry is parked.", unmatched: "No retry matches these filters.",
+    all: "Every parked retry there is: no filter is set.",
+  },
+});
 
-export async function load() {
-  Object.assign(state, { cursor: null, more: true });
-  byId("retries").replaceChildren();
-  await loadMore();
+export const { load, loadMore, refresh, fill, isFree } = list;
+export const keys = { r: (id) => list.doSelected("Run", id), d: (id) => list.doSelected("Cancel", id) };
+export const open = (id) => detail.open(KIND, id, load, buttons);
+
+// A short wait is the broker's, and only the rates know of it.
+async function countShort() {
+  const generation = list.generation(), { queue, type } = list.filter();
+  const since = new Date(Date.now() - HOUR).toISOString();
+  const { by_type: types } = await call("GET", "rates", { query: { queue, type, since } });
+  if (generation !== list.generation()) return;
+  const retried = Object.values(types).flatMap((outcomes) => outcomes.retried || []).reduce((all, n) => all + n, 0);
+  byId("retries-short").textContent = `${retried.toLocaleString()} retries in the last hour, short waits among them.`;
 }
 
-export async function loadMore() {
-  if (!state.more) return;
-  state.more = false;
-  const page = await call("GET", KIND, { query: { limit: PAGE, cursor: state.cursor } });
-  byId("retries").append(make("ol", {}, ...page.jobs.map(row)));
-  state.cursor = page.pagination.next_cursor;
-  state.more = page.pagination.has_more;
-  tellEnd();
-}
-
-// Brings the first page up to date; the times of its retries are what changes.
-export async function refresh() {
-  const list = byId("retries");
-  if (!list.firstElementChild) return load();
-  const page = await call("GET", KIND, { query: { limit: PAGE } });
-  if (!renew(list, page.jobs, !page.pagination.has_more, row)) return load();
-  tellEnd();
-}
-
-function tellEnd() {
-  byId("retries-end").textContent = byId("retries").querySelector("li") ? "" : "No retry is parked.";
-  tick();
-}
-
-function row(job) {
+function row(job, box) {
+  const acts = buttons(job);
+  const click = (event) => event.target !== box && !acts.includes(event.target) && guarded(() => open(job.id));
   return make(
-    "li", { tabIndex: 0, data: { id: job.id, at: versionOf(job) } },
-    make("time", { dateTime: job.next_retry_at, title: new Date(job.next_retry_at).toLocaleString("sv") }),
+    "li", { on: { click } }, box,
+    make("time", { dateTime: job.next_retry_at, title: new Date(job.next_retry_at).toLocaleString("sv") }, left(job)),
     make("span", { className: "kind", title: job.type }, job.type),
     make("span", { className: "what", title: job.metadata.reason }, job.metadata.reason),
     make("span", { className: "quiet" }, job.queue),
     make("span", { className: "quiet" }, `${job.attempt} of ${job.max_attempts}`),
-    make(
-      "span", {},
-      act("Run now", job, RUN, (body) => call("POST", pathOf(KIND, job.id, "run"), { body })), " ",
-      act("Cancel", job, CANCEL, (body) => call("DELETE", pathOf(KIND, job.id), { body })),
-    ),
+    make("span", {}, acts[0], " ", acts[1]),
   );
 }
 
-function act(name, job, words, work) {
+function buttons(job) {
+  return [
+    act("Run now", "Run", job, (body) => call("POST", pathOf(KIND, job.id, "run"), { body })),
+    act("Cancel", "Cancel", job, (body) => call("DELETE", pathOf(KIND, job.id), { body })),
+  ];
+}
+
+function act(name, verb, job, work) {
+  const words = deed(verb, 1);
   const ask = async () => {
-    if (await question(summary(job) + words.told, words, work)) await guarded(load);
+    if (!await question(detail.summary(job), words, work)) return;
+    detail.close();
+    await guarded(load);
   };
   const className = words.isDanger ? "danger" : "";
   return make("button", { type: "button", className, disabled: !mayWrite(), on: { click: ask } }, name);
@@ -72,9 +67,13 @@ function act(name, job, words, work) {
 
 export function tick() {
   for (const place of byId("retries").querySelectorAll("time")) {
-    const left = Math.round((Date.parse(place.dateTime) - Date.now()) / 1000);
-    place.textContent = left > 0 ? `in ${clock(left)}` : "due";
+    place.textContent = left({ next_retry_at: place.dateTime });
   }
+}
+
+function left({ next_retry_at: at }) {
+  const seconds = Math.round((Date.parse(at) - Date.now()) / 1000);
+  return seconds > 0 ? `in ${clock(seconds)}` : "due";
 }
 
 function clock(seconds) {

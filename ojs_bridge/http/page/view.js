@@ -73,13 +73,26 @@ export async function guarded(work) {
   }
 }
 
-// The words of a question about dead letters: the deed with its number, the way out, and the news of it.
+const LETTERS = ["1 dead letter", "dead letters"], RETRIES = ["the retry", "retries"];
+const keep = (count) => (count === 1 ? "Keep it" : "Keep them");
+const DEEDS = {
+  Replay: { what: LETTERS, no: () => "Do not replay", done: (what) => `Replayed ${what}` },
+  Delete: { what: LETTERS, no: keep, isDanger: true, done: (what) => `Deleted ${what}` },
+  Run: {
+    what: RETRIES, after: " now", no: (count) => (count === 1 ? "Let it wait" : "Let them wait"),
+    done: (what) => `Made ${what} due`,
+  },
+  Cancel: {
+    what: RETRIES, no: keep, isDanger: true, told: "What is cancelled never runs again.",
+    done: (what) => `Cancelled ${what}`,
+  },
+};
+
+// The words of a question: the deed with its number, the way out, and the news of it.
 export function deed(verb, count) {
-  const them = count === 1 ? "it" : "them", isDanger = verb === "Delete";
-  const all = count === null ? "all that match" : `${count.toLocaleString()} dead ${count === 1 ? "letter" : "letters"}`;
-  const yes = `${verb} ${all}`;
-  const done = `${verb === "Delete" ? "Deleted" : "Replayed"} ${yes.slice(verb.length + 1)}`;
-  return { yes, no: isDanger ? `Keep ${them}` : "Do not replay", isDanger, done };
+  const { what: [one, many], after = "", no, isDanger = false, told = "", done } = DEEDS[verb];
+  const what = count === null ? "all that match" : count === 1 ? one : `${count.toLocaleString()} ${many}`;
+  return { yes: `${verb} ${what}${after}`, no: no(count), isDanger, told, done: done(what) };
 }
 
 // Tells what was done, and what could not be done.
@@ -98,10 +111,10 @@ byId("question-reason").addEventListener("keydown", (event) => {
 
 // Asks before something is done, and shows why it cannot be; resolves to whether it was done. The work is given the
 // reason for the audit, as a part of a body.
-export async function question(text, { yes, no, isDanger, done }, work) {
+export async function question(text, { yes, no, isDanger, told, done }, work) {
   const dialog = byId("question"), button = byId("question-yes");
   byId("question-title").textContent = `${yes}?`;
-  byId("question-text").textContent = text;
+  byId("question-text").textContent = [text, told].filter(Boolean).join("\n");
   byId("question-no").textContent = no;
   button.textContent = yes;
   button.classList.toggle("danger", isDanger);
