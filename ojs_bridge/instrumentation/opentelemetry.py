@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import sys
@@ -33,6 +34,8 @@ from .opentelemetry_metrics import Meters
 
 _STEPS = {"ojs.retry.evaluate": SpanKind.INTERNAL}
 _NOTHING = contexts.Context()
+#: The most kinds of jobs whose names and attributes are kept.
+_KINDS = 1024
 _TRACE_CONTEXT = TraceContextTextMapPropagator()
 _OPT_IN = "OTEL_SEMCONV_STABILITY_OPT_IN"
 
@@ -63,16 +66,12 @@ class _Names:
         self._engine = engine
         self._is_otel, self._both = is_otel, both
         self._systems: dict[str, str] = {}
+        #: Every job asks for them.
+        self.named = functools.lru_cache(_KINDS)(self._named)
         self._worker: tuple[int, str] = (0, "")
 
-    def span(self, operation: str, queue: str) -> str:
-        """Return the name of a span: `mail enqueue`, or OpenTelemetry's `send mail`."""
-        if self._is_otel:
-            return f"{'send' if operation == 'enqueue' else operation} {queue}"
-        return f"{queue} {operation}"
-
-    def attributes(self, operation: str, type_: str, queue: str, framework: str) -> dict[str, Any]:
-        """Return the attributes that a span has from its beginning."""
+    def _named(self, operation: str, type_: str, queue: str, framework: str) -> tuple[str, dict[str, Any]]:
+        """Return a span's name, and the attributes that it has from its beginning."""
         otels = "send" if operation == "enqueue" else operation
         kind = "publish" if operation == "enqueue" and not self._is_otel else otels
         told: dict[str, Any] = {
@@ -84,7 +83,7 @@ class _Names:
         }
         if self._is_otel or self._both:
             told["messaging.operation.name"] = otels
-        return told
+        return f"{otels} {queue}" if self._is_otel else f"{queue} {operation}", told
 
     def any_system(self) -> str:
         """Return the name of the broker of a process that has one framework."""
@@ -104,12 +103,31 @@ class _Names:
 
 
 class _Running:
-    """The span of a run: the bridge's own, or that of another instrumentation, and its job."""
+    """A run's span: the bridge's own, with its context, or that of another instrumentation."""
 
-    __slots__ = ("is_own", "job", "span", "state")
+    __slots__ = ("_before", "_context", "_meters", "_token", "job", "span", "state")
 
-    def __init__(self, job: Job, span: Span, *, is_own: bool) -> None:
-        self.job, self.span, self.is_own, self.state = job, span, is_own, ""
+    def __init__(self, meters: Meters, job: Job, span: Span, context: contexts.Context | None = None) -> None:
+        self._meters, self._context = meters, context
+        self.job, self.span, self.state = job, span, ""
+
+    def __enter__(self) -> None:
+        """Make the span the current one."""
+        if self._context is not None:
+            self._token = contexts.attach(self._context)
+        self._before = _running.set(self)
+        self._meters.busy[id(self)] = None
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """End the span."""
+        self._meters.busy.pop(id(self), None)
+        _running.reset(self._before)
+        _last.set(self)
+        if not self.state and kind is None:
+            self.conclude(Complete())
+        if self._context is not None:
+            contexts.detach(self._token)
+            self.span.end()
 
     def conclude(self, decision: Decision) -> None:
         """Write the outcome of the run into its span."""
@@ -122,7 +140,7 @@ class _Running:
             return
         told = {"error.type": failure.type, "error.message": failure.message}
         span.set_attributes({**told, "ojs.job.error.attempt": self.job.attempt})
-        if self.is_own:
+        if self._context is not None:
             event = {"exception.type": failure.type, "exception.message": failure.message}
             span.add_event("exception", {**event, "exception.stacktrace": "\n".join(failure.backtrace)})
             span.set_status(Status(StatusCode.ERROR, failure.message))
@@ -148,8 +166,7 @@ class _Tracing(Instrument):
         """Make the span of a job that is sent, and write its context into the message."""
         began, span = time.monotonic(), None
         if not (_is_doubled(framework) or "traceparent" in carrier):
-            attributes = self._names.attributes("enqueue", type_, queue, framework)
-            name = self._names.span("enqueue", queue)
+            name, attributes = self._names.named("enqueue", type_, queue, framework)
             span = self._tracer.start_span(name, kind=SpanKind.PRODUCER, attributes=attributes)
             propagate.inject(carrier, trace.set_span_in_context(span))
         try:
@@ -164,43 +181,24 @@ class _Tracing(Instrument):
                 span.end()
         self._meters.add(of_sending(type_, queue, time.monotonic() - began))
 
-    @contextmanager
-    def running(self, framework: str, run: Run, carrier: Mapping[str, Any]) -> Iterator[None]:
-        """Have the span of a run active while its handler runs and its outcome is carried out."""
-        job, other = run.job, trace.get_current_span()
-        is_own = not (other.get_span_context().is_valid and _is_doubled(framework))
-        if is_own:
-            span = self._start(job, framework)
+    def running(self, framework: str, run: Run, carrier: Mapping[str, Any]) -> _Running:
+        """Return the span of a run, active while its handler runs and its outcome is carried out."""
+        job = run.job
+        self._meters.add(of_start(job, self._now()))
+        other = trace.get_current_span() if _is_doubled(framework) else None
+        if other is not None and other.get_span_context().is_valid:
+            running = _Running(self._meters, job, other)
+        else:
+            name, attributes = self._names.named("process", job.type, job.queue, framework)
+            # A trace of its own, which is sampled for itself.
+            span = self._tracer.start_span(name, _NOTHING, SpanKind.CONSUMER, attributes)
             # Reading costs more than all else here, and most runs have no baggage, and are not sampled.
             came = propagate.extract(carrier) if span.is_recording() or "baggage" in carrier else _NOTHING
-            token = contexts.attach(trace.set_span_in_context(span, came))
             if span.is_recording() and (sent := _found(came)):
                 span.add_link(sent)
-        else:
-            span = other
-        _join(span, job, self._names.worker())
-        running = _Running(job, span, is_own=is_own)
-        before = _running.set(running)
-        self._meters.busy[id(running)] = None
-        self._meters.add(of_start(job, self._now()))
-        try:
-            yield
-        finally:
-            self._meters.busy.pop(id(running), None)
-            _running.reset(before)
-            _last.set(running)
-            if not running.state and sys.exc_info()[1] is None:
-                running.conclude(Complete())
-            if is_own:
-                contexts.detach(token)
-                span.end()
-
-    def _start(self, job: Job, framework: str) -> Span:
-        attributes = self._names.attributes("process", job.type, job.queue, framework)
-        # A trace of its own, which is sampled for itself.
-        return self._tracer.start_span(
-            self._names.span("process", job.queue), _NOTHING, SpanKind.CONSUMER, attributes
-        )
+            running = _Running(self._meters, job, span, trace.set_span_in_context(span, came))
+        _join(running.span, job, self._names.worker())
+        return running
 
     def step(self, name: str, job: Job) -> AbstractContextManager[Any]:
         """Make the span of a step after the handler, within that of the run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,6 +12,8 @@ from opentelemetry.metrics import CallbackOptions, Observation
 
 from .measuring import DURATION, ENQUEUE_DURATION, ENQUEUED, METRICS, Measured, Metric
 
+#: The most sets of labels that are kept.
+_KINDS = 1024
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 #: OpenTelemetry's own metrics, by those of the Open Job Spec that say the same.
 _OTELS = {
@@ -94,6 +97,7 @@ def _always(_: CallbackOptions) -> Iterable[Observation]:
 def _labels_of(metric: Metric) -> Callable[..., dict[str, str]]:
     names = metric.labels
 
+    @functools.lru_cache(_KINDS)
     def named(labels: tuple[str, ...], _error: Any) -> dict[str, str]:
         return dict(zip(names, labels, strict=True))
 
