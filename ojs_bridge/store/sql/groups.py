@@ -150,15 +150,18 @@ class SQLGroups(SQLLetters):
         return True
 
     def _group_some(self) -> int:
+        """Group some letters, without one that a replay or a deletion is changing: none waits for another."""
         is_older = sa.and_(_c.namespace == self._namespace, _c.fingerprint.is_(None))
-        with self._statement() as connection:
-            rows = connection.execute(sa.select(_c.id, _c.record).where(is_older).limit(_BATCH)).all()
+        query = sa.select(_c.id, _c.record).where(is_older).limit(_BATCH).with_for_update(skip_locked=True)
         ids = defaultdict[str, list[str]](list)
-        for letter_id, record in rows:
-            ids[letter_from_json(record).group].append(letter_id)
-        for group, same in ids.items():
-            change = sa.update(letters).where(is_older).values(fingerprint=group_number(group))
-            self._change(change, map(_c.id.in_, batches(same)))
+        with self._transaction() as connection:
+            rows = connection.execute(query).all()
+            for letter_id, record in rows:
+                ids[letter_from_json(record).group].append(letter_id)
+            for group, same in ids.items():
+                change = sa.update(letters).where(is_older).values(fingerprint=group_number(group))
+                for batch in batches(same):
+                    connection.execute(change.where(_c.id.in_(batch)))
         return len(rows)
 
 
