@@ -26,6 +26,8 @@ _TRIED = 20
 class RedisGroups(RedisLetters):
     """The part of a store that holds dead letters and their groups."""
 
+    _is_compared = False
+
     def groups(
         self,
         where: LetterFilter,
@@ -81,7 +83,14 @@ class RedisGroups(RedisLetters):
         return others[0] if others else None
 
     def group_older(self) -> Iterator[int]:
-        """Compare the groups with the letters, and put right what workers of earlier releases have left."""
+        """Compare the groups with the letters, and put right what workers of earlier releases have left.
+
+        A process looks through all letters once. Later it does so only if the groups have more letters, or
+        fewer: such a worker may still be there.
+        """
+        lengths = {self._redis.ask("HLEN", key) for key in (self._letter_entries, self._group_keys[2])}
+        if self._is_compared and len(lengths) == 1:
+            return
         entries = grouped = b"0"
         keys = (self._letters, self._letter_entries, *self._group_keys)
         while entries or grouped:
@@ -90,6 +99,7 @@ class RedisGroups(RedisLetters):
             for letter_id, entry, record in zip(found[::3], found[1::3], found[2::3], strict=True):
                 words += (letter_id, letter_from_json(record.decode()).group, entry)
             yield int(self._redis.run("group", keys[1:], words)) if words else 0
+        self._is_compared = True
 
 
 def _rank(kinds: Sequence[Kind], order: Order) -> tuple[Any, Any]:
