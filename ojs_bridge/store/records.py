@@ -9,6 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ..spec import patterns
+from ..spec.fingerprint import fingerprint
 from ..spec.job import format_time, parse_time
 from .documents import Document
 from .parked import Parked
@@ -40,6 +41,14 @@ def letter_from_json(text: str) -> Letter:
     """Read a dead letter."""
     record = _read(text, Letter, ("discarded_at", "created_at"))
     return Letter(**{**record, "errors": tuple(record["errors"])})
+
+
+def group_in(record: str) -> str:
+    """Return the fingerprint of a written dead letter; one that cannot be read counts as having no error."""
+    try:
+        return letter_from_json(record).group
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return fingerprint("Unknown", "")
 
 
 def parked_to_json(parked: Parked) -> str:
@@ -85,9 +94,9 @@ def _read(
     return record
 
 
-def group_number(fingerprint: str) -> int:
+def group_number(group: str) -> int:
     """Return the number of 64 bits, with a sign, that a fingerprint stands for."""
-    return int.from_bytes(bytes.fromhex(fingerprint), "big", signed=True)
+    return int.from_bytes(bytes.fromhex(group), "big", signed=True)
 
 
 def group_of_number(number: int) -> str:

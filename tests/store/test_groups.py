@@ -226,6 +226,18 @@ def test_letters_are_grouped_in_small_batches(sql_url: str) -> None:
     assert [group.count for group in groups(store)] == [234, 233, 233]
 
 
+def test_a_damaged_letter_stops_no_other(sql_url: str) -> None:
+    """It is in the group of letters without an error."""
+    store = open_store(sql_url)
+    store.prepare()
+    bury_as_before(sql_url, died("a1", 0, "gone"), died("a2", 0, "gone"))
+    with sa.create_engine(sql_url).begin() as connection:
+        connection.execute(sa.text("update ojs_dead_letters set record = '{' where id = 'a1'"))
+    assert sum(store.group_older()) == 2
+    assert store.count(LetterFilter(group=GONE)) == 1
+    assert store.count(LetterFilter(group=fingerprint("Unknown", ""))) == 1
+
+
 def test_a_long_transaction_stops_neither_new_nor_old_workers(postgres_url: str) -> None:
     """Such as that of a backup: the column comes later, and the letters go on without it."""
     fill(open_store(postgres_url))

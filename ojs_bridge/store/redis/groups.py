@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from ..protocol import NAMED, Group, Letter, LetterFilter, Order
-from ..records import letter_from_json
+from ..records import group_in
 from .index import moment, time_of
 from .letters import RedisLetters, wanted_kinds
 from .server import Word
@@ -97,7 +97,7 @@ class RedisGroups(RedisLetters):
             entries, grouped, *found = self._redis.run("ungrouped", keys, (entries, grouped, _SCANNED))
             words: list[Word] = []
             for letter_id, entry, record in zip(found[::3], found[1::3], found[2::3], strict=True):
-                words += (letter_id, letter_from_json(record.decode()).group, entry)
+                words += (letter_id, group_in(record.decode()), entry)
             yield int(self._redis.run("group", keys[1:], words)) if words else 0
         self._is_compared = True
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from ..protocol import EVERY_LETTER, NAMED, NEWEST, Group, LetterFilter, Order
-from ..records import from_ms, group_number, group_of_number, letter_from_json, to_ms
+from ..records import from_ms, group_in, group_number, group_of_number, letter_from_json, to_ms
 from . import growing
 from .letters import SQLLetters
 from .statements import LARGEST_INTEGER, batches
@@ -157,7 +157,7 @@ class SQLGroups(SQLLetters):
         with self._transaction() as connection:
             rows = connection.execute(query).all()
             for letter_id, record in rows:
-                ids[letter_from_json(record).group].append(letter_id)
+                ids[group_in(record)].append(letter_id)
             for group, same in ids.items():
                 change = sa.update(letters).where(is_older).values(fingerprint=group_number(group))
                 for batch in batches(same):
