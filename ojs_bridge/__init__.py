@@ -21,7 +21,7 @@ from .errors import (
     Unreachable,
 )
 from .messages import Reading
-from .operations.bulk import Operation
+from .operations.operation import Operation
 from .operations.replay_rules import ReplayRule
 from .operations.replaying import Bulk
 from .operations.retention import Retention

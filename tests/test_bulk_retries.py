@@ -1,4 +1,4 @@
-"""Many parked retries are found, run now and cancelled: in code, over HTTP and on the command line."""
+"""Many parked retries are found, run now and cancelled: in code and on the command line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ import pytest
 from ojs_bridge import Bridge
 from ojs_bridge.operations import parked_retries
 from tests.cli.running import run
-from tests.conftest import store_url
-from tests.http.doors import RETRIES, house
-from tests.http.test_letters import refused
-from tests.http.test_operations import OPERATIONS, begin, ended
 from tests.lives import bridge_with_outbox
 from tests.store.test_parked import parked
 
@@ -144,21 +140,6 @@ def test_it_is_stopped_and_resumed(bridge: Bridge, monkeypatch: pytest.MonkeyPat
 def test_what_cannot_be(bridge: Bridge, asked: Any, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         bridge.operations.begin("run", **asked)
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
-def test_over_http(kind: str, request: pytest.FixtureRequest) -> None:
-    door = house(store_url(kind, request))
-    fill(door.bridge)
-    listed = door.client.get(RETRIES, params={"text": "no answer 3"}).json()
-    assert ([job["id"] for job in listed["jobs"]], listed["pagination"]["total"]) == (["r-3"], None)
-    asked = {"action": "run", "filter": {"error_type": "auth.*"}}
-    counted = refused(door.client.post(OPERATIONS, json=asked), 400, "invalid_request")
-    assert (counted["details"], "5 parked retries" in counted["message"]) == ({"matched": 5}, True)
-    assert ended(door, begin(door, **asked)["id"])["succeeded"] == 5
-    assert due(door.bridge) == {f"r-{n}" for n in (1, 3, 5, 7, 9)}
-    assert ended(door, begin(door, action="cancel", ids=["r-0", "r-1"])["id"])["succeeded"] == 2
-    assert door.bridge.retries.count() == 8
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:

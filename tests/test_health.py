@@ -23,15 +23,12 @@ from ojs_bridge import Bridge
 from ojs_bridge.operations import health
 from ojs_bridge.operations.health import Beat
 from tests.cli.running import run
-from tests.http.doors import API, LETTERS, OPERATOR, client_at, house, with_token
-from tests.http.test_letters import refused
 from tests.lives import Outbox, bridge_with_outbox
 from tests.servers import RabbitMQ, Valkey, eventually
 from tests.servers.ports import free_port
 from tests.store.test_parked import parked
 
 Lives = tuple[Bridge, Outbox]
-HEALTH = f"{API}/health"
 
 
 @pytest.fixture
@@ -159,29 +156,6 @@ def test_brokers_of_dramatiq(kind: str, request: pytest.FixtureRequest) -> None:
     bridge = Bridge()
     ojs_bridge.dramatiq.install(StubBroker(), bridge)
     assert statuses(bridge)["broker"] == "unknown"
-
-
-def test_over_http(tmp_path: Path) -> None:
-    """A probe needs no token, and then hears the status alone; nothing else is open."""
-    from ojs_bridge.http.guarding import LOOPBACK, Access, tokens_of
-
-    door = house(f"sqlite:///{tmp_path}/ojs.db")
-    whole = door.client.get(HEALTH).json()
-    assert (whole["status"], set(whole["checks"])) == ("degraded", {"store", "broker", "workers", "retries"})
-    client = client_at(door.bridge, Access(tokens_of(OPERATOR), LOOPBACK))
-    answer = client.get(HEALTH, headers={"Host": "10.0.0.7:8787"})
-    assert (answer.status_code, answer.json()) == (200, {"status": "degraded"})
-    assert "checks" in client.get(HEALTH, headers=with_token(OPERATOR)).json()
-    assert client.get(HEALTH, headers=with_token("wrong")).status_code == 401
-    for path in (f"{LETTERS}/x/health", f"{LETTERS}/health", f"{API}/health/", f"{API}//health"):
-        assert client.get(path).status_code == 401
-    assert client.post(HEALTH).status_code == 401
-    door.outbox.raises = ConnectionError("down")
-    told = refused(client.get(HEALTH), 503, "backend_error")
-    assert told["details"] == {"status": "away"}
-    told = refused(client.get(HEALTH, headers=with_token(OPERATOR)), 503, "backend_error")
-    assert told["details"]["checks"]["broker"] == {"status": "away", "message": "down"}
-    assert {client.get(HEALTH).status_code for _ in range(60)} == {503, 429}
 
 
 def test_on_the_command_line(fleet: Lives, url: str, silent: int) -> None:

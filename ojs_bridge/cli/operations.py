@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from rich.console import RenderableType
 from typer import Argument, Option
 
-from ..operations.bulk import ON_RETRIES, Operation
+from ..operations.operation import ON_RETRIES, Operation
 from .commands import INCOMPLETE, OUT_OF_REACH, AsJson, command, group_of
 from .finding import Place
 from .letters import told

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..operations.bulk import Action
+from ..operations.operation import Action
 from ..operations.replaying import Bulk
 from .answers import REQUEST_ID, Answer, refusal_of, too_many, written
 from .shapes import Result

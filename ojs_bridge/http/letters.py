@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from ..bridge import Bridge
 from ..errors import LetterNotFound
-from ..operations.bulk import Action
 from ..operations.letters import Kind
+from ..operations.operation import Action
 from ..operations.replaying import Bulk
 from ..spec.job import Job, format_time
 from ..spec.policy import RetryPolicy

@@ -10,8 +10,8 @@ from typing import cast
 
 from ..bridge import Bridge
 from ..errors import NotResumable, OperationNotFound, StoreError
-from ..operations.bulk import ON_RETRIES, Operation
 from ..operations.letters import Kind
+from ..operations.operation import ON_RETRIES, Operation
 from . import shapes
 from .answers import Refusal, invalid, not_found, too_many
 from .bulk import MAX_RUNNING

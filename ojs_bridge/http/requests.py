@@ -23,8 +23,8 @@ from typing_extensions import Self
 
 from ..errors import InvalidRetryPolicy
 from ..messages import OWN_META
-from ..operations.bulk import MAX_IDS, Action, check
 from ..operations.letters import Kind, problem_of
+from ..operations.operation import MAX_IDS, Action, check
 from ..operations.replaying import override_of
 from ..spec.job import parse_time
 from ..spec.policy import RetryPolicy

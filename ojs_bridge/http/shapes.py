@@ -8,8 +8,8 @@ from pydantic import Field, WithJsonSchema
 from typing_extensions import NotRequired, TypedDict
 
 from ..operations.audit import Via
-from ..operations.bulk import Action, State
 from ..operations.health import Status
+from ..operations.operation import Action, State
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Time: TypeAlias = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]

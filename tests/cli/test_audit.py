@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import getpass
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
-import httpx
 import pytest
 
 from ojs_bridge import Bridge
 from tests.cli.running import run
-from tests.http.doors import API, LETTERS, with_token
-from tests.servers import eventually
-from tests.servers.ports import free_port
 
 TOKEN = "alices-own-secret-token"
 
@@ -61,43 +53,6 @@ def test_its_filters(store: str) -> None:
     assert (len(page.json), len(rest.json), rest.err) == (1, 2, "")
     wrong = run("audit", "--since", "soon", store=store)
     assert (wrong.code, wrong.err.startswith("ojs-bridge: since: 'soon' must be a time")) == (2, True)
-
-
-@pytest.mark.usefixtures("bridge")
-def test_a_server_with_named_tokens(store: str, tmp_path: Path) -> None:
-    """OJS_BRIDGE_TOKENS names the tokens; a proxy may name the user, where the operator has asked for it."""
-    port = free_port()
-    words = ["serve", "--store", store, "--port", str(port), "--user-header", "X-Forwarded-User"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ojs_bridge.cli", *words],
-        env={**os.environ, "OJS_BRIDGE_TOKENS": f"alice:operator:{TOKEN}"},
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    address = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        try:
-            return httpx.get(address).status_code == 200
-        except httpx.TransportError:
-            return False
-
-    try:
-        eventually(answers, seconds=60)
-        for number, more in enumerate(({}, {"X-Forwarded-User": "dora"})):
-            headers = {**with_token(TOKEN), **more}
-            assert httpx.delete(f"{address}{LETTERS}/j-{number}", headers=headers).status_code == 200
-        assert httpx.get(f"{address}{API}/audit").status_code == 401
-    finally:
-        process.terminate()
-        _, err = process.communicate(timeout=20)
-    found = run("audit", "--json", store=store).json
-    assert [(r["who"], r["via"], r["address"]) for r in found] == [
-        ("dora", "http", "127.0.0.1"),
-        ("alice", "http", "127.0.0.1"),
-    ]
-    assert "OJS_BRIDGE_TOKENS" not in err
 
 
 def test_a_mark(bridge: Bridge, store: str) -> None:

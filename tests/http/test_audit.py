@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
@@ -20,6 +25,8 @@ from ojs_bridge.http.guarding import Access, tokens_of
 from tests.http.doors import API, LETTERS, OPERATOR, OWN, READER, RETRIES, House, client_at, house, with_token
 from tests.http.test_letters import refused
 from tests.http.test_operations import begin, ended
+from tests.servers import eventually
+from tests.servers.ports import free_port
 
 AUDIT = f"{API}/audit"
 ALICE, CI = "alices-own-secret-token", "the-readers-ci-token"
@@ -160,3 +167,47 @@ def test_marks(door: House) -> None:
     assert client.get(f"{API}/marks", params={"since": "2026-11-22T00:00:00Z"}).json() == {"marks": []}
     for wrong in ({}, {"text": ""}, {"text": " "}, {"text": "v1", "at": "soon"}):
         refused(client.post(f"{API}/marks", json=wrong), 400, "invalid_request")
+
+
+def test_a_server_with_named_tokens(door: House, tmp_path: Path) -> None:
+    """OJS_BRIDGE_TOKENS names the tokens; a proxy may name the user, where the operator has asked for it."""
+    port = free_port()
+    words = [
+        "serve",
+        "--store",
+        f"sqlite:///{tmp_path}/ojs.db",
+        "--port",
+        str(port),
+        "--user-header",
+        "X-Forwarded-User",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ojs_bridge.cli", *words],
+        env={**os.environ, "OJS_BRIDGE_TOKENS": f"alice:operator:{ALICE}"},
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    address = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        try:
+            return httpx.get(address).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        eventually(answers, seconds=60)
+        for number, more in enumerate(({}, {"X-Forwarded-User": "dora"})):
+            headers = {**with_token(ALICE), **more}
+            assert httpx.delete(f"{address}{LETTERS}/j-{number}", headers=headers).status_code == 200
+        assert httpx.get(f"{address}{API}/audit").status_code == 401
+    finally:
+        process.terminate()
+        _, err = process.communicate(timeout=20)
+    found = listed(door.client)
+    assert [(r["who"], r["via"], r["address"]) for r in found] == [
+        ("dora", "http", "127.0.0.1"),
+        ("alice", "http", "127.0.0.1"),
+    ]
+    assert "OJS_BRIDGE_TOKENS" not in err

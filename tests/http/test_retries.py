@@ -9,7 +9,10 @@ import pytest
 from ojs_bridge.spec.job import parse_time
 from tests.conftest import store_url
 from tests.http.doors import RETRIES, House, house
+from tests.http.test_letters import refused
+from tests.http.test_operations import OPERATIONS, begin, ended
 from tests.lives import FRAMEWORK
+from tests.test_bulk_retries import due, fill
 
 
 @pytest.fixture
@@ -69,3 +72,18 @@ def test_one_that_is_being_published(door: House) -> None:
 )
 def test_a_query_that_is_wrong(door: House, query: str) -> None:
     assert door.client.get(f"{RETRIES}?{query}").status_code == 400
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
+def test_many_are_found_run_and_cancelled(kind: str, request: pytest.FixtureRequest) -> None:
+    door = house(store_url(kind, request))
+    fill(door.bridge)
+    listed = door.client.get(RETRIES, params={"text": "no answer 3"}).json()
+    assert ([job["id"] for job in listed["jobs"]], listed["pagination"]["total"]) == (["r-3"], None)
+    asked = {"action": "run", "filter": {"error_type": "auth.*"}}
+    counted = refused(door.client.post(OPERATIONS, json=asked), 400, "invalid_request")
+    assert (counted["details"], "5 parked retries" in counted["message"]) == ({"matched": 5}, True)
+    assert ended(door, begin(door, **asked)["id"])["succeeded"] == 5
+    assert due(door.bridge) == {f"r-{n}" for n in (1, 3, 5, 7, 9)}
+    assert ended(door, begin(door, action="cancel", ids=["r-0", "r-1"])["id"])["succeeded"] == 2
+    assert door.bridge.retries.count() == 8
