@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, Event, LetterNotFound, Retention
-from ojs_bridge.errors import RetryNotFound, StoreError
+from ojs_bridge.errors import RetryNotFound, StoreError, Unpublishable
 from ojs_bridge.operations import audit, bulk
 from ojs_bridge.operations.audit import Actor, Record, acting
 from tests.lives import Outbox, bridge_with_outbox
@@ -121,9 +121,10 @@ def test_a_bulk_operation_is_a_record_that_its_end_completes(
 def test_a_failure_is_a_record(small: Lives) -> None:
     """The text of a foreign error stays out: it may quote an argument."""
     bridge, outbox = small
-    outbox.refuses["j-0"] = ValueError("cannot encode 'hunter2'")
-    with pytest.raises(ValueError, match="hunter2"):
-        bridge.dead_letters.retry("j-0")
+    for foreign in (ValueError, Unpublishable):
+        outbox.refuses["j-0"] = foreign("cannot encode 'hunter2'")
+        with pytest.raises(foreign, match="hunter2"):
+            bridge.dead_letters.retry("j-0")
     store = bridge.store
     assert store is not None
     store.claim(["j-1"], now=bridge.engine.now(), seconds=60)
@@ -135,6 +136,7 @@ def test_a_failure_is_a_record(small: Lives) -> None:
         bridge.retries.run("nobody")
     assert [(r.outcome, r.error) for r in records(bridge)] == [
         ("failed", "dead letter 'j-1' is being replayed, or is gone"),
+        ("failed", "Unpublishable"),
         ("failed", "ValueError"),
     ]
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..engine.context import Context
 from ..engine.events import Event
-from ..errors import BridgeError, StoreError
+from ..errors import BridgeError, StoreError, Unpublishable
 from ..spec.job import format_time
 from ..spec.patterns import check_pattern, matches
 from ..store import Document, Store
@@ -236,8 +236,9 @@ def _read(document: Document) -> Record:
 
 
 def _told(error: BaseException) -> str:
-    """Return the text of our own error, the class of any other: its text may have an argument in it."""
-    return str(error) if isinstance(error, BridgeError) else type(error).__name__
+    """Return the text of our own error, the class of any other: a foreign text may quote an argument."""
+    is_own = isinstance(error, BridgeError) and not isinstance(error, Unpublishable)
+    return str(error) if is_own else type(error).__name__
 
 
 def _bounded(value: Any) -> Any:
