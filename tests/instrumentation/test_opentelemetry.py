@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -90,6 +91,24 @@ def test_an_attempt_is_a_span_with_links_to_the_sender_and_to_the_attempt_before
     assert [span["name"] for span in steps] == ["ojs.retry.evaluate", "ojs.nack"]
     kept = [error["traceparent"].split("-")[2] for error in letter.errors]
     assert kept == [context(run)[1][2:] for run in runs[:2]]
+
+
+def test_the_first_context_travels_unmodified(fleet: Fleet) -> None:
+    """Trace state and baggage, too; the handler has the baggage, and its span links to the context."""
+    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    first = {"traceparent": f"00-{trace}-{span}-01", "tracestate": "a=b", "baggage": "tenant=acme"}
+    steps = ["OSError()", "OSError()", "__import__('opentelemetry.baggage').baggage.get_baggage('tenant')"]
+    job = fleet.send("act_kept", *steps, meta=first)
+    end(fleet, job)
+    fleet.bridge.dead_letters.retry(job)
+    end(fleet, job, nth=2)
+    fleet.worker.stop()
+    notes = Noting(fleet.settings.backend).read("runs", job)
+    came = [note["meta"] if "meta" in note else ast.literal_eval(note["headers"]) for note in notes]
+    assert [{name: headers[name] for name in first} for headers in came] == [first] * 3
+    runs = spans(fleet, "process", job=job)
+    assert [links(run)[0] for run in runs] == [(f"0x{trace}", f"0x{span}")] * 3
+    assert spans(fleet, "enqueue") == []
 
 
 def test_the_span_is_active_while_the_handler_runs_and_a_success_is_acknowledged(fleet: Fleet) -> None:
