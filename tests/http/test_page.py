@@ -582,7 +582,7 @@ def test_parked_retries_are_as_able_as_dead_letters(page: Page, door: Door) -> N
     page.get_by_role("link", name="Parked retries").click()
     retries, form = page.locator("#retries li"), page.locator("#retries-filters")
     expect(retries).to_have_count(6)
-    expect(page.locator("#retries-short")).to_contain_text("retries in the last hour")
+    expect(page.locator("#retries-short")).to_contain_text("such waits began in the last hour")
     form.locator("[name=text]").fill("NO ANSWER 3")
     expect(retries).to_have_count(1)
     expect(page.locator("#retries-end")).to_have_text("1 in all")

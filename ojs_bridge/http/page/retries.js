@@ -29,8 +29,9 @@ async function countShort() {
   const since = new Date(Date.now() - HOUR).toISOString();
   const { by_type: types } = await call("GET", "rates", { query: { queue, type, since } });
   if (generation !== list.generation()) return;
-  const retried = Object.values(types).flatMap((outcomes) => outcomes.retried || []).reduce((all, n) => all + n, 0);
-  byId("retries-short").textContent = `${retried.toLocaleString()} retries in the last hour, short waits among them.`;
+  const told = Object.values(types).flatMap((outcomes) => outcomes.waits_in_broker || []);
+  const count = told.reduce((all, n) => all + n, 0).toLocaleString();
+  byId("retries-short").textContent = `${count} such waits began in the last hour.`;
 }
 
 function row(job, box) {
