@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sa
@@ -15,6 +16,7 @@ from ojs_bridge.store import Group, Letter, LetterFilter, Store
 from ojs_bridge.store.records import group_number, group_of_number, letter_to_json, to_ms
 from ojs_bridge.store.redis import RedisStore
 from ojs_bridge.store.sql import groups as sql_groups
+from tests.servers import Postgres
 from tests.store.test_store import NOW, entry, ids, letter
 
 HOUR = timedelta(hours=1)
@@ -206,12 +208,51 @@ def test_letters_of_the_release_before_get_their_groups(sql_url: str) -> None:
     assert sum(store.group_older()) == 0
 
 
-def test_a_letter_that_the_release_before_has_replaced_is_in_no_list_of_its_old_group(sql_url: str) -> None:
-    """So that a replay of the group leaves it alone."""
+@pytest.mark.parametrize("look", [groups, lambda store: ids(store, LetterFilter(group=USER))])
+def test_a_letter_that_the_release_before_has_replaced_leaves_its_old_group(
+    sql_url: str, look: Callable[[Store], object]
+) -> None:
+    """It does so as soon as the group is looked at, and gets its own group like any older letter."""
     store = open_store(sql_url)
     fill(store)
     bury_as_before(sql_url, died("a3", 4, "something else"))
+    look(store)
     assert ids(store, LetterFilter(group=USER)) == ["a2", "a1"]
+    assert store.count(LetterFilter(group=USER)) == 2
+    assert sum(store.group_older()) == 1
+    assert {group.fingerprint: group.count for group in groups(store)}[
+        fingerprint("external.timeout", "something else")
+    ] == 1
+
+
+def test_a_role_that_may_create_nothing_goes_on_with_the_store_of_the_release_before(
+    postgres: Postgres, postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has neither rates nor documents nor groups, and the log says so once."""
+    fill(open_store(postgres_url))
+    as_before(postgres_url)
+    role = f"{urlsplit(postgres_url).path[1:]}_role"
+    with sa.create_engine(postgres_url).begin() as connection:
+        for statement in (
+            "drop table ojs_rates, ojs_documents",
+            f"create role {role} login",
+            "revoke create on schema public from public",
+            f"grant select, insert, update, delete on all tables in schema public to {role}",
+        ):
+            connection.execute(sa.text(statement))
+    store = open_store(postgres_url.replace("ojs@", f"{role}@"))
+    for n in range(3):
+        assert store.bury(died(f"d{n}", 4, "user 4 is slow"))
+        for ask in (lambda: groups(store), lambda: store.forget_rates(NOW)):
+            with pytest.raises(StoreError):
+                ask()
+    assert len(ids(store)) == 9
+    assert sum(store.group_older()) == 0
+    said = [record.message for record in caplog.records if "goes on without" in record.message]
+    assert len(said) == 3, said
+    with sa.create_engine(postgres_url).begin() as connection:
+        connection.execute(sa.text(f"drop owned by {role}"))
+        connection.execute(sa.text(f"drop role {role}"))
 
 
 def test_letters_are_grouped_in_small_batches(sql_url: str) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timezone
@@ -19,12 +20,14 @@ from ...errors import ConfigurationError, StoreError
 from ..protocol import without_password
 from . import growing, postgres, sqlite
 from .statements import Upsert
-from .tables import GROUPED, SCHEMA_VERSION, metadata, versions
+from .tables import FINGERPRINT, GROUPED, LATER, SCHEMA_VERSION, metadata, versions
 
 logger = logging.getLogger("ojs_bridge")
 
 _POSTGRES_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 _SAY_VERSION = Upsert(versions)
+#: After how many seconds what the store lacks is added again, if that has failed.
+_GROWS_AGAIN = 300.0
 
 
 class _Lock:
@@ -59,6 +62,7 @@ class Database:
         self._file = None if self._is_postgres else sqlite.File(self._durable)
         self._pid = os.getpid()
         self._prepared = self._has_fingerprints = False
+        self._grows_at, self._lacks = 0.0, list[str]()
         self._preparing = _Lock(threading.Lock(), self._busy_seconds, self._shown)
 
     def prepare(self) -> None:
@@ -170,7 +174,7 @@ class Database:
             has_table = sa.inspect(connection).has_table
             if not has_table(versions.name):
                 return None
-            whole = all(map(has_table, metadata.tables))
+            whole = all(has_table(table.name) for table in metadata.sorted_tables if table not in LATER)
             found: int | None = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar()
         if found is not None and found > SCHEMA_VERSION:
             raise StoreError(
@@ -178,29 +182,44 @@ class Database:
             )
         return found if whole else None
 
-    def _grow(self) -> bool:
-        """Return whether dead letters have the column of the fingerprint; add it if that is possible now."""
+    def _grow(self, *, at_once: bool = False) -> bool:
+        """Add what this release has brought, and the store lacks; return whether letters have fingerprints.
+
+        What cannot be added, for want of a right or of a lock, is tried again after some minutes, or at once.
+        """
         with self._unprepared() as connection:
-            if growing.has_column(connection):
-                return True
-        try:
-            with self._unprepared() as connection:
-                growing.add_column(connection)
-        except StoreError as error:
-            with self._unprepared() as connection:
-                if growing.has_column(connection):
-                    return True
-            logger.warning("dead letters are in no groups yet: %s", error)
-            return False
-        return True
+            lacks = growing.missing(connection)
+        if lacks and (at_once or time.monotonic() >= self._grows_at):
+            lacks = self._add(lacks)
+        return FINGERPRINT.name not in lacks
+
+    def _add(self, lacks: Iterable[str]) -> list[str]:
+        """Add what the store lacks; return what it lacks then."""
+        failed: dict[str, StoreError] = {}
+        for name in lacks:
+            try:
+                with self._unprepared() as connection:
+                    growing.add(connection, name)
+            except StoreError as error:
+                failed[name] = error
+        # Another process may have added it meanwhile.
+        with self._unprepared() as connection:
+            left = growing.missing(connection)
+        for name in left:
+            if name not in self._lacks:
+                logger.warning("the store goes on without this release's %s: %s", name, failed.get(name))
+        self._lacks = left
+        self._grows_at = time.monotonic() + _GROWS_AGAIN
+        return left
 
     def _create_tables(self) -> None:
         for tries_left in reversed(range(len(metadata.tables) + 1)):
             try:
                 with self._unprepared() as connection:
-                    metadata.create_all(connection)
+                    tables = [table for table in metadata.sorted_tables if table not in LATER]
+                    metadata.create_all(connection, tables)
                     # The tables of an earlier version may lack some.
-                    for index in (x for table in metadata.sorted_tables for x in table.indexes):
+                    for index in (x for table in tables for x in table.indexes):
                         if index is not GROUPED:
                             index.create(connection, checkfirst=True)
             except StoreError:

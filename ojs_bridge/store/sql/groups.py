@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ...errors import StoreError
 from ..protocol import EVERY_LETTER, NAMED, NEWEST, Group, LetterFilter, Order
 from ..records import from_ms, group_in, group_number, group_of_number, letter_from_json, to_ms
 from . import growing
@@ -39,6 +40,11 @@ class SQLGroups(SQLLetters):
         offset: int,
     ) -> list[Group]:
         """Return groups; the deaths of those on the page are counted."""
+        self._get_ready()
+        if not self._has_fingerprints:
+            raise StoreError(
+                f"the store {self._shown!r} has no groups: it lacks a column, and the log says why"
+            )
         with self._statement() as connection:
             heads = self._heads(connection, where, order, {*map(group_number, but)}, limit, offset)
             if not heads:
@@ -47,12 +53,18 @@ class SQLGroups(SQLLetters):
             deaths = _by_number(connection.execute(self._deaths(numbers, where, times)))
             newest = _by_number(connection.execute(self._newest(numbers, where, NEWEST, _c.type, _c.queue)))
             samples = _by_number(connection.execute(self._newest(numbers, where, 1, _c.record)))
-        return [
+        found = [
             _group(head, [each[2] for each in sorted(deaths[head[0]])], newest[head[0]], samples[head[0]])
             for head in heads
             # A letter may have gone meanwhile.
             if samples[head[0]]
         ]
+        strays = [group for group in found if group.sample.group != group.fingerprint]
+        for group in strays:
+            self._send_off([group.sample], group.fingerprint)
+        if strays:
+            return self.groups(where, order=order, but=but, times=times, limit=limit, offset=offset)
+        return found
 
     def _heads(
         self,
@@ -134,7 +146,7 @@ class SQLGroups(SQLLetters):
     def group_older(self) -> Iterator[int]:
         """Add the column and the index if they are missing, and fill in the fingerprints."""
         self._get_ready()
-        self._has_fingerprints = self._has_fingerprints or self._grow()
+        self._has_fingerprints = self._has_fingerprints or self._grow(at_once=True)
         done = _BATCH if self._has_fingerprints and self._has_index() else 0
         while done == _BATCH:
             done = self._group_some()

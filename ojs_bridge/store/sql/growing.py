@@ -1,6 +1,6 @@
-"""The column and the index that the table of dead letters of an earlier release lacks.
+"""What the tables of an earlier release lack: it is added beside workers of that release.
 
-Workers of that release go on with the table meanwhile, and no statement waits for long.
+Workers of that release go on with the store meanwhile, and no statement waits for long.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from .tables import FINGERPRINT, GROUPED, letters
+from .tables import FINGERPRINT, GROUPED, LATER, letters, metadata
 
 #: How long PostgreSQL waits for a lock on the table: all that comes after it waits, too.
 _LOCK = sa.text("SET LOCAL lock_timeout = '1s'")
@@ -20,13 +20,19 @@ _IS_BUILDING = sa.text(
 _IS_VALID = sa.text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:index)")
 
 
-def has_column(connection: Connection) -> bool:
-    """Return whether dead letters have the column of the fingerprint."""
-    return any(each["name"] == FINGERPRINT.name for each in sa.inspect(connection).get_columns(letters.name))
+def missing(connection: Connection) -> list[str]:
+    """Return the names of the tables that are missing, and that of the fingerprint's column if it is."""
+    inspector = sa.inspect(connection)
+    columns = {each["name"] for each in inspector.get_columns(letters.name)}
+    tables = [table.name for table in LATER if not inspector.has_table(table.name)]
+    return tables if FINGERPRINT.name in columns else [*tables, FINGERPRINT.name]
 
 
-def add_column(connection: Connection) -> None:
-    """Add the column, which rewrites no row; a long transaction of another client may prevent it."""
+def add(connection: Connection, name: str) -> None:
+    """Add a table, or the column: that rewrites no row, but a client's long transaction may prevent it."""
+    if name != FINGERPRINT.name:
+        metadata.tables[name].create(connection)
+        return
     if connection.dialect.name == "postgresql":
         connection.execute(_LOCK)
     connection.execute(_ADD)

@@ -84,9 +84,17 @@ class SQLLetters(Database):
         query = _LISTED.where(*self._matching(where))
         with self._statement() as connection:
             rows, more = page(connection, query, limit, cursor, newest=not oldest_first)
-        found = map(letter_from_json, (row.record for row in rows))
-        # A worker of an earlier release may have replaced a letter, and left its fingerprint.
-        return Page(tuple(letter for letter in found if where.group in (None, letter.group)), more)
+        found = tuple(letter_from_json(row.record) for row in rows)
+        if where.group is not None:
+            self._send_off([letter for letter in found if letter.group != where.group], where.group)
+            found = tuple(letter for letter in found if letter.group == where.group)
+        return Page(found, more)
+
+    def _send_off(self, strays: Sequence[Letter], group: str) -> None:
+        """Take letters out of a group: a worker of an earlier release has replaced them, and kept it."""
+        wrong = sa.and_(letters.c.namespace == self._namespace, letters.c.fingerprint == group_number(group))
+        change = sa.update(letters).where(wrong).values(fingerprint=None)
+        self._change(change, map(letters.c.id.in_, batches([index_id(stray.id) for stray in strays])))
 
     def cursor_after(self, letter: Letter) -> str:
         """Return the cursor that names a letter."""

@@ -140,6 +140,8 @@ rates = sa.Table(
     *(sa.Column(f"count_{place}", sa.BigInteger, nullable=False) for place in range(len(BOUNDS) + 1)),
 )
 
-#: Tables of earlier releases have neither this column nor its index.
+#: What a store of an earlier release lacks: these tables, a column of dead letters, and the column's index.
+#: Jobs go on without them.
+LATER = (documents, rates)
 FINGERPRINT = letters.c.fingerprint
 GROUPED = sa.Index("ojs_dead_letters_grouped", letters.c.namespace, FINGERPRINT, letters.c.discarded_ms)
