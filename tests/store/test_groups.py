@@ -15,6 +15,8 @@ from ojs_bridge.spec.fingerprint import fingerprint
 from ojs_bridge.store import Group, Letter, LetterFilter, Store
 from ojs_bridge.store.records import group_number, group_of_number, letter_to_json, to_ms
 from ojs_bridge.store.redis import RedisStore
+from ojs_bridge.store.redis.index import LOT
+from ojs_bridge.store.redis.server import Word
 from ojs_bridge.store.sql import groups as sql_groups
 from tests.servers import Postgres
 from tests.store.test_store import NOW, entry, ids, letter
@@ -320,6 +322,29 @@ def test_letters_are_buried_while_the_index_is_built(postgres_url: str) -> None:
         if found["name"] == "ojs_dead_letters_grouped"
     ]
     assert built == ["namespace", "fingerprint", "discarded_ms"]
+
+
+def test_no_script_on_valkey_reads_many_kinds(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server would answer nobody else meanwhile. The counts of all scripts are added up."""
+    store = open_store(valkey_url)
+    assert isinstance(store, RedisStore)
+    prints = ["0" * 15 + digit for digit in "ab"]
+    for n in range(1201):
+        store.bury(died(f"j-{n}", n % 4 + 0.5, type=f"t{n}", fingerprint=prints[n % 2]))
+    run, asked = store._redis.run, list[int]()
+
+    def counted(name: str, keys: Sequence[bytes], words: Sequence[Word]) -> Any:
+        asked.append(len(words))
+        return run(name, keys, words)
+
+    monkeypatch.setattr(store._redis, "run", counted)
+    assert [(found.count, found.deaths) for found in groups(store, order="count")] == [
+        (601, (301, 0, 300, 0)),
+        (600, (0, 300, 0, 300)),
+    ]
+    assert store.stats().total == 1201
+    assert store.stats(LetterFilter(type="t1*")).total == store.count(LetterFilter(type="t1*")) == 312
+    assert max(asked) <= LOT + 2
 
 
 def test_what_workers_of_the_release_before_do_on_valkey_is_put_right(valkey_url: str) -> None:

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from operator import add
 from typing import Any, TypeAlias
 
 from ..protocol import NAMED, Group, Letter, LetterFilter, Order
 from ..records import group_in
-from .index import moment, time_of
+from .index import LOT, lots, moment, time_of
 from .letters import RedisLetters, wanted_kinds
 from .server import Word
 
@@ -61,7 +62,6 @@ class RedisGroups(RedisLetters):
         if sample is None:
             return None
         kinds.sort(key=lambda kind: kind[1], reverse=True)
-        words: list[Word] = [len(times), *map(moment, times), *("\0".join(texts) for texts, *_ in kinds)]
         queues, types = (tuple(dict.fromkeys(texts[place] for texts, *_ in kinds)) for place in (1, 2))
         return Group(
             name,
@@ -70,9 +70,18 @@ class RedisGroups(RedisLetters):
             time_of(newest),
             types[:NAMED],
             queues[:NAMED],
-            tuple(self._redis.run("deaths", self._group_keys[:1], words)),
+            self._deaths(["\0".join(texts) for texts, *_ in kinds], times),
             sample,
         )
+
+    def _deaths(self, kinds: Sequence[str], times: Sequence[datetime]) -> tuple[int, ...]:
+        """Return how many letters of these kinds have died between each two times."""
+        head: list[Word] = [len(times), *map(moment, times)]
+        deaths = [0] * (len(times) - 1)
+        for lot in lots(kinds, max(1, LOT * 3 // len(times))):
+            found = self._redis.run("deaths", self._group_keys[:1], [*head, *lot])
+            deaths = [*map(add, deaths, found)]
+        return tuple(deaths)
 
     def _sample(self, name: str, newest: bytes, where: LetterFilter) -> Letter | None:
         """Return the newest letter of a group, or one that is still there."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ..records import from_ms, index_text, matches, to_ms
 from .namespace import RedisNamespace
+from .server import Word
 
 #: Added to the milliseconds of a time, so that they are never negative: digits have the order of time.
 _YEAR_ONE_MS = 62_135_596_800_000
 _DIGITS = 15
 
+#: How many kinds one script counts: the server answers nobody else meanwhile.
+LOT = 500
+
+T = TypeVar("T")
 Rows: TypeAlias = list[tuple[bytes, bytes]]
 #: Returns whether a filter wants the kind with these texts.
 Wanted: TypeAlias = Callable[[Sequence[str]], bool]
@@ -37,7 +42,7 @@ class RedisIndex:
         oldest_first: bool | None = None,
     ) -> tuple[Rows, str | None]:
         """Return a page of the wanted kinds, of a span of time, and the cursor of the next page."""
-        kinds = self._kinds_of(wanted)
+        kinds = None if wanted is None else self._kinds_of(wanted)
         if kinds == []:
             return [], None
         newest = self._newest_first if oldest_first is None else not oldest_first
@@ -52,28 +57,36 @@ class RedisIndex:
 
     def count(self, wanted: Wanted | None, since: datetime | None, until: datetime | None) -> int:
         """Count the records of the wanted kinds, of a span of time."""
-        kinds = self._kinds_of(wanted)
-        if kinds == []:
-            return 0
-        words = (_low(since), _high(until), *(kinds or ()))
-        return int(self._redis.run("count", self._keys[1:], words))
+        keys = self._keys[1:]
+        span: list[Word] = [_low(since), _high(until)]
+        if wanted is None:
+            return int(self._redis.run("count", keys, span))
+        found = lots(self._kinds_of(wanted), LOT)
+        return sum(int(self._redis.run("count", keys, [*span, *lot])) for lot in found)
 
     def counts(
         self, wanted: Wanted | None, since: datetime | None, until: datetime | None
-    ) -> list[tuple[Sequence[str], int, bytes, bytes]]:
-        """Return each wanted kind that a span of time has: its texts, number, first and last place."""
-        kinds = self._kinds_of(wanted)
-        if kinds == []:
-            return []
-        words = (_low(since), _high(until), *(kinds or ()))
-        found = self._redis.run("stats", (self._keys[2], self._kinds), words)
-        return [(texts_of(kind), n, first, last) for kind, n, first, last in found]
+    ) -> Iterator[tuple[Sequence[str], int, bytes, bytes]]:
+        """Yield each wanted kind that a span of time has: its texts, number, first and last place."""
+        for lot in lots(self._kinds_of(wanted), LOT):
+            words: list[Word] = [_low(since), _high(until), *lot]
+            for kind, n, first, last in self._redis.run("stats", self._keys[2:], words):
+                yield texts_of(kind), n, first, last
 
-    def _kinds_of(self, wanted: Wanted | None) -> list[bytes] | None:
-        """Return the wanted kinds; None for all."""
-        if wanted is None:
-            return None
-        return [kind for kind in self._redis.ask("SMEMBERS", self._kinds) if wanted(texts_of(kind))]
+    def _kinds_of(self, wanted: Wanted | None) -> list[bytes]:
+        """Return the wanted kinds, each once; None is all."""
+        found: dict[bytes, None] = {}
+        cursor = b"0"
+        while True:
+            cursor, kinds = self._redis.ask("SSCAN", self._kinds, cursor, "COUNT", LOT)
+            found.update((kind, None) for kind in kinds if wanted is None or wanted(texts_of(kind)))
+            if cursor == b"0":
+                return [*found]
+
+
+def lots(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield the items in lots of a size."""
+    return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def rows_of(answer: Sequence[Any]) -> list[tuple[Any, Any]]:

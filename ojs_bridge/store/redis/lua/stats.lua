@@ -1,11 +1,9 @@
 -- Returns for each kind with records of a span of time: its texts, their number, the oldest and the newest place.
--- KEYS: by_kind, kinds
--- ARGV: the least place, the place beyond, kinds... (none is all)
-local kinds = {}
-for n = 3, #ARGV do kinds[n - 2] = ARGV[n] end
-if #kinds == 0 then kinds = redis.call('SMEMBERS', KEYS[2]) end
+-- KEYS: by_kind
+-- ARGV: the least place, the place beyond, kinds...
 local answer = {}
-for _, kind in ipairs(kinds) do
+for n = 3, #ARGV do
+  local kind = ARGV[n]
   local low, high = '[' .. kind .. '\0' .. ARGV[1], '(' .. kind .. '\0' .. ARGV[2]
   local count = redis.call('ZLEXCOUNT', KEYS[1], low, high)
   if count > 0 then
