@@ -368,3 +368,73 @@ def test_what_workers_of_the_release_before_do_on_valkey_is_put_right(valkey_url
     assert sum(store.group_older()) == 1
     assert {group.fingerprint: group.count for group in groups(store)} == {GONE: 1, NO: 2, USER: 2}
     assert sum(store.group_older()) == 0
+
+
+@pytest.fixture
+def redis_store(valkey_url: str) -> RedisStore:
+    """An empty store on Valkey."""
+    store = open_store(valkey_url)
+    assert isinstance(store, RedisStore)
+    return store
+
+
+def ungroup(store: RedisStore, *names: str) -> None:
+    """Delete what the groups of a store are made of, or some of it."""
+    store._redis.ask("DEL", *store._redis.keys(*(names or ("letters:by_group", "letters:grouped"))))
+
+
+def test_a_comparison_goes_on_where_it_was_ended(redis_store: RedisStore) -> None:
+    """So that it comes to the last of many letters."""
+    for n in range(700):
+        redis_store.bury(died(f"j-{n}", 0, "gone"))
+    ungroup(redis_store)
+    done = []
+    for _ in range(20):
+        work = redis_store.group_older()
+        done.append(next(work, 0))
+        work.close()
+    assert sum(done) == 700
+    assert max(done) < 300
+    assert [group.count for group in groups(redis_store)] == [700]
+
+
+def test_no_script_returns_the_records_of_letters(
+    redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be large, and the server holds all that a script returns."""
+    for n in range(20):
+        redis_store.bury(died(f"j-{n}", 0, "x" * 10_000))
+    ungroup(redis_store)
+    run, told = redis_store._redis.run, list[str]()
+
+    def heard(name: str, keys: Sequence[bytes], words: Sequence[Word]) -> Any:
+        answer = run(name, keys, words)
+        told.append(repr(answer))
+        return answer
+
+    monkeypatch.setattr(redis_store._redis, "run", heard)
+    assert sum(redis_store.group_older()) == 20
+    assert max(map(len, told)) < 10_000
+
+
+@pytest.mark.parametrize("lost", ["letters:by_group", "letters:grouped"])
+def test_a_part_of_the_groups_that_is_lost_is_put_right(redis_store: RedisStore, lost: str) -> None:
+    """Also when the letters were compared before, and when a letter is deleted meanwhile."""
+    fill(redis_store)
+    assert sum(redis_store.group_older()) == 0
+    ungroup(redis_store, lost)
+    claimed = redis_store.claim(["c1"], now=NOW, seconds=9)
+    redis_store.delete(["c1"], claimed.claim)
+    assert sum(redis_store.group_older()) == 5
+    assert names(groups(redis_store)) == [USER, NO]
+    assert redis_store._redis.ask("ZCARD", redis_store._redis.key("letters:by_group")) == 5
+
+
+def test_a_damaged_letter_on_valkey_stops_no_other(redis_store: RedisStore) -> None:
+    """It is in the group of letters without an error."""
+    fill(redis_store)
+    ungroup(redis_store)
+    redis_store._redis.ask("HSET", redis_store._redis.key("letters"), "a1", b"\xff")
+    redis_store._redis.ask("HDEL", redis_store._redis.key("letters"), "b1")
+    assert sum(redis_store.group_older()) == 6
+    assert redis_store.count(LetterFilter(group=fingerprint("Unknown", ""))) == 2

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from ..protocol import NAMED, Group, Letter, LetterFilter, Order
 from ..records import group_in
-from .index import LOT, lots, moment, time_of
+from .index import LOT, lots, moment, rows_of, time_of
 from .letters import RedisLetters, wanted_kinds
 from .server import Word
 
@@ -19,7 +19,8 @@ from .server import Word
 Kind: TypeAlias = tuple[Sequence[str], int, bytes, bytes]
 
 #: How many letters the server looks through at once: it answers nobody else meanwhile.
-_SCANNED = 500
+_SCANNED = 100
+_BEGINNING = (b"0", b"0", b"0")
 #: How many members of a group are looked at for a letter that is still there.
 _TRIED = 20
 
@@ -28,6 +29,8 @@ class RedisGroups(RedisLetters):
     """The part of a store that holds dead letters and their groups."""
 
     _is_compared = False
+    #: Where the comparison is, in the three scans of its script.
+    _compared: tuple[bytes, ...] = _BEGINNING
 
     def groups(
         self,
@@ -94,21 +97,31 @@ class RedisGroups(RedisLetters):
     def group_older(self) -> Iterator[int]:
         """Compare the groups with the letters, and put right what workers of earlier releases have left.
 
-        A process looks through all letters once. Later it does so only if the groups have more letters, or
-        fewer: such a worker may still be there.
+        A process looks through all letters once, and goes on where it was when it was ended. Later it does so
+        only if the groups have more letters, or fewer: such a worker may still be there.
         """
-        lengths = {self._redis.ask("HLEN", key) for key in (self._letter_entries, self._group_keys[2])}
-        if self._is_compared and len(lengths) == 1:
+        if self._is_compared and self._have_as_many():
             return
-        entries = grouped = b"0"
-        keys = (self._letters, self._letter_entries, *self._group_keys)
-        while entries or grouped:
-            entries, grouped, *found = self._redis.run("ungrouped", keys, (entries, grouped, _SCANNED))
-            words: list[Word] = []
-            for letter_id, entry, record in zip(found[::3], found[1::3], found[2::3], strict=True):
-                words += (letter_id, group_in(record.decode()), entry)
-            yield int(self._redis.run("group", keys[1:], words)) if words else 0
-        self._is_compared = True
+        while any(self._compared):
+            yield self._compare_some()
+        self._is_compared, self._compared = True, _BEGINNING
+
+    def _have_as_many(self) -> bool:
+        by_group, _, grouped = self._group_keys
+        asked = (("HLEN", self._letter_entries), ("HLEN", grouped), ("ZCARD", by_group))
+        return len({self._redis.ask(*words) for words in asked}) == 1
+
+    def _compare_some(self) -> int:
+        """Compare some letters and their groups. Their records, which may be large, are read one by one."""
+        keys = (self._letter_entries, *self._group_keys)
+        *compared, ungrouped = self._redis.run("ungrouped", keys, (*self._compared, _SCANNED))
+        words: list[Word] = []
+        for letter_id, entry in rows_of(ungrouped):
+            record = self._redis.ask("HGET", self._letters, letter_id) or b""
+            words += (letter_id, group_in(record.decode(errors="replace")), entry)
+        done = int(self._redis.run("group", keys, words)) if words else 0
+        self._compared = tuple(compared)
+        return done
 
 
 def _rank(kinds: Sequence[Kind], order: Order) -> tuple[Any, Any]:
