@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -77,9 +78,24 @@ class TaskRun:
             self._begin_in_time()
         # Otherwise there is nothing to read and nobody to tell: the job begins only if it fails.
         if self.engine.instruments and self._begun is not None:
-            with self.engine.instruments.running(FRAMEWORK, self._begun, self._delivery.headers):
-                return self._run(body, args, kwargs)
+            return self._run_within(self._begun, body, args, kwargs)
         return self._run(body, args, kwargs)
+
+    def _run_within(self, begun: Run, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the user's code within the instruments; an interrupt that strikes in one is the job's."""
+        try:
+            within = self.engine.instruments.running(FRAMEWORK, begun, self._delivery.headers)
+            within.__enter__()
+        except BaseException as exc:  # noqa: BLE001 - it is raised again in the place of the user's code
+            return self._run(_raise, (exc,), {})
+
+        def leave(*error: Any) -> None:
+            with undisturbed():
+                within.__exit__(*error)
+
+        with ExitStack() as stack:
+            stack.push(leave)
+            return self._run(body, args, kwargs)
 
     def _run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         try:
@@ -297,3 +313,7 @@ class TaskRun:
 
     def _outcome(self, begun: Run, raised: BaseException, wish: Wish | None = None) -> Outcome:
         return task_outcome(self._task, raised, wish, begun, self.engine.now())
+
+
+def _raise(error: BaseException) -> None:
+    raise error

@@ -13,8 +13,9 @@ from typing import Any
 
 from billiard import common, current_process, pool
 from celery import Task
-from celery.exceptions import Retry, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 
+from ..engine.harmless import let_through
 from ..engine.runs import Run
 from ..spec.failures import ErrorMap, Failure, Outcome, outcome_of, text_of
 from . import compat
@@ -106,3 +107,15 @@ def _pool_ends_the_process() -> bool:
     fired = compat.terminate_handler_fired(common, None)
     # An older billiard does not say so; only its child processes end this way.
     return bool(fired()) if fired else current_process().name != "MainProcess"
+
+
+def _is_aimed(exc: BaseException) -> bool:
+    """Return whether Celery or its pool raises this from outside, to end what the thread does."""
+    if isinstance(exc, SystemExit):
+        return isinstance(exc, (WorkerShutdown, WorkerTerminate)) or _pool_ends_the_process()
+    if isinstance(exc, Exception):
+        return isinstance(exc, SoftTimeLimitExceeded)
+    return type(exc).__module__.startswith(_GREEN)
+
+
+let_through(_is_aimed)

@@ -16,7 +16,7 @@ from celery import Task
 from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..engine.events import Harmless
+from ..engine.harmless import Harmless
 from ..engine.ports import Ended, Onward, Outlet
 from ..messages import HEADER, parameters_of
 from ..spec.depth import nests_deeper

@@ -19,7 +19,7 @@ from ..spec.policy import RetryPolicy
 from ..store import Settle, Store
 from . import events
 from .context import Context
-from .events import Harmless
+from .harmless import Harmless
 from .keeping import letter_of, parked_of
 from .ports import Ended, Onward, Outlet
 from .rates import Rates
@@ -282,8 +282,7 @@ class Carrying:
             with Harmless(job):
                 events.log(job, decision)
         if self._rates or self._events or self.instruments:
-            with Harmless(job):
-                self._tell(run, decision)
+            self._tell(run, decision)
         if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discard)):
             with Harmless(job):
                 self.context.history.forget(job)
@@ -291,14 +290,17 @@ class Carrying:
     def _tell(self, run: Run | Refuse, decision: Decision) -> None:
         seconds = time.monotonic() - run.since if isinstance(run, Run) else 0.0
         if self._rates:
-            self._rates.count(run.job, decision, seconds)
+            with Harmless(run.job):
+                self._rates.count(run.job, decision, seconds)
         if self.instruments:
-            self.instruments.concluded(run, decision, seconds)
+            with Harmless(run.job):
+                self.instruments.concluded(run, decision, seconds)
         if self._events:
             limit = run.policy.max_attempts if isinstance(run, Run) else RetryPolicy().max_attempts
-            self._events.emit(
-                events.of(run.job, decision, max_attempts=limit, seconds=seconds, at=self.now())
-            )
+            with Harmless(run.job):
+                self._events.emit(
+                    events.of(run.job, decision, max_attempts=limit, seconds=seconds, at=self.now())
+                )
 
     def release(self, run: Run) -> None:
         """Release the reservation of a run that this process does not end; never raises."""

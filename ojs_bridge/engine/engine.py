@@ -34,7 +34,7 @@ from ..store import Parked, Reservation
 from . import events
 from .carrying import NO_STEP, Carrying
 from .context import Context
-from .events import Harmless
+from .harmless import Harmless
 from .instruments import Instrument
 from .keeping import job_of_parked
 from .ports import DeadQueues, Publisher

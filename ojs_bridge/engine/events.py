@@ -252,24 +252,3 @@ class Dispatcher:
                             "listener %r failed on %s of job %s", listener, event.type, event.subject
                         )
             events.task_done()
-
-
-class Harmless:
-    """Logs an error that comes after a decision was carried out: the job has its place already."""
-
-    __slots__ = ("_job",)
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        """Log and swallow an Exception; let any other exception pass."""
-        if not isinstance(error, Exception):
-            return False
-        with suppress(Exception):
-            told = "job %s: an error after its decision was carried out; the job is not affected"
-            logger.error(told, self._job, exc_info=error)
-        return True

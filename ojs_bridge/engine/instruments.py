@@ -5,17 +5,15 @@ Listeners hear of the same later, on a thread of their own; only an instrument c
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..spec.decision import Decision
 from ..spec.job import Job
 from .events import Event
+from .harmless import is_aimed, log
 from .runs import Refuse, Run
-
-logger = logging.getLogger("ojs_bridge")
 
 
 class Instrument:
@@ -53,33 +51,39 @@ class Instrument:
 
 
 class Entered:
-    """The contexts of several instruments as one; an error of theirs goes to the log, and touches no job."""
+    """The contexts of several instruments as one; an error of theirs goes to the log, and touches no job.
+
+    An exception that is aimed at the thread is raised when all that was entered is left.
+    """
 
     __slots__ = ("_contexts",)
 
-    def __init__(self, contexts: Iterator[AbstractContextManager[Any]]) -> None:
-        self._contexts: list[AbstractContextManager[Any]] = []
-        try:
-            self._contexts.extend(contexts)
-        except Exception:
-            logger.exception("an instrument has failed")
+    def __init__(self, contexts: Iterable[AbstractContextManager[Any] | None]) -> None:
+        self._contexts = [context for context in contexts if context is not None]
 
     def __enter__(self) -> None:
         """Enter each context; one that fails is left out."""
-        for context in tuple(self._contexts):
+        contexts, self._contexts = self._contexts, []
+        for context in contexts:
             try:
                 context.__enter__()
-            except Exception:
-                logger.exception("an instrument has failed")
-                self._contexts.remove(context)
+            except BaseException as error:
+                if _strikes(error):
+                    self.__exit__(type(error), error, error.__traceback__)
+                    raise
+            else:
+                self._contexts.append(context)
 
     def __exit__(self, *error: Any) -> None:
-        """Leave each context, the last one first."""
-        for context in reversed(self._contexts):
+        """Leave each context once, the last one first."""
+        struck: BaseException | None = None
+        while self._contexts:
             try:
-                context.__exit__(*error)
-            except Exception:
-                logger.exception("an instrument has failed")
+                self._contexts.pop().__exit__(*error)
+            except BaseException as failure:  # noqa: BLE001 - it is raised again below
+                struck = failure if _strikes(failure) else struck
+        if struck is not None:
+            raise struck
 
 
 class Instruments:
@@ -107,15 +111,15 @@ class Instruments:
 
     def sending(self, framework: str, type_: str, queue: str, carrier: MutableMapping[str, Any]) -> Entered:
         """Return the context in which a job is sent."""
-        return Entered(each.sending(framework, type_, queue, carrier) for each in self._all)
+        return Entered(_safely(each.sending, framework, type_, queue, carrier) for each in self._all)
 
     def running(self, framework: str, run: Run, carrier: Mapping[str, Any]) -> Entered:
         """Return the context of a run."""
-        return Entered(each.running(framework, run, carrier) for each in self._all)
+        return Entered(_safely(each.running, framework, run, carrier) for each in self._all)
 
     def step(self, name: str, job: Job) -> Entered:
         """Return the context of a step of the bridge."""
-        return Entered(each.step(name, job) for each in self._all)
+        return Entered(_safely(each.step, name, job) for each in self._all)
 
     def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:
         """Tell of a decision that was carried out, so long after the run began."""
@@ -136,6 +140,14 @@ class Instruments:
 def _safely(call: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return call(*arguments)
-    except Exception:
-        with suppress(Exception):
-            logger.exception("an instrument has failed")
+    except BaseException as error:
+        if _strikes(error):
+            raise
+
+
+def _strikes(error: BaseException) -> bool:
+    """Return whether an exception is aimed at the thread; an instrument's own error goes to the log."""
+    if is_aimed(error):
+        return True
+    log(error, "an instrument has failed")
+    return False

@@ -51,7 +51,8 @@ class Settings:
     look: float = 30
     #: The URL of the results, where they are not kept beside the notes.
     results: str = ""
-    #: The names of the functions of tests/instrumentation/instruments.py that are called with the bridge.
+    #: The functions of tests/instrumentation that are called with the bridge; those of `instruments` without
+    #: their module.
     instruments: tuple[str, ...] = ()
 
     def to_env(self) -> dict[str, str]:
@@ -78,7 +79,9 @@ def bridge_of(settings: Settings) -> Bridge:
         storage_retry=StorageRetry(max_attempts=settings.insist),
     )
     for name in settings.instruments:
-        getattr(importlib.import_module("tests.instrumentation.instruments"), name)(bridge, settings)
+        module, _, function = name.rpartition(".")
+        within = importlib.import_module(f"tests.instrumentation.{module or 'instruments'}")
+        getattr(within, function)(bridge, settings)
     return bridge
 
 

@@ -185,6 +185,15 @@ def test_no_soft_time_limit_strikes_while_an_error_is_read(separate) -> None:
     assert fleet.bridge.dead_letters.get(job.id).errors[0]["message"] == "at last"
 
 
+def test_a_soft_time_limit_that_strikes_in_an_instrument_is_the_jobs(separate) -> None:
+    fleet = separate(instruments=("failing.lingering",))
+    fleet.start("-c", "1")
+    job = fleet.send("act_kept", "OSError('down')", soft_time_limit=4)
+    eventually(lambda: "dead_letter.added" in types(fleet, job), seconds=60, what="the dead letter")
+    letter = fleet.bridge.dead_letters.get(job.id)
+    assert [error["type"] for error in letter.errors] == ["timeout", "builtins.OSError"]
+
+
 @pytest.mark.requirement("RET-01")
 def test_a_retry_that_a_dying_broker_did_not_confirm_is_not_lost(separate) -> None:
     with RabbitMQ() as server:

@@ -27,6 +27,7 @@ from ojs_bridge import Bridge, DeadLetter, Discard, Retry, RetryPolicy, Snooze
 from ojs_bridge.dramatiq import OJSRetries, holding, install
 from ojs_bridge.dramatiq.native_options import options_as_policy
 from ojs_bridge.spec.policy import LARGEST
+from tests.instrumentation.failing import Lingering
 from tests.on_dramatiq.fleet import QUICK, Fleet, Sent, dead_messages
 from tests.servers import eventually
 
@@ -465,6 +466,13 @@ def test_a_time_limit_is_an_attempt_of_the_reserved_type(timing: Fleet) -> None:
     # The event of a failure comes after the publishing of its retry; the job may have ended by then.
     eventually(lambda: len(types_of(timing, job)) == 2)
     assert types_of(timing, job) == ["timeout", "timeout"]
+
+
+def test_a_time_limit_that_strikes_in_an_instrument_is_the_jobs(timing: Fleet) -> None:
+    timing.bridge.engine.instrument(Lingering())
+    job = timing.send(timing.actor(lambda n: "done", time_limit=50, max_retries=1))
+    assert timing.end(job).type == "job.completed"
+    assert types_of(timing, job) == ["timeout"]
 
 
 def test_a_time_limit_can_be_ruled_out(timing: Fleet) -> None:
