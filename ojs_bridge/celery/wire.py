@@ -9,7 +9,7 @@ import re
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any, TypeAlias
 
 from celery import Celery
@@ -222,7 +222,7 @@ def time_in(app: Celery, text: object) -> datetime | None:
         return None
     try:
         at = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
+        aware: datetime = maybe_make_aware(at, app.timezone)
+        return aware.astimezone(timezone.utc)
+    except (ValueError, OverflowError):
         return None
-    aware: datetime = maybe_make_aware(at, app.timezone)
-    return aware

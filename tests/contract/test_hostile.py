@@ -83,6 +83,9 @@ AS_THEY_CAME: dict[str, dict[str, Any]] = {
     "a queue without a name": {"queue_name": None},
     "an id that is a list": {"message_id": ["x"]},
 }
+#: Times of Celery's messages, and times and ages of Dramatiq's.
+EDGES = ["0001-01-01T00:00:00+23:00", "9999-12-31T23:59:59.999999-23:00", "9999-12-31T23:59:59.999999Z"]
+AGES = [(253402300799999, 1), (-62135596800000, None), (10**400, 1e308), (253402300799999, 1e308), (1e308, 1)]
 #: What runs all the same.
 HARMLESS: dict[str, dict[str, Any]] = {
     "a timestamp that is none": {"message_timestamp": "then"},
@@ -140,6 +143,21 @@ def test_a_message_that_is_odd_but_harmless_runs(fleet: Fleet) -> None:
     jobs = {name: fleet.put(**differs)[0] for name, differs in HARMLESS.items()}
     for name, job in jobs.items():
         eventually(lambda job=job: fleet.runs(job), what=name)
+
+
+@pytest.mark.parametrize("fleet", SERVED, indirect=True)
+def test_a_job_from_the_end_of_all_times_becomes_a_dead_letter_like_others(fleet: Fleet) -> None:
+    """UTC cannot hold the first of these times, and nothing can hold the others."""
+    state = {"ojs": '{"v": 1, "retry": {"max_attempts": 1, "on_exhaustion": "dead_letter"}}'}
+    sent = {
+        "celery": [state | {"ojs_created_at": at} for at in EDGES],
+        "dramatiq": [{"message_timestamp": at, "options": state | {"max_age": age}} for at, age in AGES],
+    }[fleet.framework]
+    store = fleet.bridge.store
+    assert store is not None
+    for job in [fleet.put("OSError('down')", **differs)[0] for differs in sent]:
+        eventually(lambda job=job: store.get(job), what="the dead letter")
+        json.dumps(fleet.bridge.dead_letters.get(job).to_ojs())
 
 
 @pytest.mark.parametrize("fleet", ["celery-valkey"], indirect=True)
