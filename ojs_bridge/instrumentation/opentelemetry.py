@@ -56,7 +56,8 @@ def instrument(
     meter = metrics.get_meter("ojs_bridge", meter_provider=meter_provider)
     names = _Names(bridge.engine, is_otel=is_otel, both=both)
     meters = Meters(meter, names.any_system, is_otel=is_otel, both=both)
-    bridge.engine.instrument(_Tracing(tracer, meters, names, bridge.engine.now))
+    hides = bool(bridge.engine.context.redactor)
+    bridge.engine.instrument(_Tracing(tracer, meters, names, bridge.engine.now, hides=hides))
 
 
 class _Names:
@@ -103,12 +104,17 @@ class _Names:
 
 
 class _Running:
-    """A run's span: the bridge's own, with its context, or that of another instrumentation."""
+    """A run's span: the bridge's own, with its context, or that of another instrumentation.
 
-    __slots__ = ("_before", "_context", "_meters", "_token", "job", "span", "state")
+    One that hides has no texts of errors.
+    """
 
-    def __init__(self, meters: Meters, job: Job, span: Span, context: contexts.Context | None = None) -> None:
-        self._meters, self._context = meters, context
+    __slots__ = ("_before", "_context", "_hides", "_meters", "_token", "job", "span", "state")
+
+    def __init__(
+        self, meters: Meters, job: Job, span: Span, context: contexts.Context | None = None, *, hides: bool
+    ) -> None:
+        self._meters, self._context, self._hides = meters, context, hides
         self.job, self.span, self.state = job, span, ""
 
     def __enter__(self) -> None:
@@ -138,12 +144,15 @@ class _Running:
         failure: Failure | None = getattr(decision, "failure", None)
         if failure is None:
             return
-        told = {"error.type": failure.type, "error.message": failure.message}
-        span.set_attributes({**told, "ojs.job.error.attempt": self.job.attempt})
-        if self._context is not None:
+        span.set_attributes({"error.type": failure.type, "ojs.job.error.attempt": self.job.attempt})
+        if not self._hides:
+            span.set_attribute("error.message", failure.message)
+        if self._context is None:
+            return
+        span.set_status(Status(StatusCode.ERROR, None if self._hides else failure.message))
+        if not self._hides:
             event = {"exception.type": failure.type, "exception.message": failure.message}
             span.add_event("exception", {**event, "exception.stacktrace": "\n".join(failure.backtrace)})
-            span.set_status(Status(StatusCode.ERROR, failure.message))
 
 
 _running: ContextVar[_Running | None] = ContextVar("ojs_bridge_running", default=None)
@@ -155,9 +164,17 @@ class _Tracing(Instrument):
     """Makes the spans."""
 
     def __init__(
-        self, tracer: trace.Tracer, meters: Meters, names: _Names, now: Callable[[], datetime]
+        self,
+        tracer: trace.Tracer,
+        meters: Meters,
+        names: _Names,
+        now: Callable[[], datetime],
+        *,
+        hides: bool,
     ) -> None:
         self._tracer, self._meters, self._names, self._now = tracer, meters, names, now
+        #: Whether the bridge redacts: the text of an error may quote what it hides.
+        self._hides = hides
 
     @contextmanager
     def sending(
@@ -173,8 +190,10 @@ class _Tracing(Instrument):
             yield
         except BaseException as error:
             if span is not None:
-                span.record_exception(error)
-                span.set_status(Status(StatusCode.ERROR, repr(error)))
+                span.set_attribute("error.type", type(error).__qualname__)
+                span.set_status(Status(StatusCode.ERROR, None if self._hides else repr(error)))
+                if not self._hides:
+                    span.record_exception(error)
             raise
         finally:
             if span is not None:
@@ -187,7 +206,7 @@ class _Tracing(Instrument):
         self._meters.add(of_start(job, self._now()))
         other = trace.get_current_span() if _is_doubled(framework) else None
         if other is not None and other.get_span_context().is_valid:
-            running = _Running(self._meters, job, other)
+            running = _Running(self._meters, job, other, hides=self._hides)
         else:
             name, attributes = self._names.named("process", job.type, job.queue, framework)
             # A trace of its own, which is sampled for itself.
@@ -196,7 +215,8 @@ class _Tracing(Instrument):
             came = propagate.extract(carrier) if span.is_recording() or "baggage" in carrier else _NOTHING
             if span.is_recording() and (sent := _found(came)):
                 span.add_link(sent)
-            running = _Running(self._meters, job, span, trace.set_span_in_context(span, came))
+            within = trace.set_span_in_context(span, came)
+            running = _Running(self._meters, job, span, within, hides=self._hides)
         _join(running.span, job, self._names.worker())
         return running
 
@@ -214,6 +234,8 @@ class _Tracing(Instrument):
             context=trace.set_span_in_context(running.span),
             kind=_STEPS.get(name, SpanKind.CLIENT),
             attributes={"ojs.job.id": job.id},
+            record_exception=not self._hides,
+            set_status_on_exception=not self._hides,
         )
 
     def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:

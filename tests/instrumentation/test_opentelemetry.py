@@ -7,9 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from dramatiq.brokers.stub import StubBroker
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from ojs_bridge.instrumentation import opentelemetry
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting, client
+from tests.on_dramatiq.fleet import Fleet as OnStub
 from tests.servers import eventually
 
 FLEETS = ["celery-valkey", "celery-rabbitmq", "dramatiq-valkey", "dramatiq-rabbitmq"]
@@ -194,3 +201,27 @@ def test_open_telemetry_s_own_names(
     assert run["attributes"]["messaging.system"] == ("ojs" if both else "redis")
     assert run["attributes"]["messaging.operation.name"] == "process"
     assert run["attributes"]["error.type"] == "a.b"
+
+
+@pytest.mark.parametrize("redact", [None, {"card"}])
+def test_what_the_bridge_redacts_is_in_no_span(redact: set[str] | None, unique: str) -> None:
+    """The text of an error may quote an argument: the spans have the error's type alone."""
+    exporter, traces, secret = InMemorySpanExporter(), TracerProvider(), "4111-1111"
+    traces.add_span_processor(SimpleSpanProcessor(exporter))
+    fleet = OnStub(StubBroker(), unique, redact=redact)
+    opentelemetry.instrument(fleet.bridge, traces, MeterProvider())
+
+    def charge(n: int) -> None:
+        raise OSError(f"no card {secret}")
+
+    with fleet.working():
+        fleet.end(fleet.send(fleet.actor(charge, max_retries=1)))
+    within = fleet.bridge.engine.instruments.sending("dramatiq", "act", "q", {})
+    with pytest.raises(OSError, match=secret), within:
+        raise OSError(secret)
+    found = exporter.get_finished_spans()
+    failed = [span for span in found if not span.status.is_ok]
+    assert len(failed) == 3
+    assert all((secret in span.to_json()) == (redact is None) for span in failed)
+    assert all(span.attributes and "OSError" in str(span.attributes["error.type"]) for span in failed)
+    assert redact is None or secret not in "".join(span.to_json() for span in found)
