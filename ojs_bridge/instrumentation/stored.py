@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from ..bridge import Bridge
 from ..errors import StoreError
-from ..operations.health import Check, Probe
+from ..operations.health import Check
 from ..spec.job import parse_time
 
 #: The gauges: what they say, and their labels.
@@ -47,7 +47,7 @@ def text(bridge: Bridge) -> bytes:
 
 
 def _samples(bridge: Bridge) -> Samples:
-    checks = Probe(bridge.engine.context).check().checks
+    checks = bridge.operations.health.check().checks
     up = checks["store"].status == "ok"
     found: Samples = [("ojs_store_up", (), float(up))]
     if not up:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from ojs_bridge import Bridge
 from ojs_bridge.http.guarding import Access, tokens_of
+from ojs_bridge.instrumentation import stored
 from ojs_bridge.instrumentation.measuring import METRICS
 from ojs_bridge.instrumentation.stored import GAUGES
+from ojs_bridge.operations import health
 from tests.http.doors import OPERATOR, READER, House, client_at, house, with_token
 from tests.instrumentation.snippets import PAGE
 
@@ -84,6 +89,18 @@ def test_the_server_tells_what_the_store_knows(shop: House) -> None:
     (overdue,) = re.findall(r"^ojs_retry_overdue_seconds (\S+)", text, re.MULTILINE)
     assert float(overdue) > 1_000_000
     assert set(re.findall(r"^(ojs_\w+)", text, re.MULTILINE)) == {*GAUGES}
+
+
+def test_scrapes_do_not_pile_up_behind_a_silent_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each scrape waits for the answer to the first one's question."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        bridge = Bridge(f"redis://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(health.Probe.check, "__defaults__", (0.2,))
+        before = [thread.name for thread in threading.enumerate()].count("ojs-health-store")
+        for _ in range(3):
+            assert b"ojs_store_up 0.0" in stored.text(bridge)
+        after = [thread.name for thread in threading.enumerate()].count("ojs-health-store")
+        assert after - before == 1
 
 
 def test_the_metrics_are_guarded_as_the_rest_of_the_api(shop: House) -> None:
