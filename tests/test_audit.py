@@ -13,13 +13,14 @@ import pytest
 from ojs_bridge import Bridge, Event, LetterNotFound, Retention
 from ojs_bridge.errors import RetryNotFound, StoreError, Unpublishable
 from ojs_bridge.operations import audit, bulk
-from ojs_bridge.operations.audit import Actor, Record, acting
+from ojs_bridge.operations.audit import Actor, Record, acting, some
 from tests.lives import Outbox, bridge_with_outbox
 from tests.store.test_parked import parked
 from tests.test_operating import bury
 
 Lives = tuple[Bridge, Outbox]
 ANN = Actor("ann", "http", "10.0.0.7", "ticket 12")
+BOB = Actor("bob", "code", "")
 
 
 @pytest.fixture
@@ -227,6 +228,35 @@ def test_long_texts_are_cut(small: Lives) -> None:
         bridge.dead_letters.purge(text="z" * 2000, confirm=True)
     [record] = records(bridge)
     assert {len(record.who), len(record.reason), len(record.subject["filter"]["text"])} == {1001}
+
+
+def test_long_ids_are_cut(small: Lives) -> None:
+    bridge, _ = small
+    with bridge.operations.audit.recording("a.b", **some(["x" * 10**6])):
+        pass
+    [record] = records(bridge)
+    assert [len(each) for each in record.subject["ids"]] == [1001]
+
+
+def test_a_filter_that_matches_little_asks_the_store_little(
+    small: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pages have each record once, also where a page of the store has more than are asked for."""
+    bridge, _ = small
+    for n in range(300):
+        with acting(ANN if n % 29 == 0 else BOB), bridge.operations.audit.recording("a.b", n=n):
+            pass
+    asked, store = list[int](), bridge.store
+    assert store is not None
+    usual = store.list_documents
+    monkeypatch.setattr(store, "list_documents", lambda *a, **k: asked.append(1) or usual(*a, **k))
+    found, cursor, pages = list[int](), None, 0
+    while cursor is not None or not pages:
+        page = bridge.operations.audit.list(who=ANN.name, limit=2, cursor=cursor)
+        found += [record.subject["n"] for record in page.records]
+        cursor, pages = page.next_cursor, pages + 1
+    assert found == [*range(290, -1, -29)]
+    assert len(asked) <= 3 * pages
 
 
 def test_records_are_kept_for_half_a_year(small: Lives, monkeypatch: pytest.MonkeyPatch) -> None:

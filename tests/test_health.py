@@ -20,6 +20,7 @@ from dramatiq.brokers.stub import StubBroker
 import ojs_bridge.celery
 import ojs_bridge.dramatiq
 from ojs_bridge import Bridge
+from ojs_bridge.engine.context import Context
 from ojs_bridge.operations import health
 from ojs_bridge.operations.health import Beat
 from tests.cli.running import run
@@ -89,6 +90,17 @@ def test_workers_of_long_ago(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> N
     bridge.dead_letters.prune_once_a_period()
     assert bridge.store is not None
     assert bridge.store.list_documents(health.KIND, limit=9, cursor=None).documents == ()
+
+
+def test_a_worker_whose_clock_goes_ahead(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is seen if it is a little ahead; otherwise it would be seen long after its death."""
+    bridge, _ = fleet
+    now = bridge.engine.now()
+    for ahead, seen in ((3600, 0), (60, 1)):
+        late = Context(bridge.store, lambda ahead=ahead: now + timedelta(seconds=ahead), *[None] * 4)  # type: ignore[arg-type]
+        monkeypatch.setattr(health.os, "getpid", lambda ahead=ahead: ahead)
+        Beat(late).tell()
+        assert bridge.operations.health.check().checks["workers"].facts["seen"] == seen
 
 
 def test_a_store_that_is_away(silent: int) -> None:

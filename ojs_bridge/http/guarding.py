@@ -23,7 +23,7 @@ from .requests import JSON_TYPES, content_type
 
 Role = Literal["operator", "reader"]
 #: Returns the name of the user behind a request that was admitted; None or an empty text where it knows none.
-UserOf: TypeAlias = Callable[[Request], str | None]
+UserOf: TypeAlias = Callable[[Request], object]
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 MIN_TOKEN = 16
@@ -113,7 +113,9 @@ class Access:
     def _actor(self, request: Request, token: Token | None) -> Actor:
         user = self.user(request) if self.user else None
         address = request.client.host if request.client else ""
-        return Actor(user or (token.name if token else NOBODY), "http", address)
+        # A user of an app is often a number or an object.
+        name = "" if user is None else str(user)
+        return Actor(name or (token.name if token else NOBODY), "http", address)
 
     def _token(self, headers: Headers) -> Token:
         scheme, _, given = headers.get("authorization", "").partition(" ")

@@ -34,6 +34,8 @@ KEPT = timedelta(days=180)
 MAX_IDS, MAX_TEXT = 20, 1000
 #: The most records that one page searches.
 LOOK_THROUGH = 2000
+#: How many records are read at once where not all of them are wanted.
+_PAGE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +196,21 @@ class Audit:
         check_pattern("who", who)
         check_pattern("action", action)
         page_size(limit)
+        size = limit if who is None and action is None else _PAGE
         found: list[Record] = []
-        looked = 0
-        while looked < LOOK_THROUGH:
-            page = self._store.list_documents(KIND, limit=limit - len(found), cursor=cursor)
-            records = [_read(document) for document in page.documents]
-            young = [record for record in records if since is None or record.at >= since]
-            found += [x for x in young if matches(x.who, who or "*") and matches(x.action, action or "*")]
-            looked += len(records)
-            cursor = page.next_cursor if len(young) == len(records) else None
+        for _ in range(-(-LOOK_THROUGH // size)):
+            page = self._store.list_documents(KIND, limit=size, cursor=cursor)
+            for n, document in enumerate(page.documents, 1):
+                record = _read(document)
+                if since is not None and record.at < since:
+                    return RecordPage(tuple(found), None)
+                if matches(record.who, who or "*") and matches(record.action, action or "*"):
+                    found.append(record)
+                if len(found) == limit and n < len(page.documents):
+                    # Only the store makes cursors.
+                    after = self._store.list_documents(KIND, limit=n, cursor=cursor).next_cursor
+                    return RecordPage(tuple(found), after)
+            cursor = page.next_cursor
             if cursor is None or len(found) == limit:
                 break
         return RecordPage(tuple(found), cursor)
@@ -246,6 +254,8 @@ def _bounded(value: Any) -> Any:
         return _cut(value)
     if isinstance(value, Mapping):
         return {name: _bounded(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_bounded(inner) for inner in value]
     return value
 
 

@@ -131,6 +131,8 @@ def test_an_app_tells_its_user(door: House) -> None:
     plain = TestClient(app_for(door.bridge, open_to_all=True), headers={**OWN, "X-Forwarded-User": "eve"})
     plain.delete(f"{LETTERS}/j-1")
     assert [record["who"] for record in listed(door.client)] == ["anonymous", "dora"]
+    numbered = TestClient(app_for(door.bridge, open_to_all=True, user=lambda _: 42), headers=OWN)
+    assert numbered.post(f"{API}/marks", json={"text": "v42"}).json()["by"] == "42"
 
 
 @pytest.mark.parametrize(
