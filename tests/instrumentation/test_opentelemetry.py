@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 from dramatiq.brokers.stub import StubBroker
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from ojs_bridge.instrumentation import opentelemetry
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting, client
 from tests.on_dramatiq.fleet import Fleet as OnStub
@@ -206,6 +201,13 @@ def test_open_telemetry_s_own_names(
 @pytest.mark.parametrize("redact", [None, {"card"}])
 def test_what_the_bridge_redacts_is_in_no_span(redact: set[str] | None, unique: str) -> None:
     """The text of an error may quote an argument: the spans have the error's type alone."""
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from ojs_bridge.instrumentation import opentelemetry
+
     exporter, traces, secret = InMemorySpanExporter(), TracerProvider(), "4111-1111"
     traces.add_span_processor(SimpleSpanProcessor(exporter))
     fleet = OnStub(StubBroker(), unique, redact=redact)
