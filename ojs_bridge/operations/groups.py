@@ -28,7 +28,7 @@ KIND = "mute"
 PERIOD, WORKED = timedelta(minutes=5), timedelta(minutes=4)
 #: The most groups, and steps of time, that one statement names; and the most groups before a page.
 MOST, MOST_SKIPPED = 200, 100_000
-#: The seconds between two batches of such letters.
+#: The least seconds between two batches of such letters.
 PAUSE = 0.01
 
 
@@ -173,14 +173,18 @@ class Groups:
     def older(self) -> int:
         """Group the letters of earlier releases, for four minutes at most; return how many there were.
 
-        It may be broken off at any time, and begun again.
+        It may be broken off at any time, and begun again. Others, which may wait for the store, have half of
+        the time.
         """
-        done, ends = 0, time.monotonic() + WORKED.total_seconds()
+        begun = time.monotonic()
+        done, ends = 0, begun + WORKED.total_seconds()
         for count in self._store.group_older():
             done += count
-            if time.monotonic() > ends:
+            now = time.monotonic()
+            if now > ends:
                 break
-            time.sleep(PAUSE)
+            time.sleep(max(PAUSE, now - begun))
+            begun = time.monotonic()
         if done:
             logger.info("%d dead letters of an earlier release were grouped", done)
         return done
@@ -195,6 +199,8 @@ class Groups:
             self.older()
         except StoreError as error:
             logger.warning("dead letters of an earlier release were not all grouped this time: %s", error)
+        except Exception:
+            logger.exception("dead letters of an earlier release were not all grouped this time")
 
     def _write(self, group: str, body: Mapping[str, Any]) -> None:
         while True:
