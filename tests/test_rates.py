@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
@@ -18,6 +19,8 @@ from ojs_bridge.spec.failures import Failure
 from ojs_bridge.spec.job import Job
 from ojs_bridge.store import BOUNDS, Rate, Store, open_store
 from tests.servers import Valkey
+from tests.servers.process import eventually
+from tests.store.test_rates import record
 
 NOW = datetime.now(timezone.utc)
 ERROR, LOST = Failure("app.Error", ""), Failure("visibility_timeout", "")
@@ -111,6 +114,22 @@ def test_counts_wait_for_a_store_that_is_away(caplog: pytest.LogCaptureFixture) 
     assert len(said) == 1
 
 
+def test_counts_whose_answer_is_lost_count_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that stood still takes up all that was asked of it meanwhile."""
+    with Valkey() as server:
+        store = open_store(server.url, patience=1)
+        counter = counting(store, period=0.1)
+        counter.count(JOB, Complete(), 0)
+        eventually(lambda: counted(store).total() == 1, what="the first run")
+        os.kill(server.pid, signal.SIGSTOP)
+        counter.count(JOB, Complete(), 0)
+        eventually(lambda: "counts wait until the store works" in caplog.text, what="a lost answer")
+        counter.count(JOB, Snooze(NOW, 1, ""), 0)
+        os.kill(server.pid, signal.SIGCONT)
+        counter.close(30)
+        assert counted(store) == {("charge", "completed"): 2, ("charge", "snoozed"): 1}
+
+
 def test_a_process_counts_a_bounded_number_of_types(tmp_path: Path) -> None:
     """Types beyond the limit are counted together."""
     store = open_store(f"sqlite:///{tmp_path}/ojs.db")
@@ -159,8 +178,8 @@ def told(tmp_path: Path) -> Bridge:
         return Rate(at, type_, queue, outcome, (0, count, *[0] * (len(BOUNDS) - 1)))
 
     earlier = now - timedelta(hours=5)
-    bridge.store.record_rates([rate(now, "a.b", "completed", 3), rate(now, "a.b", "retried", 1, "slow")])
-    bridge.store.record_rates([rate(earlier, "a.b", "completed", 5), rate(earlier, "c", "dead_lettered", 2)])
+    record(bridge.store, [rate(now, "a.b", "completed", 3), rate(now, "a.b", "retried", 1, "slow")])
+    record(bridge.store, [rate(earlier, "a.b", "completed", 5), rate(earlier, "c", "dead_lettered", 2)])
     return bridge
 
 
@@ -216,8 +235,12 @@ def test_types_beyond_the_limit_are_shown_together(tmp_path: Path) -> None:
     bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db")
     assert bridge.store is not None
     counts = [0] * len(BOUNDS)
-    bridge.store.record_rates(
-        [Rate(bridge.engine.now(), f"t{n}", "q", "completed", (n + 1, *counts)) for n in range(MAX_TYPES + 2)]
+    record(
+        bridge.store,
+        [
+            Rate(bridge.engine.now(), f"t{n}", "q", "completed", (n + 1, *counts))
+            for n in range(MAX_TYPES + 2)
+        ],
     )
     by_type = bridge.rates().by_type
     assert len(by_type) == MAX_TYPES + 1

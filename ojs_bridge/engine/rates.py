@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from typing import TypeAlias
+from uuid import uuid4
 
 from typing_extensions import assert_never
 
@@ -65,23 +66,32 @@ class Sums:
     ) -> None:
         self._store, self._clock, self._soon, self._ended = store, clock, soon, ended
         self._counts: dict[Key, list[int]] = {}
+        self._writer, self._number = uuid4().hex, 0
+        self._batch: list[Rate] = []
         self._down = False
 
     def write(self) -> None:
         """Add up what has ended, and write it; never raises. Without a store it waits for the next time."""
         try:
             self._add_up()
-            if self._counts:
-                self._store.record_rates([*map(_rate, self._counts, self._counts.values())])
-                self._counts = {}
+            while self._batch or self._counts:
+                self._write_batch()
             self._down = False
         except StoreError as error:
             if not self._down:
                 logger.warning("rates: counts wait until the store works: %s", error)
             self._down = True
         except Exception:
-            self._counts = {}
+            self._counts, self._batch = {}, []
             logger.exception("rates: counts are dropped")
+
+    def _write_batch(self) -> None:
+        """Write a batch. It stays as it is until it is written: the store may know its number."""
+        if not self._batch:
+            self._batch, self._counts = [*map(_rate, self._counts, self._counts.values())], {}
+            self._number += 1
+        self._store.record_rates(self._batch, self._writer, self._number)
+        self._batch = []
 
     def _add_up(self) -> None:
         now = self._clock()

@@ -33,8 +33,12 @@ class Rate:
 class Rating(Protocol):
     """The store's methods for rates. All raise StoreError."""
 
-    def record_rates(self, rates: Sequence[Rate]) -> None:
-        """Add the counts of minutes to these minutes and to their hours, in one step."""
+    def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:
+        """Add the counts of minutes to these minutes and to their hours, in one step.
+
+        A writer gives its batches the numbers from 1 on, and a batch that it repeats the same number: a store
+        may leave out a batch that it has.
+        """
 
     def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:
         """Return the rates of the spans that begin in a time, `until` not included, by time."""

@@ -27,6 +27,7 @@ from tests.http.doors import OPERATOR, READER, listening
 from tests.servers import Valkey, eventually
 from tests.servers.ports import free_port
 from tests.store.test_parked import parked
+from tests.store.test_rates import record
 from tests.store.test_store import entry, letter
 
 #: A loaded machine's patience, in milliseconds.
@@ -646,7 +647,7 @@ def test_rates(browser: Browser, tmp_path: Path) -> None:
         ("c", "recovered"): 1,
     }
     for (type_, outcome), count in told.items():
-        store.record_rates([Rate(hour + timedelta(minutes=7), type_, "q", outcome, (count, *empty))])
+        record(store, [Rate(hour + timedelta(minutes=7), type_, "q", outcome, (count, *empty))])
     bridge.operations.marks.add("v42", at=hour + timedelta(minutes=30))
     with listening(app_for(bridge, open_to_all=True)) as address:
         page = browser.new_page()
@@ -678,7 +679,7 @@ def test_rates(browser: Browser, tmp_path: Path) -> None:
         page.locator("#rates-filters [type=reset]").click()
         expect(figure(page, "Succeeded").locator("b")).to_have_text("30")
         page.mouse.move(0, 0)
-        store.record_rates([Rate(now, "a.b", "q", "completed", (5, *empty))])
+        record(store, [Rate(now, "a.b", "q", "completed", (5, *empty))])
         expect(figure(page, "Succeeded").locator("b")).to_have_text("35")
         page.close()
 

@@ -11,6 +11,7 @@ from ojs_bridge.store import BOUNDS, Rate
 from tests.conftest import store_url
 from tests.http.doors import API, house
 from tests.http.test_letters import refused
+from tests.store.test_rates import record
 
 RATES = f"{API}/rates"
 
@@ -24,7 +25,7 @@ def test_rates(kind: str, request: pytest.FixtureRequest) -> None:
     store = door.bridge.store
     assert store is not None
     for type_, outcome in (("a.b", "completed"), ("a.b", "retried"), ("c", "completed")):
-        store.record_rates([Rate(at, type_, "q", outcome, (2, *[0] * len(BOUNDS)))])
+        record(store, [Rate(at, type_, "q", outcome, (2, *[0] * len(BOUNDS)))])
     asked: dict[str, Any] = {"since": (at - timedelta(minutes=3)).isoformat(), "type": "a.*", "queue": "q"}
     found = door.client.get(RATES, params=asked).json()
     assert found["step_seconds"] == 60

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
+from uuid import uuid4
 
 import pytest
 
@@ -26,13 +28,16 @@ def rate(
     return Rate(at, type_, queue, outcome, (count, *[0] * len(BOUNDS)))
 
 
+def record(store: Store, rates: Sequence[Rate]) -> None:
+    """Record rates, as a writer that has not done so before."""
+    store.record_rates(rates, uuid4().hex, 1)
+
+
 def test_counts_are_added_up(store: Store) -> None:
     """A minute's counts are added to the minute and to its hour; times between count for their minute."""
-    store.record_rates(
-        [rate(2), rate(3, at=AT + MINUTE), rate(5, at=AT + 2 * MINUTE), rate(7, outcome="retried")]
-    )
-    store.record_rates([rate(10, at=AT + timedelta(seconds=59)), rate(1, queue="slow")])
-    store.record_rates([])
+    record(store, [rate(2), rate(3, at=AT + MINUTE), rate(5, at=AT + 2 * MINUTE), rate(7, outcome="retried")])
+    record(store, [rate(10, at=AT + timedelta(seconds=59)), rate(1, queue="slow")])
+    record(store, [])
     by_minute = store.rates(AT, AT + HOUR, "minute")
     assert sorted((one.at, one.queue, one.outcome, one.counts[0]) for one in by_minute) == [
         (AT, "default", "completed", 12),
@@ -56,7 +61,7 @@ def test_counts_are_added_up(store: Store) -> None:
 def test_each_duration_has_its_count(store: Store) -> None:
     """The durations stay apart, and names of any text are kept as every index can hold them."""
     counts = tuple(range(len(BOUNDS) + 1))
-    store.record_rates([Rate(AT, "ü\0\ud800" + "x" * 300, "", "completed", counts)])
+    record(store, [Rate(AT, "ü\0\ud800" + "x" * 300, "", "completed", counts)])
     (found,) = store.rates(AT, AT + MINUTE, "minute")
     assert found.counts == counts
     assert found.type == ("ü\N{REPLACEMENT CHARACTER}?" + "x" * 300)[:255]
@@ -68,8 +73,8 @@ def add_up(url: str) -> None:
     rates = [rate(1, type_=name, at=at) for name in ("a", "b", "c", "d") for at in (AT, AT + MINUTE)]
     for _ in range(20):
         random.shuffle(rates)
-        store.record_rates(rates[:5])
-        store.record_rates(rates[5:])
+        record(store, rates[:5])
+        record(store, rates[5:])
 
 
 def test_no_count_of_many_writers_is_lost(url: str) -> None:
@@ -83,8 +88,18 @@ def test_no_count_of_many_writers_is_lost(url: str) -> None:
 def test_rates_are_forgotten_in_time(store: Store, span: str) -> None:
     """Minutes are kept for a day and hours for 14 days, whatever else is in the store."""
     old = AT.replace(minute=0) - (timedelta(hours=25) if span == "minute" else timedelta(days=15))
-    store.record_rates([rate(1, at=old), rate(1)])
+    record(store, [rate(1, at=old), rate(1)])
     store.forget_rates(datetime.now(timezone.utc))
     assert store.rates(old, old + HOUR, span) == []  # type: ignore[arg-type]
     assert len(store.rates(AT.replace(minute=0), AT + HOUR, span)) == 1  # type: ignore[arg-type]
     assert len(store.rates(old, old + HOUR, "hour")) == (1 if span == "minute" else 0)
+
+
+def test_a_batch_that_is_repeated_counts_once_on_valkey(valkey_url: str) -> None:
+    """Also when it comes after a later one."""
+    store = open_store(valkey_url)
+    for number in (1, 1, 2, 1, 3):
+        store.record_rates([rate(1)], "a", number)
+    store.record_rates([rate(1)], "b", 1)
+    [found] = store.rates(AT, AT + MINUTE, "minute")
+    assert found.counts[0] == 4

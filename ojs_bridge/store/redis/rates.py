@@ -6,15 +6,14 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from uuid import uuid4
 
 from ..rates import BOUNDS, KEPT, SECONDS, Rate, Span, begun
 from ..records import from_ms, index_text, to_ms
 from .namespace import RedisNamespace
 from .server import Word
 
-#: How long Redis remembers a write, so that a repeated write, after a lost answer, is not counted twice.
-_KNOWN_MS = 60_000
+#: How long Redis remembers a writer's last batch, so that a batch is not counted twice after a lost answer.
+_KNOWN_MS = 3_600_000
 #: How many hashes one script reads.
 _AT_ONCE = 24
 
@@ -25,17 +24,17 @@ class RedisRates:
     def __init__(self, redis: RedisNamespace) -> None:
         self._redis = redis
 
-    def record_rates(self, rates: Sequence[Rate]) -> None:
-        """Add to the counts, in one step."""
+    def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:
+        """Add to the counts, in one step, unless this batch of the writer was added."""
         added: dict[tuple[Span, int], Counter[str]] = defaultdict(Counter)
         for rate in rates:
             for span in SECONDS:
                 added[span, begun(rate.at, span)] += Counter(dict(_fields(rate)))
-        words: list[Word] = [_KNOWN_MS]
+        words: list[Word] = [_KNOWN_MS, number]
         for (span, at), fields in added.items():
             words += [at + int((KEPT[span].total_seconds() + SECONDS[span]) * 1000), len(fields)]
             words += [word for field in fields.items() for word in field]
-        keys = [self._redis.key(f"rates:write:{uuid4().hex}"), *(self._key(*one) for one in added)]
+        keys = [self._redis.key(f"rates:writer:{writer}"), *(self._key(*one) for one in added)]
         self._redis.run("record_rates", keys, words)
 
     def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:

@@ -30,7 +30,7 @@ _ADD = Upsert(table, "queue", changes=_added)
 class SQLRates(Database):
     """The part of a store that holds rates."""
 
-    def record_rates(self, rates: Sequence[Rate]) -> None:
+    def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:  # noqa: ARG002
         """Add to the counts, in one transaction."""
         # All processes write in the same order, so that no two of them wait for each other's rows.
         rows = sorted((row for rate in rates for row in self._rows(rate)), key=itemgetter(*_PLACE))

@@ -1,10 +1,10 @@
 -- Adds to the rates of minutes and hours.
--- KEYS: the mark of this write, the hash of each span...
--- ARGV: the mark's life in ms, and for each hash when it expires (ms), the number of its fields, fields and counts...
--- Repeated, after a lost answer, it finds the mark and adds nothing.
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('SET', KEYS[1], '1', 'PX', ARGV[1])
-local n = 2
+-- KEYS: the number of the writer's last batch, the hash of each span...
+-- ARGV: its life in ms, this batch's number, for each hash its end (ms), how many fields, fields and counts...
+-- Repeated, after a lost answer, it finds the number and adds nothing.
+if tonumber(redis.call('GET', KEYS[1]) or 0) >= tonumber(ARGV[2]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[1])
+local n = 3
 for k = 2, #KEYS do
   local expires, fields = ARGV[n], ARGV[n + 1]
   n = n + 2
