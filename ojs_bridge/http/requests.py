@@ -91,8 +91,8 @@ class Change(Asked):
     reason: Reason | None = None
 
 
-class Filter(Asked):
-    """A choice of dead letters."""
+class Choice(Asked):
+    """A choice of parked retries, and of dead letters."""
 
     queue: Word | None = None
     type: Pattern | None = None
@@ -100,12 +100,17 @@ class Filter(Asked):
     text: Word | None = None
     since: Time | None = None
     until: Time | None = None
-    group: Annotated[str, Field(pattern="^[0-9a-f]{16}$", description="A fingerprint")] | None = None
 
     def kind(self) -> Kind:
         """Return the filter as the library takes it."""
-        found = {name: getattr(self, name) for name in Filter.model_fields}
+        found = {name: getattr(self, name, None) for name in Filter.model_fields}
         return cast(Kind, {name: value for name, value in found.items() if value is not None})
+
+
+class Filter(Choice):
+    """A choice of dead letters."""
+
+    group: Annotated[str, Field(pattern="^[0-9a-f]{16}$", description="A fingerprint")] | None = None
 
 
 class Paging(Asked):
@@ -135,8 +140,8 @@ class GroupsQuery(Filter):
     cursor: Annotated[str, Field(pattern="^[0-9]{1,5}$", description=_NEXT)] | None = None
 
 
-class RetriesQuery(LettersQuery):
-    """A page of parked retries; `since` and `until` are times of the parking, and there are no groups."""
+class RetriesQuery(Choice, Paging):
+    """A page of parked retries; `since` and `until` are times of the parking."""
 
 
 class RatesQuery(Asked):
