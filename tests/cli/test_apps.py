@@ -135,7 +135,7 @@ def test_a_replay_on_celery(folder: Path, valkey_url: str) -> None:
     assert (message["headers"]["id"], message["headers"]["retries"]) == ("j-1", 0)
     assert json.loads(message["headers"]["ojs"])["retry"] == {"max_attempts": 9}
     assert left(folder) == 0
-    assert (folder / "heard").read_text() == "dead_letter.retried\n"
+    assert (folder / "heard").read_text() == "dead_letter.retried\noperator.action\n"
 
 
 def test_a_replay_on_dramatiq(folder: Path, valkey_url: str) -> None:

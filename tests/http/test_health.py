@@ -29,4 +29,5 @@ def test_a_probe(tmp_path: Path) -> None:
     assert told["details"] == {"status": "away"}
     told = refused(client.get(HEALTH, headers=with_token(OPERATOR)), 503, "backend_error")
     assert told["details"]["checks"]["broker"] == {"status": "away", "message": "down"}
-    assert {client.get(HEALTH).status_code for _ in range(60)} == {503, 429}
+    asked = (client.get(HEALTH).status_code for _ in range(10_000))
+    assert next(status for status in asked if status != 503) == 429

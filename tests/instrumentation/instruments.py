@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Sequence
@@ -71,7 +72,9 @@ class Transport(sentry_sdk.transport.Transport):
 
 
 def sentry(bridge: Bridge, settings: Settings) -> None:
-    """Report to a Sentry that notes."""
+    """Report to a Sentry that notes, in workers: it changes the frameworks for a whole process."""
+    if multiprocessing.parent_process() is None:
+        return
     sentry_sdk.init(
         "http://key@localhost/1",
         transport=Transport,
