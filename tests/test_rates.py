@@ -42,6 +42,7 @@ UNREADABLE = FAILED._replace(errors=({"timestamp": "yesterday"}, *FAILED.errors)
         (JOB, RetryAt(NOW, 60, ERROR, ""), {"retried": 2, "waits_in_broker": 60}),
         (JOB, RetryAt(NOW, 61, ERROR, ""), {"retried": 2}),
         (JOB, RetryAt(NOW, 61, LOST, ""), {"retried": 2, "lost": 2}),
+        (JOB, RetryAt(NOW, 1e300, ERROR, ""), {"retried": 2}),
         (JOB, Snooze(NOW, 1, ""), {"snoozed": 2}),
         (JOB, Discard("handler", ERROR, ""), {"discarded": 2}),
         (JOB, Discard("exhausted", LOST, ""), {"discarded": 2, "exhausted": 2, "lost": 2}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -29,9 +29,6 @@ from .runs import Postpone, Refuse, Run
 logger = logging.getLogger("ojs_bridge")
 
 T = TypeVar("T")
-
-#: Where no instrument is told of a step.
-NO_STEP = nullcontext()
 
 
 class NotCarried(Exception):
@@ -261,7 +258,7 @@ class Carrying:
             with Harmless(run.job):
                 if isinstance(decision, GiveBack):
                     self._reservations.release(run)
-                elif self.instruments and isinstance(decision, Complete):
+                elif isinstance(decision, Complete):
                     with self.instruments.step("ojs.ack", run.job):
                         self._reservations.settle(run)
                 else:
@@ -270,7 +267,7 @@ class Carrying:
 
     def settle_with(self, run: Run, step: Callable[[Settle], bool]) -> None:
         """Settle a run that succeeded in one step with its acknowledgement (`step`); raises StoreError."""
-        with self.instruments.step("ojs.ack", run.job) if self.instruments else NO_STEP:
+        with self.instruments.step("ojs.ack", run.job):
             settled = self._reservations.settle_with(run, step)
         if not settled:
             was_lost(run.job)

@@ -6,7 +6,7 @@ import logging
 import random
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from typing import TypeVar
 
@@ -32,7 +32,7 @@ from ..spec.patterns import check_errors
 from ..spec.policy import AnyPartial, RetryPolicy, said_by
 from ..store import Parked, Reservation
 from . import events
-from .carrying import NO_STEP, Carrying
+from .carrying import Carrying
 from .context import Context
 from .harmless import Harmless
 from .instruments import Instrument
@@ -68,8 +68,9 @@ class Engine(Carrying):
         fail_open: bool,
     ) -> None:
         super().__init__(context, reservation, park_after, fail_open=fail_open)
-        #: Whether anybody listens to events, and whether nobody needs to know that a job has begun.
+        #: Whether anybody listens to events.
         self.listened_to = bool(context.events)
+        #: Whether nobody needs to know that a job has begun.
         self.is_silent = context.store is None and not self.listened_to
         self._retry = retry
         self._errors = errors
@@ -264,7 +265,7 @@ class Engine(Carrying):
         if isinstance(outcome, BaseException):
             outcome = outcome_of(outcome, run.task.errors, run.retry_on.rules_out(outcome))
         capped = outcome is None or not run.task.keeps_waits(run.job.retry)
-        with self.instruments.step("ojs.retry.evaluate", run.job) if outcome else NO_STEP:
+        with self.instruments.step("ojs.retry.evaluate", run.job) if outcome else nullcontext():
             return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
 
     def give_up(self, parked: Parked, error: Exception) -> None:

@@ -18,7 +18,7 @@ _aimed: list[Aimed] = []
 
 
 def let_through(aimed: Aimed) -> None:
-    """Let the exceptions through by which a framework interrupts a thread; its adapter knows them."""
+    """Let exceptions through by which a framework interrupts a thread; the adapter calls this once."""
     _aimed.append(aimed)
 
 

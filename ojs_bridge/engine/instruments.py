@@ -15,6 +15,9 @@ from .events import Event
 from .harmless import is_aimed, log
 from .runs import Refuse, Run
 
+#: Where no instrument is told of a step.
+_NO_STEP = nullcontext()
+
 
 class Instrument:
     """An exporter that needs more than events; each method may stay as it is here."""
@@ -117,8 +120,10 @@ class Instruments:
         """Return the context of a run."""
         return Entered(_safely(each.running, framework, run, carrier) for each in self._all)
 
-    def step(self, name: str, job: Job) -> Entered:
+    def step(self, name: str, job: Job) -> AbstractContextManager[None]:
         """Return the context of a step of the bridge."""
+        if not self._all:
+            return _NO_STEP
         return Entered(_safely(each.step, name, job) for each in self._all)
 
     def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:

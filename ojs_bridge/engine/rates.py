@@ -130,7 +130,7 @@ def outcomes(
             yield from _beside_success(job, seconds, now)
         case RetryAt():
             yield "retried", seconds
-            if timedelta(seconds=decision.delay) <= soon:
+            if decision.delay <= soon.total_seconds():
                 yield "waits_in_broker", decision.delay
             if decision.failure.type in _LOST:
                 yield "lost", seconds

@@ -106,7 +106,7 @@ class _Names:
 class _Running:
     """A run's span: the bridge's own, with its context, or that of another instrumentation.
 
-    One that hides has no texts of errors.
+    With `hides` it has no texts of errors.
     """
 
     __slots__ = ("_before", "_context", "_hides", "_meters", "_token", "job", "span", "state")

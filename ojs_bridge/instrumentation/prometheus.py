@@ -161,7 +161,7 @@ class _Server:
 
 
 class _Living:
-    """Adds the processes up, without what those that are dead were busy with when they were killed."""
+    """Adds up the metrics of all processes, without the gauges of dead ones."""
 
     def __init__(self) -> None:
         collector: Any = MultiProcessCollector

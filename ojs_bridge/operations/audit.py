@@ -118,7 +118,7 @@ class RecordPage:
 
 @dataclass
 class Entry:
-    """A record while its action goes on, which says how many there are, and the state it is left in."""
+    """The record of an action that goes on; the action sets the number and the outcome."""
 
     id: str
     count: int | None = None

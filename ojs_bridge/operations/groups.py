@@ -190,7 +190,7 @@ class Groups:
         return done
 
     def older_once_a_period(self) -> None:
-        """Do so on a thread, unless another worker of the fleet does in this period."""
+        """Group the older letters on a thread, unless another worker of the fleet does in this period."""
         begin = threading.Thread(target=self._older, name="ojs-groups", daemon=True).start
         once_a_period(self._store, "groups", PERIOD, self._clock, begin)
 

@@ -135,7 +135,7 @@ def _workers(store: Store, now: datetime) -> Check:
         page = store.list_documents(KIND, limit=_PAGE, cursor=cursor)
         young = [one for one in page.documents if one.at > now - LATELY]
         for one in young:
-            # A clock that goes ahead would show its worker long after its death.
+            # A worker whose clock is ahead would be seen long after its death.
             if one.at <= now + LATELY:
                 seen.setdefault(str(one.body["name"]), one.at)
         cursor = page.next_cursor
@@ -159,7 +159,7 @@ def _retries(store: Store, now: datetime) -> Check:
 
 
 class Beat:
-    """Writes in the store that this worker lives. A store that is away costs it nothing but the telling."""
+    """Writes in the store that this worker lives; a store that is away does not hear of it."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

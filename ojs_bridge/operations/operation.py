@@ -30,12 +30,12 @@ MAX_IDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A replay or a purge of many dead letters, or the running now or cancelling of many parked retries.
+    """A bulk operation: dead letters are replayed or purged, or parked retries are run now or cancelled.
 
     `ids` is the number of ids that were chosen, None where a filter chose. `total` is the number of letters
-    or retries that matched in the beginning, None where they were not counted.
-    `died_again` counts the jobs among the last 200 replayed ones that are dead letters again. `why` says
-    what ended it. `record` is the id of the audit's record of its beginning, or of its last resumption.
+    or retries that matched in the beginning, None where they were not counted. `died_again` counts the jobs
+    among the last 200 replayed ones that are dead letters again. `why` says what ended it. `record` is the
+    id of the audit's record of its beginning, or of its last resumption.
     """
 
     id: str

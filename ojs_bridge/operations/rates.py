@@ -18,12 +18,12 @@ from .letters import needed
 
 #: What is shown without a `since`.
 SHOWN = timedelta(days=1)
-#: A longer time is shown by the hour, and so is one of which the store has forgotten the minutes.
+#: A longer time is shown by the hour. So is a time whose minutes the store has forgotten.
 BY_MINUTE, MINUTES_KEPT = timedelta(hours=3), timedelta(hours=24)
 LONGEST = timedelta(days=15)
 #: The most job types that are told apart.
 MAX_TYPES = 50
-#: The outcomes with durations that are worth a look, and the shares of runs that are shown.
+#: The outcomes whose durations are shown, and the shares of their runs.
 TIMED = ("completed", "recovered")
 QUANTILES = {"p50": 0.5, "p95": 0.95}
 
@@ -118,9 +118,9 @@ def _seconds(
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
-    """Return the duration that a share of the runs did not exceed, even between two bounds; None of none.
+    """Return the duration that a share of the runs did not exceed; None without runs.
 
-    Of what took longer than the last bound, only that bound is known.
+    It may lie between two bounds. Of what took longer than the last bound, only that bound is known.
     """
     wanted = share * sum(counts)
     if not wanted:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from ..rates import BOUNDS, KEPT, SECONDS, Rate, Span, begun
 from ..records import from_ms, index_text, to_ms
+from .index import lots, rows_of
 from .namespace import RedisNamespace
 from .server import Word
 
@@ -41,8 +42,7 @@ class RedisRates:
         """Return the rates of the spans that begin in a time, by time."""
         step = SECONDS[span] * 1000
         times = range(-(-to_ms(since) // step) * step, to_ms(until), step)
-        lots = (times[place:][:_AT_ONCE] for place in range(0, len(times), _AT_ONCE))
-        return [rate for lot in lots for rate in self._read(span, lot)]
+        return [rate for lot in lots(times, _AT_ONCE) for rate in self._read(span, lot)]
 
     def forget_rates(self, now: datetime) -> None:
         """Do nothing: the hashes expire."""
@@ -51,7 +51,7 @@ class RedisRates:
         found = self._redis.run("rates", [self._key(span, at) for at in times])
         for at, words in zip(times, found, strict=True):
             counts: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
-            for field, count in zip(words[::2], words[1::2], strict=True):
+            for field, count in rows_of(words):
                 place, _, told = field.decode().partition(" ")
                 counts[told][int(place)] = int(count)
             for told in sorted(counts):

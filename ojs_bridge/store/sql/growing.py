@@ -1,4 +1,4 @@
-"""What the tables of an earlier release lack: it is added beside workers of that release.
+"""The tables, the column and the index that a store of an earlier release lacks, and how they are added.
 
 Workers of that release go on with the store meanwhile, and no statement waits for long.
 """

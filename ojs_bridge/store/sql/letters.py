@@ -91,7 +91,7 @@ class SQLLetters(Database):
         return Page(found, more)
 
     def _send_off(self, strays: Sequence[Letter], group: str) -> None:
-        """Take letters out of a group: a worker of an earlier release has replaced them, and kept it."""
+        """Take letters out of a group that an earlier release has replaced without a new fingerprint."""
         wrong = sa.and_(letters.c.namespace == self._namespace, letters.c.fingerprint == group_number(group))
         change = sa.update(letters).where(wrong).values(fingerprint=None)
         self._change(change, map(letters.c.id.in_, batches([index_id(stray.id) for stray in strays])))
