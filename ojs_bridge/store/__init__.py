@@ -2,8 +2,9 @@
 
 from .documents import Document, DocumentPage
 from .opening import PATIENCE_SECONDS, open_store
-from .parked import Due, Parked, ParkedFilter, ParkedPage
+from .parked import ALL_PARKED, Due, Parked, ParkedFilter, ParkedPage
 from .protocol import (
+    MEMORY,
     Claim,
     Claimed,
     Group,
@@ -21,7 +22,9 @@ from .reservations import Grant, Reservation, ReserveAnswer, Settle
 from .shadows import Tally
 
 __all__ = [
+    "ALL_PARKED",
     "BOUNDS",
+    "MEMORY",
     "PATIENCE_SECONDS",
     "SECONDS",
     "Claim",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ..errors import ConfigurationError
-from .protocol import MAX_NAMESPACE, REDIS_SCHEMES, Store, without_password
+from .protocol import MAX_NAMESPACE, MEMORY, REDIS_SCHEMES, Store, without_password
 
 #: A question to a store waits so many seconds for its answer, unless the URL says otherwise.
 PATIENCE_SECONDS = 10.0
@@ -13,7 +13,7 @@ PATIENCE_SECONDS = 10.0
 SQL_BACKENDS = frozenset({"sqlite", "postgresql"})
 KNOWN = (
     "sqlite:///file, postgresql:// or postgres:// (through psycopg), redis://, rediss://, valkey://, "
-    "valkeys:// and unix:///file (the socket of a Redis)"
+    "valkeys://, unix:///file (the socket of a Redis), and memory:// in tests"
 )
 #: Advice for URLs that other libraries understand.
 INSTEAD = {
@@ -26,9 +26,10 @@ def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_S
     """Open the store at a URL.
 
     A URL begins with `sqlite:///`, `postgresql://`, `postgres://`, `redis://`, `rediss://`, `valkey://`,
-    `valkeys://` (with TLS) or `unix://` (the socket of a Redis). A question to the store waits for its answer
-    for `patience` seconds. The store connects at its first use. Raises ConfigurationError for a URL that no
-    store understands, and for a driver that is not installed.
+    `valkeys://` (with TLS) or `unix://` (the socket of a Redis). `memory://` is an empty store in this
+    process, for tests. A question to the store waits for its answer for `patience` seconds. The store
+    connects at its first use. Raises ConfigurationError for a URL that no store understands, and for a driver
+    that is not installed.
     """
     if "://" not in url:
         shown = without_password(url)
@@ -37,6 +38,8 @@ def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_S
         raise ConfigurationError(
             f"namespace: {namespace!r} must be 1 to {MAX_NAMESPACE} printable characters"
         )
+    if url == MEMORY:
+        return _memory_store(namespace, patience)
     scheme, _, rest = url.partition("://")
     if scheme in REDIS_SCHEMES:
         return _redis_store(url, namespace, patience)
@@ -63,6 +66,14 @@ def _sql_store(url: str, namespace: str, patience: float) -> Store:
     except ImportError:
         raise _missing(url, "SQLAlchemy", "sql") from None
     return SQLStore(url, namespace, patience=patience)
+
+
+def _memory_store(namespace: str, patience: float) -> Store:
+    try:
+        from .sql.memory import MemoryStore
+    except ImportError:
+        raise _missing(MEMORY, "SQLAlchemy", "sql") from None
+    return MemoryStore(namespace, patience=patience)
 
 
 def _missing(url: str, library: str, extra: str) -> ConfigurationError:

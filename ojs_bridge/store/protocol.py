@@ -27,6 +27,8 @@ Order: TypeAlias = Literal["last", "count"]
 NAMED, NEWEST = 10, 100
 
 MAX_NAMESPACE = 64
+#: The URL of a store in the memory of one process.
+MEMORY = "memory://"
 #: The schemes of a Redis' URL, and their names in redis-py, which knows nothing of Valkey.
 REDIS_SCHEMES = {
     "redis": "redis",

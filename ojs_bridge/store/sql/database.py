@@ -248,7 +248,7 @@ def _quick_engine(url: str, patience: float) -> sa.Engine:
     is_postgres = parsed.get_backend_name() == "postgresql"
     try:
         # Parameters are the arguments of jobs, which belong in no log.
-        options = postgres.options(parsed, patience) if is_postgres else {}
+        options = postgres.options(parsed, patience) if is_postgres else sqlite.OPTIONS
         engine = sa.create_engine(parsed, hide_parameters=True, **options)
     except ImportError as error:
         raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {error}") from None
@@ -271,6 +271,6 @@ def _durable_engine(quick: sa.Engine, patience: float) -> sa.Engine:
     """Make the engine for transactions. Except on SQLite it has the same connections."""
     if quick.dialect.name == "postgresql":
         return quick.execution_options(isolation_level="READ COMMITTED")
-    durable = sa.create_engine(quick.url, hide_parameters=True)
+    durable = sa.create_engine(quick.url, hide_parameters=True, **sqlite.OPTIONS)
     sqlite.share(durable, synchronous="FULL", patience=patience)
     return durable

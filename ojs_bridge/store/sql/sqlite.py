@@ -12,6 +12,8 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
+#: SQLAlchemy chooses another pool for a database in memory.
+OPTIONS: dict[str, Any] = {"poolclass": sa.QueuePool}
 #: A thread waits for a busy file at least for so many seconds.
 _BUSY_SECONDS = 5.0
 

@@ -1,0 +1,34 @@
+"""The store in memory, for tests: SQLite in this process, and gone with it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from uuid import uuid4
+
+from ...errors import StoreError
+from ..protocol import MEMORY
+from . import SQLStore
+
+
+class MemoryStore(SQLStore):
+    """A SQL store in the memory of this process; each is empty at first, and no other process has it."""
+
+    def __init__(self, namespace: str, *, patience: float) -> None:
+        file = f"file:ojs-{uuid4().hex}?mode=memory&cache=shared"
+        # SQLite forgets the database with its last connection, and a fork closes all those of the engines.
+        self._kept = sqlite3.connect(file, uri=True, check_same_thread=False)
+        super().__init__(f"sqlite:///{file}&uri=true&check_same_thread=false", namespace, patience=patience)
+        self._shown = MEMORY
+
+    def close(self) -> None:
+        """Close the connections of this process; then the store is empty."""
+        super().close()
+        self._kept.close()
+
+    def _be_ours(self) -> None:
+        if self._pid != os.getpid():
+            raise StoreError(
+                f"the store {MEMORY!r} is in the memory of process {self._pid}, and this is process "
+                f"{os.getpid()}: processes share a store such as sqlite:///ojs.db"
+            )
