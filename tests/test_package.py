@@ -40,7 +40,7 @@ FLOORS = [
     {"config"},
     {"bridge"},
     {"celery", "dramatiq", "instrumentation"},
-    {"migration"},
+    {"migration", "testing"},
     {"http"},
     {"cli"},
 ]

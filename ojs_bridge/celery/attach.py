@@ -65,7 +65,7 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
     bridge = app.__dict__.setdefault(_BRIDGE, bridge or Bridge())
     bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge.engine.now), _dead_queues_of(app, bridge))
     if bridge.store:
-        signals.task_postrun.connect(_settle_success, weak=False)
+        signals.task_postrun.connect(settle_success, weak=False)
     return bridge
 
 
@@ -111,6 +111,11 @@ def _level() -> int:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         frame, level = frame.f_back, level + 1
     return level
+
+
+def is_prepared(app: Celery) -> bool:
+    """Return whether an app has a bridge, or a task under one."""
+    return bool(app.__dict__.get(_PREPARED))
 
 
 def policies_of(app: Celery) -> Policies:
@@ -277,7 +282,7 @@ def sent_on_commit(native: type[Task]) -> tuple[type, ...]:
     return (SentOnCommit,) if hasattr(native, "apply_async_on_commit") else ()
 
 
-def _settle_success(task: Task | None = None, **_: Any) -> None:
+def settle_success(task: Task | None = None, **_: Any) -> None:
     """Settle a success after its result is stored and its chain and links are sent."""
     ended = vars(task.request).pop("ojs_ended", None) if task else None
     if ended is not None:

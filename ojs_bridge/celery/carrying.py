@@ -154,7 +154,10 @@ class Conclusion:
         told = onward.decision is not None
         self._engine.insist(
             lambda: sending.publish(
-                self._task.app, wire, self._headers, due=onward.at, options=options, told=told
+                *(self._task.app, wire, self._headers, self._engine.now()),
+                due=onward.at,
+                options=options,
+                told=told,
             ),
             self.unreachable,
         )

@@ -7,6 +7,7 @@ jobs from being lost, and it warns of any other that is missing.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from functools import partial
 from typing import Any
 
 from celery.app.trace import TraceInfo
@@ -17,8 +18,8 @@ from ..errors import ConfigurationError
 __all__ = ["TraceInfo"]
 
 #: Uses that not every worker has: Redis as the broker, the bridge's way of taking from it, and Redis as the
-#: result backend.
-REDIS, FETCH, RESULTS = "redis", "fetch", "results"
+#: result backend. A test under virtual time is no worker.
+REDIS, FETCH, RESULTS, TESTING = "redis", "fetch", "results", "testing"
 
 
 def names() -> Iterator[PrivateName]:
@@ -190,3 +191,9 @@ send_packed_command = vital(
 send_command = vital(
     "send_command", "redis.connection:Connection", "ask for a message without waiting", only=FETCH
 )
+
+# Tests
+_testing = partial(minor, only=TESTING)
+app_pool = _testing("_pool", _APP, "keep in memory what a test sends")
+producer_pool = _testing("_producer_pool", _AMQP, "keep in memory what a test sends")
+current_apps = _testing("_tls", "celery._state", "have the app of a test be the current app for a while")

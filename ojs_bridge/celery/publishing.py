@@ -74,7 +74,7 @@ class CeleryPublisher:
         due: datetime | None = None,
     ) -> None:
         try:
-            sending.publish(self._app, kept, changes, due=due, options=route)
+            sending.publish(self._app, kept, changes, self._now(), due=due, options=route)
         except sending.out_of_reach(self._app) as error:
             raise Unreachable(repr(error)) from error
         except (SerializationError, FrameSyntaxError, struct.error, ValueError, TypeError) as error:

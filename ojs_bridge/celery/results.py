@@ -6,11 +6,12 @@ import logging
 import sys
 import traceback
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 from weakref import WeakSet
 
 from celery import Task, states
+from celery.backends.base import DisabledBackend
 from celery.exceptions import Retry
 from celery.result import AsyncResult
 from celery.states import RETRY
@@ -27,7 +28,7 @@ def carried_on(task: Task, request: Any, since: datetime | None) -> bool:
     Celery sends the chain and the links before it stores the success. A success from before `since`, when the
     worker began, is of an earlier job with the same id. Never raises.
     """
-    if since is None or task.ignore_result:
+    if since is None or task.ignore_result or isinstance(task.backend, DisabledBackend):
         return False
     try:
         result = task.AsyncResult(request.id)
@@ -57,7 +58,8 @@ def _is_after(since: datetime, result: AsyncResult, task: Task) -> bool:
         return False
     # A time without a zone is the app's, or the database server's: one in the future proves nothing.
     aware = at if at.tzinfo else at.replace(tzinfo=task.app.timezone)
-    return since <= aware <= datetime.now(timezone.utc)
+    now: datetime = task.app.now()
+    return since <= aware <= now
 
 
 def reopen_chord(task: Task, request: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery import Celery
@@ -89,6 +89,7 @@ def publish(
     app: Celery,
     wire: Wire,
     changes: Mapping[str, Any],
+    now: datetime,
     *,
     due: datetime | None = None,
     options: Mapping[str, Any] | None = None,
@@ -103,11 +104,11 @@ def publish(
     properties = {"priority": None, **wire.properties}
     delivery_mode = properties.pop("delivery_mode", None)
     if due is not None:
-        headers["eta"] = min(due, datetime.now(timezone.utc) + _hop(app)).isoformat()
+        headers["eta"] = min(due, now + _hop(app)).isoformat()
     headers = AsSent({**headers, **changes})
     event = _sent_event(headers) if told and app.conf.task_send_sent_event else None
     message = compat.task_message(amqp)(headers, properties, wire.body, event)
-    route = _delayed(app, wire, _route(app, wire, options or {}), due)
+    route = _delayed(app, wire, _route(app, wire, options or {}), due - now if due else timedelta(0))
     with confirmed_producer(app) as producer, told_of_outages(producer):
         compat.send_task_message(app.amqp)(
             producer,
@@ -187,12 +188,12 @@ def _exchange(app: Celery, wire: Wire) -> dict[str, Any]:
     return {"exchange": wire.exchange, "declare": [queue.exchange] if declared else None}
 
 
-def _delayed(app: Celery, wire: Wire, route: dict[str, Any], due: datetime | None) -> dict[str, Any]:
+def _delayed(app: Celery, wire: Wire, route: dict[str, Any], delay: timedelta) -> dict[str, Any]:
     """Return a route by which RabbitMQ delays a message, if the app has quorum queues.
 
     RabbitMQ delays whole seconds, and never through a direct exchange; a worker waits for the rest.
     """
-    seconds = int((due - datetime.now(timezone.utc)).total_seconds()) if due else 0
+    seconds = int(delay.total_seconds())
     if seconds < 1 or not _uses_native_delay(app):
         return route
     queue = route.get("queue", wire.queue)

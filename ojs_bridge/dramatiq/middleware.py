@@ -182,7 +182,7 @@ class OJSRetries(Retries):
             return
         self._swapped = True
         dead_queues = DramatiqDeadQueues(broker, self._engine, self.actors.tasks)
-        self._engine.register(FRAMEWORK, DramatiqPublisher(broker), dead_queues)
+        self._engine.register(FRAMEWORK, DramatiqPublisher(broker, self._engine.now), dead_queues)
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
             return

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import dramatiq
@@ -57,6 +57,7 @@ class DramatiqPublisher:
     """Publishes dead letters and parked retries on their broker; raises Unreachable and Unpublishable."""
 
     _broker: Broker
+    _now: Callable[[], datetime]
 
     @property
     def system(self) -> str:
@@ -101,9 +102,15 @@ class DramatiqPublisher:
         self._broker.declare_queue(message.queue_name)
         have_queue(self._broker, message.queue_name)
         try:
-            self._broker.enqueue(message, delay=_milliseconds_to(due))
+            self._broker.enqueue(message, delay=self._milliseconds_to(due))
         except outages() as error:
             raise Unreachable(told(error)) from error
+
+    def _milliseconds_to(self, due: datetime | None) -> int | None:
+        """Return the delay until a time, None for a time that is over."""
+        seconds = (due - self._now()).total_seconds() if due else 0
+        # One more, because the broker cuts off the fraction of a millisecond.
+        return math.ceil(seconds * 1000) + 1 if seconds > 0 else None
 
 
 def _kept(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
@@ -112,13 +119,6 @@ def _kept(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
         return decoded(message)
     except Exception as error:
         raise Unpublishable(f"its message is damaged: {told(error)}") from error
-
-
-def _milliseconds_to(due: datetime | None) -> int | None:
-    """Return the delay until a time, None for a time that is over."""
-    seconds = (due - datetime.now(timezone.utc)).total_seconds() if due else 0
-    # One more, because the broker cuts off the fraction of a millisecond.
-    return math.ceil(seconds * 1000) + 1 if seconds > 0 else None
 
 
 def add_headers(message: dramatiq.Message[Any], header_of: HeaderOf) -> None:

@@ -240,15 +240,18 @@ class Dispatcher:
 
     def _run(self, events: queue.Queue[Event]) -> None:
         while True:
-            event = events.get()
-            for listener in self._listeners:
-                try:
-                    with self._listening:
-                        listener(event)
-                except BaseException:
-                    # Not even a sys.exit() may end the thread: the other listeners need it.
-                    with suppress(Exception):
-                        logger.exception(
-                            "listener %r failed on %s of job %s", listener, event.type, event.subject
-                        )
+            self.tell(events.get())
             events.task_done()
+
+    def tell(self, event: Event) -> None:
+        """Call each listener with an event; never raises."""
+        for listener in self._listeners:
+            try:
+                with self._listening:
+                    listener(event)
+            except BaseException:
+                # Not even a sys.exit() may end the thread: the other listeners need it.
+                with suppress(Exception):
+                    logger.exception(
+                        "listener %r failed on %s of job %s", listener, event.type, event.subject
+                    )

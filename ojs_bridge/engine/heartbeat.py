@@ -81,8 +81,11 @@ class Heartbeat:
             self.holder = f"{socket.gethostname()}:{os.getpid()}:{self._family}{uuid.uuid4().hex[:8]}"
             self._live, self._unsettled, self._unreleased, self._done = {}, {}, [], deque()
             self._extended = (0.0, frozenset())
-            threading.Thread(target=self._beat, name="ojs-heartbeat", daemon=True).start()
+            self._keep_beating()
             self._pid = os.getpid()
+
+    def _keep_beating(self) -> None:
+        threading.Thread(target=self._beat, name="ojs-heartbeat", daemon=True).start()
 
     def extend(self, reservation: Reservation) -> None:
         """Extend a reservation from now on."""
@@ -139,6 +142,10 @@ class Heartbeat:
         """Have the store delete a settled reservation after a while: its only message was acknowledged."""
         self.start()
         self._done.append((time.monotonic(), reservation))
+
+    def lose(self) -> None:
+        """Hold nothing any more; what comes is held under another name."""
+        self._pid = 0
 
     def close(self) -> None:
         """Settle and release the reservations that still have to be; those that are held run out."""

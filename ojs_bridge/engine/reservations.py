@@ -64,9 +64,10 @@ class Reservations:
         clock: Callable[[], datetime],
         *,
         fail_open: bool,
+        heart: type[Heartbeat] = Heartbeat,
     ) -> None:
         self._store = store
-        self._heart = Heartbeat(store, length, clock) if store else None
+        self._heart = heart(store, length, clock) if store else None
         self._insist = insist
         self._length = length
         self._clock = clock
@@ -174,6 +175,11 @@ class Reservations:
         until = now + self._length
         self._store.reserve(proof, publication="", holder="proof", mark=proof.key, now=now, until=until)
         self._store.release(Settle(proof, "proof", now))
+
+    def lose(self) -> None:
+        """Hold no reservation any more, as a worker that has died; the next one has another holder."""
+        if self._heart:
+            self._heart.lose()
 
     def close(self) -> None:
         """Settle and release the reservations that still have to be; raises StoreError."""

@@ -1,0 +1,7 @@
+"""The tester's door: jobs run in a test under virtual time, by the real adapters, and without a server."""
+
+from .entering import virtual_time
+from .jobs import Job
+from .virtual import NothingRan, VirtualTime
+
+__all__ = ["Job", "NothingRan", "VirtualTime", "virtual_time"]

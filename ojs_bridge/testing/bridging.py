@@ -1,0 +1,187 @@
+"""A bridge under virtual time: it has a clock that only tests move, and a store in memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import Any, cast
+
+from ..bridge import Bridge
+from ..engine.context import Context
+from ..engine.engine import Engine
+from ..engine.events import Dispatcher, Event
+from ..engine.heartbeat import Heartbeat
+from ..engine.history import History
+from ..engine.redaction import Redaction
+from ..engine.runs import Begun, Run
+from ..engine.storage_retry import StorageRetry
+from ..spec.decision import Decision
+from ..spec.policy import PartialPolicy, RetryPolicy
+from ..store import Store
+
+#: The parts of a bridge that other objects may know: an adapter, or a user's module.
+_PARTS = ("engine", "dead_letters", "broker_letters", "retries", "operations")
+
+
+class Clock:
+    """A clock that stands still until it is moved; it begins at the time of its making."""
+
+    def __init__(self) -> None:
+        now = datetime.now(timezone.utc)
+        # The state of a job has its times in milliseconds.
+        self.began = self.now = now.replace(microsecond=now.microsecond // 1000 * 1000)
+
+    def __call__(self) -> datetime:
+        """Return the time."""
+        return self.now
+
+    def move(self, to: datetime) -> None:
+        """Move to a later time; an earlier one changes nothing."""
+        self.now = max(self.now, to)
+
+    @property
+    def elapsed(self) -> timedelta:
+        """For how long the clock has run."""
+        return self.now - self.began
+
+
+class WorkerDied(BaseException):
+    """Ends an attempt as the death of its worker does: nothing of it is carried out."""
+
+
+class _StillHeart(Heartbeat):
+    """A heartbeat without a thread: while the clock stands still, no reservation runs out."""
+
+    def _keep_beating(self) -> None:
+        pass
+
+
+class VirtualEngine(Engine):
+    """The engine of a bridge under virtual time; it counts runs, and lets workers die."""
+
+    heart = _StillHeart
+
+    def __init__(self, context: Context, *, jitter: int | None, **settings: Any) -> None:
+        super().__init__(context, **settings)
+        self._has_jitter = jitter is not None
+        self._rng = random.Random(jitter)
+        #: How many runs have begun.
+        self.runs = 0
+        #: How many of the next runs die as they begin.
+        self.deaths = 0
+        #: Whether the worker of the present run has died.
+        self.is_dead = False
+
+    def begin(self, *args: Any, **options: Any) -> Begun:
+        """Begin a job; raises WorkerDied for a run whose worker is to die."""
+        begun = super().begin(*args, **options)
+        if isinstance(begun, Run):
+            self.runs += 1
+            if self.deaths:
+                self.deaths -= 1
+                self.die()
+        return begun
+
+    def judge(self, run: Run, outcome: Any) -> Decision:
+        """Judge an outcome, without jitter unless it has a seed; raises WorkerDied for a dead worker."""
+        if self.is_dead:
+            raise WorkerDied
+        if not self._has_jitter:
+            run = run._replace(policy=RetryPolicy.merge(run.policy, {"jitter": False}))
+        return super().judge(run, outcome)
+
+    def die(self) -> None:
+        """Let the worker of the present run die; raises WorkerDied."""
+        self.is_dead = True
+        raise WorkerDied
+
+    def revive(self) -> None:
+        """Put another worker in the place of the dead one."""
+        self.is_dead = False
+        self._reservations.lose()
+
+
+class Recorder(Dispatcher):
+    """Keeps every event, and calls the listeners at once."""
+
+    def __init__(self, listeners: Sequence[Callable[[Event], object]]) -> None:
+        super().__init__(listeners)
+        self.events: list[Event] = []
+
+    def __bool__(self) -> bool:
+        return True
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Keep events, and tell the listeners of each."""
+        for event in events:
+            self.events.append(event)
+            self.tell(event)
+
+
+class VirtualBridge(Bridge):
+    """A bridge with the settings of another one, a clock of its own and another store."""
+
+    engine: VirtualEngine
+    store: Store
+
+    def __init__(self, like: Bridge, store: str | Store, clock: Clock, jitter: int | None) -> None:
+        self._like, self._clock, self._jitter = like.engine.context, clock, jitter
+        self.recorder = Recorder(like.settings.listeners)
+        settings = like.settings
+        super().__init__(
+            store,
+            cast("PartialPolicy | None", settings.retry),
+            settings.errors,
+            settings.listeners,
+            history=settings.history,
+            header_budget=settings.header_budget,
+            reservation=settings.reservation,
+            park_after=settings.park_after,
+            fail_open=settings.fail_open,
+            retention=settings.retention,
+        )
+
+    def _engine(self, storage_retry: StorageRetry, redact: Redaction | None) -> VirtualEngine:  # noqa: ARG002 - as Bridge calls it
+        settings = self.settings
+        context = replace(
+            self._like,
+            store=settings.store,
+            clock=self._clock,
+            history=History(settings.store, settings.history, settings.header_budget),
+            events=self.recorder,
+        )
+        return VirtualEngine(
+            context,
+            jitter=self._jitter,
+            retry=settings.retry,
+            errors=settings.errors,
+            budget=settings.header_budget,
+            reservation=settings.reservation,
+            park_after=settings.park_after,
+            fail_open=settings.fail_open,
+        )
+
+    def start(self) -> None:
+        """Start no thread: parked retries are published when a test lets time pass."""
+        self.engine.instruments.started()
+
+    def stop(self) -> None:
+        """End what `start` began."""
+        self.engine.instruments.stopped()
+
+
+@contextmanager
+def turned_into(bridge: Bridge, other: VirtualBridge) -> Iterator[None]:
+    """Have a bridge, and all its parts, be another one for a while, for those who hold them, too."""
+    pairs = [(bridge, other), *((getattr(bridge, part), getattr(other, part)) for part in _PARTS)]
+    before = [(one, type(one), vars(one)) for one, _ in pairs]
+    for one, another in pairs:
+        one.__class__, one.__dict__ = type(another), vars(another)
+    try:
+        yield
+    finally:
+        for one, cls, state in before:
+            one.__class__, one.__dict__ = cls, state

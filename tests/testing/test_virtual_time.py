@@ -1,0 +1,216 @@
+"""Jobs under virtual time: the real adapters run them, and no test waits."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from ojs_bridge import Bridge, DeadLetter, Discard, Retry, Snooze
+from ojs_bridge.testing import NothingRan, VirtualTime, virtual_time
+from tests.testing.conftest import CRM, Shop, amqp_shop, rabbitmq_shop
+
+
+def down(*_: object) -> None:
+    raise ConnectionError("the CRM is down")
+
+
+def test_a_dead_crm_is_given_up_on(shop: Shop, ojs: VirtualTime) -> None:
+    """The example of the documentation."""
+    sync_crm = shop.task(down, "sync_crm", **CRM)
+    sent = shop.send(sync_crm, "acme")
+    job = ojs.run()
+    assert (job.id, job.type) == (sent, "sync_crm")
+    assert job.outcome == "dead_letter"
+    assert job.attempts == 5
+    assert job.waits == [15, 60, 240, 960]
+    assert ojs.elapsed == timedelta(seconds=1275)
+    assert job.errors == ["builtins.ConnectionError"] * 5
+    assert job.reason == "attempt 5 of 5 failed with builtins.ConnectionError, and no attempt is left"
+    [letter] = ojs.dead_letters
+    assert (letter.id, letter.attempt, len(letter.errors)) == (sent, 5, 5)
+
+
+def test_many_attempts_take_little_time(shop: Shop, ojs: VirtualTime) -> None:
+    """25 attempts take under 100 ms on a machine that does nothing else."""
+    task = shop.task(down, "patient", max_attempts=25, initial_interval="PT15S")
+    took = []
+    for _ in range(3):
+        shop.send(task)
+        began = time.process_time()
+        assert ojs.run().outcome == "discarded"
+        took.append(time.process_time() - began)
+    assert ojs.jobs[0].attempts == 25
+    assert min(took) < 0.5
+
+
+@pytest.mark.parametrize("kind", [amqp_shop, rabbitmq_shop])
+def test_rabbitmq_is_not_needed_either(kind) -> None:
+    shop = kind(Bridge())
+    task = shop.task(down, **CRM)
+    with virtual_time(shop.target) as ojs:
+        shop.send(task)
+        assert ojs.run().waits == [15, 60, 240, 960]
+
+
+def test_a_success(shop: Shop, ojs: VirtualTime) -> None:
+    shop.send(shop.task(lambda: None, "fine"))
+    job = ojs.run()
+    assert (job.outcome, job.attempts, job.waits, job.reason) == ("completed", 1, [], "")
+    assert ojs.elapsed == timedelta(0)
+
+
+def test_what_a_handler_says(shop: Shop, ojs: VirtualTime) -> None:
+    said = [Retry("a.b", after="PT7S"), Snooze("PT1H"), OSError(), Discard("c.d")]
+
+    def speaks() -> None:
+        raise said.pop(0)
+
+    shop.send(shop.task(speaks, initial_interval="PT2S"))
+    job = ojs.run()
+    assert (job.outcome, job.attempts, job.waits) == ("discarded", 3, [7, 4])
+    assert job.errors == ["a.b", "builtins.OSError", "c.d"]
+    assert ojs.elapsed == timedelta(seconds=7 + 3600 + 4)
+
+
+def test_the_clock_of_a_task_is_its_own(shop: Shop, ojs: VirtualTime) -> None:
+    seen = []
+
+    def looks() -> None:
+        seen.append(datetime.now(timezone.utc))
+        raise OSError
+
+    shop.send(shop.task(looks, initial_interval="PT5M"))
+    ojs.run()
+    assert len(seen) == 3
+    assert seen[-1] - seen[0] < timedelta(minutes=1) < ojs.elapsed
+
+
+def test_one_attempt_at_a_time(shop: Shop, ojs: VirtualTime) -> None:
+    shop.send(shop.task(down, **CRM))
+    assert [(ojs.step().attempts, ojs.elapsed.total_seconds()) for _ in range(3)] == [
+        (1, 0),
+        (2, 15),
+        (3, 75),
+    ]
+    assert [parked.next_retry_at - ojs.now for parked in ojs.parked] == [timedelta(seconds=240)]
+    assert ojs.jobs[0].outcome is None
+    assert ojs.run().outcome == "dead_letter"
+    assert ojs.parked == ()
+
+
+def test_time_passes(shop: Shop, ojs: VirtualTime) -> None:
+    shop.send(shop.task(down, **CRM))
+    for time_, attempts in [("PT0S", 1), ("PT14.999S", 1), ("PT0.001S", 2), (timedelta(hours=1), 5)]:
+        ojs.advance(time_)
+        assert ojs.jobs[0].attempts == attempts
+    assert ojs.elapsed == timedelta(hours=1, seconds=15)
+    assert len(ojs.dead_letters) == 1
+
+
+def test_a_job_that_is_sent_for_later(shop: Shop, ojs: VirtualTime) -> None:
+    shop.send(shop.task(lambda: None, "later"), delay=7200)
+    ojs.advance("PT1H")
+    assert ojs.jobs == []
+    assert (ojs.run().outcome, ojs.elapsed) == ("completed", timedelta(hours=2))
+
+
+def test_a_worker_dies_as_an_attempt_begins(shop: Shop, ojs: VirtualTime) -> None:
+    ran = []
+    shop.send(shop.task(lambda: ran.append(1), "charge", **CRM))
+    ojs.crash()
+    job = ojs.run()
+    assert (job.outcome, job.attempts, job.waits, len(ran)) == ("completed", 2, [15], 1)
+    assert job.errors == ["visibility_timeout"]
+    # A minute of reservation, and the delay of the retry.
+    assert ojs.elapsed == timedelta(seconds=60 + 15)
+
+
+def test_a_worker_dies_in_an_attempt(shop: Shop, ojs: VirtualTime) -> None:
+    ran = []
+
+    def charge() -> None:
+        ran.append(1)
+        ojs.crash()
+
+    shop.send(shop.task(charge, **{**CRM, "max_attempts": 3}))
+    job = ojs.run()
+    assert (job.outcome, job.attempts, len(ran)) == ("dead_letter", 3, 3)
+    assert job.errors == ["visibility_timeout"] * 3
+
+
+def test_injected_failures(shop: Shop, ojs: VirtualTime) -> None:
+    ran = []
+    task = shop.task(lambda: ran.append(1), "charge", **CRM)
+    ojs.fail(task, TimeoutError("slow"), times=2)
+    ojs.fail("charge", DeadLetter("payment.stolen"))
+    shop.send(task)
+    job = ojs.run()
+    assert (job.errors, ran) == (["builtins.TimeoutError"] * 2 + ["payment.stolen"], [])
+    ojs.bridge.dead_letters.retry(job.id)
+    assert (ojs.run().outcome, ran) == ("completed", [1])
+    with pytest.raises(LookupError, match=r"no .* has the name 'refund'"):
+        ojs.fail("refund", OSError)
+
+
+def test_a_replay_begins_afresh(shop: Shop, ojs: VirtualTime) -> None:
+    sent = shop.send(shop.task(down, **CRM))
+    ojs.run()
+    ojs.bridge.dead_letters.retry(sent)
+    job = ojs.run()
+    assert (job.attempts, job.waits, job.outcome) == (5, [15, 60, 240, 960], "dead_letter")
+    assert [event.type for event in job.events].count("dead_letter.retried") == 1
+
+
+def test_jitter_has_a_seed(shop: Shop) -> None:
+    task = shop.task(down, **CRM)
+
+    def waits(**options: int) -> list[float]:
+        with virtual_time(shop.target, **options) as ojs:
+            shop.send(task)
+            return ojs.run().waits
+
+    assert waits(jitter=7) == waits(jitter=7) != waits(jitter=8)
+    assert waits() == [15, 60, 240, 960]
+
+
+def test_events_are_those_of_the_specification(shop: Shop, ojs: VirtualTime) -> None:
+    shop.send(shop.task(down, max_attempts=2, on_exhaustion="dead_letter"))
+    ojs.run()
+    assert [event.type for event in ojs.events] == [
+        *("job.started", "job.failed", "job.retrying"),
+        *("job.started", "job.failed", "job.discarded", "dead_letter.added"),
+    ]
+
+
+def test_listeners_hear_at_once() -> None:
+    heard = []
+    shop = amqp_shop(Bridge(listeners=[lambda event: heard.append(event.type)]))
+    task = shop.task(lambda: None, "fine")
+    with virtual_time(shop.target) as ojs:
+        shop.send(task)
+        ojs.run()
+        assert heard == ["job.started", "job.completed"]
+
+
+def test_nothing_has_run(ojs: VirtualTime) -> None:
+    with pytest.raises(NothingRan, match="send one first"):
+        ojs.run()
+    with pytest.raises(NothingRan):
+        ojs.step()
+
+
+def test_jobs_that_never_end(shop: Shop, ojs: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> None:
+    def snoozes() -> None:
+        raise Snooze("PT1S")
+
+    monkeypatch.setattr("ojs_bridge.testing.virtual.MOST", 50)
+    shop.send(shop.task(snoozes))
+    with pytest.raises(RuntimeError, match=r"50 messages were delivered.*job.snoozed"):
+        ojs.run()
+
+
+def test_a_task_cannot_run_others(shop: Shop, ojs: VirtualTime) -> None:
+    shop.send(shop.task(lambda: ojs.run() and None, "impatient", max_attempts=1))
+    assert ojs.run().errors == ["builtins.RuntimeError"]
