@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 from typing import Any
 
 from dramatiq.broker import Broker, MessageProxy
@@ -129,9 +128,13 @@ class Processing:
         within, delivery.within = delivery.within, None
         if within is None:
             return self._end(broker, message, delivery, exception)
-        with ExitStack() as stack:
-            stack.push(within)
-            return self._end(broker, message, delivery, exception)
+        try:
+            ended = self._end(broker, message, delivery, exception)
+        except BaseException as error:
+            within.__exit__(type(error), error, error.__traceback__)
+            raise
+        within.__exit__(None, None, None)
+        return ended
 
     def _end(self, broker: Broker, message: Any, delivery: Delivery, exception: BaseException | None) -> bool:
         if exception is None and delivery.settlement is UNBEGUN:

@@ -5,9 +5,9 @@ Listeners hear of the same later, on a thread of their own; only an instrument c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..spec.decision import Decision
 from ..spec.job import Job
@@ -15,7 +15,8 @@ from .events import Event
 from .harmless import is_aimed, log
 from .runs import Refuse, Run
 
-#: Where no instrument is told of a step.
+_Context: TypeAlias = AbstractContextManager[Any]
+#: Where no instrument has a context for a step.
 _NO_STEP = nullcontext()
 
 
@@ -30,17 +31,17 @@ class Instrument:
 
     def sending(
         self, framework: str, type_: str, queue: str, carrier: MutableMapping[str, Any]
-    ) -> AbstractContextManager[Any]:
+    ) -> _Context | None:
         """Return the context in which a job is sent; `carrier` has the headers or options of its message."""
-        return nullcontext()
+        return None
 
-    def running(self, framework: str, run: Run, carrier: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    def running(self, framework: str, run: Run, carrier: Mapping[str, Any]) -> _Context | None:
         """Return the context of a run: its handler, and what becomes of a failure."""
-        return nullcontext()
+        return None
 
-    def step(self, name: str, job: Job) -> AbstractContextManager[Any]:
+    def step(self, name: str, job: Job) -> _Context | None:
         """Return the context of a step of the bridge after a handler has ended."""
-        return nullcontext()
+        return None
 
     def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:
         """Take note of a decision that was carried out; a success may be told of after its run."""
@@ -61,8 +62,8 @@ class Entered:
 
     __slots__ = ("_contexts",)
 
-    def __init__(self, contexts: Iterable[AbstractContextManager[Any] | None]) -> None:
-        self._contexts = [context for context in contexts if context is not None]
+    def __init__(self, contexts: list[_Context]) -> None:
+        self._contexts = contexts
 
     def __enter__(self) -> None:
         """Enter each context; one that fails is left out."""
@@ -114,17 +115,19 @@ class Instruments:
 
     def sending(self, framework: str, type_: str, queue: str, carrier: MutableMapping[str, Any]) -> Entered:
         """Return the context in which a job is sent."""
-        return Entered(_safely(each.sending, framework, type_, queue, carrier) for each in self._all)
+        asked = [_safely(each.sending, framework, type_, queue, carrier) for each in self._all]
+        return Entered([context for context in asked if context is not None])
 
     def running(self, framework: str, run: Run, carrier: Mapping[str, Any]) -> Entered:
         """Return the context of a run."""
-        return Entered(_safely(each.running, framework, run, carrier) for each in self._all)
+        asked = [_safely(each.running, framework, run, carrier) for each in self._all]
+        return Entered([context for context in asked if context is not None])
 
     def step(self, name: str, job: Job) -> AbstractContextManager[None]:
         """Return the context of a step of the bridge."""
-        if not self._all:
-            return _NO_STEP
-        return Entered(_safely(each.step, name, job) for each in self._all)
+        asked = [_safely(each.step, name, job) for each in self._all]
+        contexts = [context for context in asked if context is not None]
+        return Entered(contexts) if contexts else _NO_STEP
 
     def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:
         """Tell of a decision that was carried out, so long after the run began."""

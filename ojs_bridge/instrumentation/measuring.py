@@ -15,7 +15,8 @@ from ..spec.job import Job
 _BY_JOB = ("queue", "type")
 
 
-@dataclass(frozen=True)
+# Metrics are keys: each job looks some up, and the hash of an equal value would cost more than all else.
+@dataclass(frozen=True, eq=False)
 class Metric:
     """A counter, or a histogram of seconds if it has buckets."""
 

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
@@ -109,13 +109,14 @@ class _Running:
     With `hides` it has no texts of errors.
     """
 
-    __slots__ = ("_before", "_context", "_hides", "_meters", "_token", "job", "span", "state")
+    __slots__ = ("_before", "_context", "_hides", "_meters", "_token", "is_recorded", "job", "span", "state")
 
     def __init__(
         self, meters: Meters, job: Job, span: Span, context: contexts.Context | None = None, *, hides: bool
     ) -> None:
         self._meters, self._context, self._hides = meters, context, hides
         self.job, self.span, self.state = job, span, ""
+        self.is_recorded = span.is_recording()
 
     def __enter__(self) -> None:
         """Make the span the current one."""
@@ -129,17 +130,15 @@ class _Running:
         self._meters.busy.pop(id(self), None)
         _running.reset(self._before)
         _last.set(self)
-        if not self.state and kind is None:
+        if self.is_recorded and not self.state and kind is None:
             self.conclude(Complete())
         if self._context is not None:
             contexts.detach(self._token)
             self.span.end()
 
     def conclude(self, decision: Decision) -> None:
-        """Write the outcome of the run into its span."""
+        """Write the outcome of the run into its span, which is recorded."""
         span, self.state = self.span, STATES[type(decision)]
-        if not span.is_recording():
-            return
         span.set_attribute("ojs.job.state", self.state)
         failure: Failure | None = getattr(decision, "failure", None)
         if failure is None:
@@ -211,24 +210,22 @@ class _Tracing(Instrument):
             name, attributes = self._names.named("process", job.type, job.queue, framework)
             # A trace of its own, which is sampled for itself.
             span = self._tracer.start_span(name, _NOTHING, SpanKind.CONSUMER, attributes)
+            is_recorded = span.is_recording()
             # Reading costs more than all else here, and most runs have no baggage, and are not sampled.
-            came = propagate.extract(carrier) if span.is_recording() or "baggage" in carrier else _NOTHING
-            if span.is_recording() and (sent := _found(came)):
+            came = propagate.extract(carrier) if is_recorded or "baggage" in carrier else _NOTHING
+            if is_recorded and (sent := _found(came)):
                 span.add_link(sent)
             within = trace.set_span_in_context(span, came)
             running = _Running(self._meters, job, span, within, hides=self._hides)
-        _join(running.span, job, self._names.worker())
+        if running.is_recorded:
+            _join(running.span, job, self._names.worker())
         return running
 
-    def step(self, name: str, job: Job) -> AbstractContextManager[Any]:
+    def step(self, name: str, job: Job) -> AbstractContextManager[Any] | None:
         """Make the span of a step after the handler, within that of the run."""
         running = _running.get() or _last.get()
-        if (
-            running is None
-            or running.job.key != job.key
-            or not running.span.get_span_context().trace_flags.sampled
-        ):
-            return nullcontext()
+        if running is None or not running.is_recorded or running.job.key != job.key:
+            return None
         return self._tracer.start_as_current_span(
             name,
             context=trace.set_span_in_context(running.span),
@@ -243,7 +240,7 @@ class _Tracing(Instrument):
         failure: Failure | None = getattr(decision, "failure", None)
         self._meters.add(of_end(run, decision, seconds), failure.type if failure else None)
         running = _running.get()
-        if running is not None and running.job.key == run.job.key:
+        if running is not None and running.is_recorded and running.job.key == run.job.key:
             running.conclude(decision)
 
     def heard(self, event: Event) -> None:
@@ -262,8 +259,6 @@ class _Tracing(Instrument):
 
 def _join(span: Span, job: Job, worker: str) -> None:
     """Give a span the facts of the job that it is about, and a link to the attempt before."""
-    if not span.is_recording():
-        return
     told = {"ojs.job.id": job.id, "ojs.job.type": job.type, "messaging.message.id": job.id}
     span.set_attributes({**told, "ojs.worker.id": worker, "ojs.job.state": "active"})
     span.set_attribute("ojs.job.attempt", job.attempt)
