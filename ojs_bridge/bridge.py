@@ -16,8 +16,9 @@ from .engine.storage_retry import INSISTING, POLLING, Insistence, StorageRetry
 from .operations.broker_letters import BrokerLetters
 from .operations.bulk import Operations
 from .operations.dead_letters import DeadLetters
-from .operations.groups import PERIOD as GROUP_PERIOD
 from .operations.health import BEAT, Beat
+from .operations.indexing import PERIOD as INDEX_PERIOD
+from .operations.indexing import Indexing
 from .operations.letters import needed
 from .operations.parked_retries import ParkedRetries
 from .operations.rates import RateHistory, history
@@ -173,9 +174,9 @@ class Bridge:
         prune = Chore("pruning", seconds, self.dead_letters.prune_once_a_period)
         forget = Chore("old rates", seconds, self.engine.forget_rates)
         replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.dead_letters.apply_replay_rules)
-        group = Chore("groups", GROUP_PERIOD.total_seconds(), self.dead_letters.groups.older_once_a_period)
+        index = Chore("indexes", INDEX_PERIOD.total_seconds(), Indexing(self.engine.context).once_a_period)
         beat = Chore("telling that this worker lives", BEAT.total_seconds(), Beat(self.engine.context).tell)
-        return prune, forget, replay, group, beat
+        return prune, forget, replay, index, beat
 
     def stop(self) -> None:
         """End the scheduler, and let the listeners hear the last events."""

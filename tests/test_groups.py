@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.operations.groups import ErrorGroup
 from ojs_bridge.store import Store
 from tests.conftest import store_url
-from tests.servers.process import eventually
-from tests.store.test_groups import GONE, NO, TIMES, USER, as_before, bury_as_before, died, fill
+from tests.store.test_groups import GONE, NO, TIMES, USER, died, fill
 
 
 @pytest.fixture(params=["sqlite", "valkey"])
@@ -143,47 +138,3 @@ def test_groups_need_a_store() -> None:
     """Without a store there are none."""
     with pytest.raises(ConfigurationError, match="groups need a store"):
         Bridge().dead_letters.groups.list()
-
-
-def test_a_worker_groups_the_letters_of_the_release_before(tmp_path: Path) -> None:
-    """By itself, and no call waits for it."""
-    url = f"sqlite:///{tmp_path}/ojs.db"
-    fill(store_of(Bridge(url)))
-    as_before(url)
-    bridge = Bridge(url)
-    bridge.start()
-    try:
-        eventually(lambda: len(bridge.dead_letters.groups.list()) == 3, what="three groups")
-    finally:
-        bridge.stop()
-    with sa.create_engine(url).connect() as connection:
-        left = "select count(*) from ojs_dead_letters where fingerprint is null"
-        assert connection.execute(sa.text(left)).scalar_one() == 0
-    store_of(bridge).bury(died("z", 0, "later"))
-
-
-def test_an_error_of_any_kind_is_told_by_the_log(
-    bridge: Bridge, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread that groups letters ends, and another one begins in the next period."""
-    groups = bridge.dead_letters.groups
-    monkeypatch.setattr(groups, "older", lambda: 1 // 0)
-    groups.older_once_a_period()
-    eventually(lambda: "were not all grouped this time" in caplog.text, what="a line of the log")
-    assert "ZeroDivisionError" in caplog.text
-
-
-def test_grouping_leaves_others_half_of_the_time(tmp_path: Path) -> None:
-    """After a batch that took long comes a pause that is as long."""
-    url = f"sqlite:///{tmp_path}/ojs.db"
-    groups, engine = Bridge(url).dead_letters.groups, sa.create_engine(url)
-    groups.older()
-    bury_as_before(url, died("a", 0))
-    with ThreadPoolExecutor() as pool, engine.connect() as other:
-        other.exec_driver_sql("begin immediate")
-        begun = time.monotonic()
-        done = pool.submit(groups.older)
-        time.sleep(1)
-        other.rollback()
-        assert done.result() == 1
-        assert time.monotonic() - begun > 1.8

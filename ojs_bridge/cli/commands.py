@@ -214,7 +214,7 @@ def listed(
                 break
             looked += LOOK_THROUGH
             if sys.stderr.isatty():
-                say(f"{looked:,} dead letters were searched; Ctrl-C stops")
+                say(f"at least {looked:,} were searched; Ctrl-C stops")
     except KeyboardInterrupt:
         say("the search was stopped")
     if cursor:

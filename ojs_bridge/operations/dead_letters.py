@@ -36,7 +36,7 @@ from .letters import (
     wanted,
 )
 from .replay_rules import ReplayRule, Rules
-from .replaying import READ, Bulk, Changes, Replayer, changed, job_of, override_of, pages_of
+from .replaying import READ, Bulk, Changes, Replayer, changed, job_of, override_of
 from .retention import PERIOD, Pruner, Retention
 
 logger = logging.getLogger("ojs_bridge")
@@ -70,9 +70,9 @@ class DeadLetters:
     def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
         """Return a page of the dead letters of a Kind, newest first (DLQ-006, DLQ-R005).
 
-        For a text, a page searches 2,000 letters: it may have few letters, or none, and still a cursor.
-        Raises ValueError for a limit outside 1 to 1000, for a cursor that no page has returned, and for a
-        time without a zone.
+        For a text, a page searches 2,000 letters, or up to 80,000 whose texts the store has indexed: it may
+        have few letters, or none, and still a cursor. Raises ValueError for a limit outside 1 to 1000, for a
+        cursor that no page has returned, and for a time without a zone.
         """
         return self._page(*wanted(kind), page_size(limit), cursor)
 
@@ -297,11 +297,7 @@ class DeadLetters:
         """Yield pages of letters as they are stored, the oldest first, each with the cursor after it."""
         where, text = self._until_now(kind)
 
-        def read(after: str | None) -> Page:
-            return self._store.list(where, limit=READ, cursor=after or cursor, oldest_first=True)
-
-        for page in every_page(read):
-            yield [letter for letter in page.letters if self._has(letter, text)], page.next_cursor
+        yield from self._paged(where, text, cursor)
 
     def pages_of_ids(
         self, ids: Sequence[str], cursor: str | None
@@ -312,17 +308,41 @@ class DeadLetters:
             yield [letter for letter in found if letter is not None], str(start + READ)
 
     def _pages(self, where: LetterFilter, text: str | None) -> Iterator[Sequence[Letter]]:
-        """Yield pages of letters as they are stored, the oldest first."""
-        for page in pages_of(self._store, where):
-            yield [letter for letter in page if self._has(letter, text)]
+        return (page for page, _ in self._paged(where, text, None))
+
+    def _paged(
+        self, where: LetterFilter, text: str | None, cursor: str | None
+    ) -> Iterator[tuple[Sequence[Letter], str | None]]:
+        """Yield pages of letters as they are stored, the oldest first, each with the cursor after it."""
+
+        def read(after: str | None) -> Page:
+            return self._read(where, text, READ, after or cursor, oldest_first=True)
+
+        for page in every_page(read):
+            yield [letter for letter in page.letters if self._has(letter, text)], page.next_cursor
+
+    def _read(
+        self,
+        where: LetterFilter,
+        text: str | None,
+        limit: int,
+        cursor: str | None,
+        *,
+        oldest_first: bool = False,
+    ) -> Page:
+        """Return a page of stored letters; some may lack the text."""
+        if text is None:
+            return self._store.list(where, limit=limit, cursor=cursor, oldest_first=oldest_first)
+        text = text.casefold()
+        return self._store.search(where, text, limit=limit, cursor=cursor, oldest_first=oldest_first)
 
     def _page(self, where: LetterFilter, text: str | None, limit: int, cursor: str | None) -> Page:
         if text is None:
-            page = self._store.list(where, limit=limit, cursor=cursor)
+            page = self._read(where, text, limit, cursor)
             return Page(tuple(map(self._shown, page.letters)), page.next_cursor)
         found: list[Letter] = []
         for _ in range(0, LOOK_THROUGH, READ):
-            page = self._store.list(where, limit=READ, cursor=cursor)
+            page = self._read(where, text, READ, cursor)
             for letter in page.letters:
                 if self._has(letter, text):
                     found.append(self._shown(letter))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -13,23 +10,15 @@ from typing import Any, get_args
 from typing_extensions import Unpack
 
 from ..engine.context import Context
-from ..engine.scheduler import once_a_period
-from ..errors import StoreError
 from ..spec.fingerprint import pattern_of
 from ..spec.job import format_time, parse_time
 from ..store import Document, Group, LetterFilter, Order, Store, from_ms, to_ms
 from .audit import Actor, Audit
 from .letters import Kind, every_page, needed, shown, wanted
 
-logger = logging.getLogger("ojs_bridge")
-
 KIND = "mute"
-#: How often a worker of the fleet looks for letters of earlier releases, and for how long it groups them.
-PERIOD, WORKED = timedelta(minutes=5), timedelta(minutes=4)
 #: The most groups, and steps of time, that one statement names; and the most groups before a page.
 MOST, MOST_SKIPPED = 200, 100_000
-#: The least seconds between two batches of such letters.
-PAUSE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,38 +158,6 @@ class Groups:
         if group in self.mutes():
             with self._audit.recording("group.unmute", group=group):
                 self._write(group, {"muted": None})
-
-    def older(self) -> int:
-        """Group the letters of earlier releases, for four minutes at most; return how many there were.
-
-        It may be broken off at any time, and begun again. Others, which may wait for the store, have half of
-        the time.
-        """
-        begun = time.monotonic()
-        done, ends = 0, begun + WORKED.total_seconds()
-        for count in self._store.group_older():
-            done += count
-            now = time.monotonic()
-            if now > ends:
-                break
-            time.sleep(max(PAUSE, now - begun))
-            begun = time.monotonic()
-        if done:
-            logger.info("%d dead letters of an earlier release were grouped", done)
-        return done
-
-    def older_once_a_period(self) -> None:
-        """Group the older letters on a thread, unless another worker of the fleet does in this period."""
-        begin = threading.Thread(target=self._older, name="ojs-groups", daemon=True).start
-        once_a_period(self._store, "groups", PERIOD, self._clock, begin)
-
-    def _older(self) -> None:
-        try:
-            self.older()
-        except StoreError as error:
-            logger.warning("dead letters of an earlier release were not all grouped this time: %s", error)
-        except Exception:
-            logger.exception("dead letters of an earlier release were not all grouped this time")
 
     def _write(self, group: str, body: Mapping[str, Any]) -> None:
         while True:

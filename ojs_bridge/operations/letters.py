@@ -71,16 +71,18 @@ def kind_to_json(kind: Kind) -> dict[str, Any]:
 
 def says(letter: Letter, text: str | None, redactor: Redactor) -> bool:
     """Return whether the redacted arguments or error messages of a letter have a text."""
-    if text is None:
-        return True
-    told = shown(letter, redactor)
-    reading = told.reading
-    return has_text([reading.args, reading.kwargs, [entry.get("message") for entry in told.errors]], text)
+    return text is None or text.casefold() in said(shown(letter, redactor))
 
 
-def has_text(words: object, text: str) -> bool:
-    """Return whether a JSON value has a text, in lower or upper case."""
-    return text.casefold() in json.dumps(words, ensure_ascii=False, default=repr).casefold()
+def said(letter: Letter) -> str:
+    """Return the arguments and error messages of a letter as one casefolded text."""
+    reading = letter.reading
+    return folded([reading.args, reading.kwargs, [entry.get("message") for entry in letter.errors]])
+
+
+def folded(words: object) -> str:
+    """Return a JSON value as a casefolded text."""
+    return json.dumps(words, ensure_ascii=False, default=repr).casefold()
 
 
 def shown(letter: Letter, redactor: Redactor) -> Letter:

@@ -18,7 +18,7 @@ from ..spec.patterns import check_pattern, matches
 from ..store import Parked, ParkedFilter, ParkedPage, Store
 from .audit import Audit, some
 from .draining import Drained, Draining
-from .letters import LOOK_THROUGH, Kind, every_page, has_text, needed, only_id, page_size, wanted
+from .letters import LOOK_THROUGH, Kind, every_page, folded, needed, only_id, page_size, wanted
 from .replaying import MAX_TOLD, READ, Bulk
 
 #: So many retries are changed between two looks at the progress.
@@ -200,7 +200,7 @@ def _says(parked: Parked, text: str) -> bool:
     """Return whether the arguments, the error messages or the reason of a retry have a text."""
     messages = [entry.get("message") for entry in parked.state.get("errors", ())]
     words = [parked.reading.args, parked.reading.kwargs, messages, parked.reason]
-    return has_text(words, text)
+    return text.casefold() in folded(words)
 
 
 def _gone(job_id: str) -> RetryNotFound:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeAlias
@@ -247,6 +247,22 @@ class Store(Parking, Reserving, Shadowing, Documenting, Rating, Protocol):
     ) -> Page:
         """Return a page of dead letters; raises ValueError for a cursor that no page gave out."""
 
+    def search(
+        self,
+        where: LetterFilter,
+        text: str,
+        /,
+        *,
+        limit: int,
+        cursor: str | None,
+        oldest_first: bool = False,
+    ) -> Page:
+        """Return a page of dead letters that may have a text; it is casefolded, as `index_texts` has them.
+
+        Some that lack the text are left out, in SQL most of them. A page may be short, or empty, and still
+        have a cursor. Raises ValueError as `list` does.
+        """
+
     def cursor_after(self, letter: Letter) -> str:
         """Return the cursor of the page that begins after a letter."""
 
@@ -290,6 +306,12 @@ class Store(Parking, Reserving, Shadowing, Documenting, Rating, Protocol):
         """Group the letters of workers of earlier releases; yield the number of each small batch.
 
         It may be ended after each batch, and begun again. No use of the letters waits for it.
+        """
+
+    def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
+        """Write down what dead letters say, where `search` makes use of it; None for what is not known.
+
+        It yields and ends as `group_older` does.
         """
 
     def close(self) -> None:

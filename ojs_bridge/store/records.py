@@ -113,7 +113,12 @@ def index_id(text: str) -> str:
 
 def index_text(text: str) -> str:
     """Return text as every index can hold it: valid Unicode, no NUL, 255 characters."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")[:MAX_TEXT]
+    return plain(text)[:MAX_TEXT]
+
+
+def plain(text: str) -> str:
+    """Return text as every database can hold it: valid Unicode, no NUL."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def matches(text: str, pattern: str | None) -> bool:

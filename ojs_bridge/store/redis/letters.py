@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from ...errors import StoreError
@@ -45,6 +45,23 @@ class RedisLetters:
             keys.append(self._redis.reservation_key(settle.reservation))
             words += settle_words(settle)
         return bool(self._redis.run("bury", keys, words))
+
+    def search(
+        self,
+        where: LetterFilter,
+        _text: str,
+        /,
+        *,
+        limit: int,
+        cursor: str | None,
+        oldest_first: bool = False,
+    ) -> Page:
+        """Return a page, whatever its letters say."""
+        return self.list(where, limit=limit, cursor=cursor, oldest_first=oldest_first)
+
+    def index_texts(self, _text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
+        """Write nothing."""
+        return iter(())
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep error entries; an entry that is there already stays as it is."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from .documents import SQLDocuments
-from .groups import SQLGroups
 from .parked import SQLParked
 from .rates import SQLRates
 from .reservations import SQLReservations
 from .shadows import SQLShadows
+from .texts import SQLTexts
 
 __all__ = ["SQLStore"]
 
 
-class SQLStore(SQLGroups, SQLParked, SQLReservations, SQLShadows, SQLDocuments, SQLRates):
+class SQLStore(SQLTexts, SQLParked, SQLReservations, SQLShadows, SQLDocuments, SQLRates):
     """All that is kept, in one SQL database."""

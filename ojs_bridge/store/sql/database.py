@@ -20,7 +20,7 @@ from ...errors import ConfigurationError, StoreError
 from ..protocol import without_password
 from . import growing, postgres, sqlite
 from .statements import Upsert
-from .tables import FINGERPRINT, GROUPED, LATER, SCHEMA_VERSION, metadata, versions
+from .tables import GROUPED, LATER, SCHEMA_VERSION, metadata, versions
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -61,7 +61,7 @@ class Database:
             self._in_use = _Lock(sqlite.in_use, self._busy_seconds, self._shown)
         self._file = None if self._is_postgres else sqlite.File(self._durable)
         self._pid = os.getpid()
-        self._prepared = self._has_fingerprints = False
+        self._prepared = False
         self._grows_at, self._lacks = 0.0, list[str]()
         self._preparing = _Lock(threading.Lock(), self._busy_seconds, self._shown)
 
@@ -73,7 +73,7 @@ class Database:
                 if self._found_version() != SCHEMA_VERSION:
                     self._create_tables()
                     self._say_version()
-                self._has_fingerprints = self._grow()
+                self._grow()
                 if self._file:
                     self._file.opened()
                 self._prepared = True
@@ -182,8 +182,12 @@ class Database:
             )
         return found if whole else None
 
-    def _grow(self, *, at_once: bool = False) -> bool:
-        """Add what this release has brought, and the store lacks; return whether letters have fingerprints.
+    def _has(self, name: str) -> bool:
+        """Return whether the store has a later table, or the fingerprint's column."""
+        return name not in self._lacks
+
+    def _grow(self, *, at_once: bool = False) -> None:
+        """Add what this release has brought, and the store lacks.
 
         What cannot be added, for want of a right or of a lock, is tried again after some minutes, or at once.
         """
@@ -191,7 +195,7 @@ class Database:
             lacks = growing.missing(connection)
         if lacks and (at_once or time.monotonic() >= self._grows_at):
             lacks = self._add(lacks)
-        return FINGERPRINT.name not in lacks
+        self._lacks = lacks
 
     def _add(self, lacks: Iterable[str]) -> list[str]:
         """Add what the store lacks; return what it lacks then."""
@@ -208,7 +212,6 @@ class Database:
         for name in left:
             if name not in self._lacks:
                 logger.warning("the store goes on without this release's %s: %s", name, failed.get(name))
-        self._lacks = left
         self._grows_at = time.monotonic() + _GROWS_AGAIN
         return left
 

@@ -18,7 +18,7 @@ from ..records import from_ms, group_in, group_number, group_of_number, letter_f
 from . import growing
 from .letters import SQLLetters
 from .statements import LARGEST_INTEGER, batches
-from .tables import GROUPED, letters
+from .tables import FINGERPRINT, GROUPED, letters
 
 _BATCH = 500
 #: More groups than that are found sooner by counting all letters.
@@ -41,7 +41,7 @@ class SQLGroups(SQLLetters):
     ) -> list[Group]:
         """Return groups; the deaths of those on the page are counted."""
         self._get_ready()
-        if not self._has_fingerprints:
+        if not self._has(FINGERPRINT.name):
             raise StoreError(
                 f"the store {self._shown!r} has no groups: it lacks a column, and the log says why"
             )
@@ -146,8 +146,9 @@ class SQLGroups(SQLLetters):
     def group_older(self) -> Iterator[int]:
         """Add the column and the index if they are missing, and fill in the fingerprints."""
         self._get_ready()
-        self._has_fingerprints = self._has_fingerprints or self._grow(at_once=True)
-        done = _BATCH if self._has_fingerprints and self._has_index() else 0
+        if not self._has(FINGERPRINT.name):
+            self._grow(at_once=True)
+        done = _BATCH if self._has(FINGERPRINT.name) and self._has_index() else 0
         while done == _BATCH:
             done = self._group_some()
             yield done

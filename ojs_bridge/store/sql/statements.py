@@ -144,6 +144,31 @@ def page(
     The query selects a record, its time and its key, in this order. A cursor names a row, so that new rows do
     not shift the next page. Raises ValueError for a cursor that no page gave out.
     """
+    rows = connection.execute(_after(query, cursor, newest=newest).limit(limit + 1)).all()
+    more = write_cursor(*rows[limit - 1][1:]) if len(rows) > limit else None
+    return rows[:limit], more
+
+
+def window(
+    connection: Connection, query: sa.Select[Any], size: int, cursor: str | None, *, newest: bool
+) -> tuple[sa.Select[Any], str | None]:
+    """Return a query for the next rows, as many as `size`, and the cursor after them if there are more.
+
+    The query and the cursor are as for `page`.
+    """
+    _record, at, key = query.selected_columns
+    rest = _after(query, cursor, newest=newest)
+    end = connection.execute(rest.with_only_columns(at, key).offset(size - 1).limit(1)).first()
+    if end is None:
+        return query, None
+    last_at, last_key = end
+    if newest:
+        return query.where(at >= last_at, sa.or_(at > last_at, key >= last_key)), write_cursor(*end)
+    return query.where(at <= last_at, sa.or_(at < last_at, key <= last_key)), write_cursor(*end)
+
+
+def _after(query: sa.Select[Any], cursor: str | None, *, newest: bool) -> sa.Select[Any]:
+    """Return the query in its order, without the rows up to a cursor's."""
     _record, at, key = query.selected_columns
     if cursor is not None:
         last_at, last_key = _read_cursor(cursor)
@@ -152,10 +177,7 @@ def page(
             query = query.where(at <= last_at, sa.or_(at < last_at, key < last_key))
         else:
             query = query.where(at >= last_at, sa.or_(at > last_at, key > last_key))
-    order = (at.desc(), key.desc()) if newest else (at, key)
-    rows = connection.execute(query.order_by(*order).limit(limit + 1)).all()
-    more = write_cursor(*rows[limit - 1][1:]) if len(rows) > limit else None
-    return rows[:limit], more
+    return query.order_by(*((at.desc(), key.desc()) if newest else (at, key)))
 
 
 def write_cursor(ms: int, key: str) -> str:

@@ -140,8 +140,19 @@ rates = sa.Table(
     *(sa.Column(f"count_{place}", sa.BigInteger, nullable=False) for place in range(len(BOUNDS) + 1)),
 )
 
+texts = sa.Table(
+    "ojs_letter_texts",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("id", ID, primary_key=True),
+    #: The time of the death that the text is of: a letter that was replaced has another.
+    sa.Column("discarded_ms", sa.BigInteger, nullable=False),
+    #: What a letter says, in lower case; null where its record has to be searched.
+    sa.Column("text", sa.Text),
+)
+
 #: What a store of an earlier release lacks: these tables, a column of dead letters, and the column's index.
 #: Jobs go on without them.
-LATER = (documents, rates)
+LATER = (documents, rates, texts)
 FINGERPRINT = letters.c.fingerprint
 GROUPED = sa.Index("ojs_dead_letters_grouped", letters.c.namespace, FINGERPRINT, letters.c.discarded_ms)
