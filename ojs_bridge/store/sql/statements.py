@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
@@ -16,6 +16,8 @@ from ...spec.patterns import to_glob
 from ..records import index_text
 
 T = TypeVar("T")
+_Column: TypeAlias = sa.ColumnElement[Any]
+_Condition: TypeAlias = sa.ColumnElement[bool]
 #: How each database writes an insert that may meet a row of the same key.
 INSERTS: Mapping[str, Callable[[sa.Table], Any]] = {
     "postgresql": postgresql_insert,
@@ -141,43 +143,44 @@ def page(
 ) -> tuple[Sequence[Any], str | None]:
     """Return the rows of a page, and the cursor of the next page if there is one.
 
-    The query selects a record, its time and its key, in this order. A cursor names a row, so that new rows do
-    not shift the next page. Raises ValueError for a cursor that no page gave out.
+    The query selects a time and a key last, in this order. A cursor names a row, so that new rows do not
+    shift the next page. Raises ValueError for a cursor that no page gave out.
     """
-    rows = connection.execute(_after(query, cursor, newest=newest).limit(limit + 1)).all()
-    more = write_cursor(*rows[limit - 1][1:]) if len(rows) > limit else None
+    rows = connection.execute(_rest(query, cursor, newest=newest).limit(limit + 1)).all()
+    more = write_cursor(*rows[limit - 1][-2:]) if len(rows) > limit else None
     return rows[:limit], more
 
 
-def window(
-    connection: Connection, query: sa.Select[Any], size: int, cursor: str | None, *, newest: bool
-) -> tuple[sa.Select[Any], str | None]:
-    """Return a query for the next rows, as many as `size`, and the cursor after them if there are more.
-
-    The query and the cursor are as for `page`.
-    """
-    _record, at, key = query.selected_columns
-    rest = _after(query, cursor, newest=newest)
-    end = connection.execute(rest.with_only_columns(at, key).offset(size - 1).limit(1)).first()
-    if end is None:
-        return query, None
-    last_at, last_key = end
-    if newest:
-        return query.where(at >= last_at, sa.or_(at > last_at, key >= last_key)), write_cursor(*end)
-    return query.where(at <= last_at, sa.or_(at < last_at, key <= last_key)), write_cursor(*end)
+def page_end(
+    connection: Connection, query: sa.Select[Any], limit: int, cursor: str | None, *, newest: bool
+) -> str | None:
+    """Return the cursor that names the last row of a page; None if there are fewer rows."""
+    rest = _rest(query, cursor, newest=newest).offset(limit - 1).limit(1)
+    last = connection.execute(rest).first()
+    return None if last is None else write_cursor(*last[-2:])
 
 
-def _after(query: sa.Select[Any], cursor: str | None, *, newest: bool) -> sa.Select[Any]:
-    """Return the query in its order, without the rows up to a cursor's."""
-    _record, at, key = query.selected_columns
+def _rest(query: sa.Select[Any], cursor: str | None, *, newest: bool) -> sa.Select[Any]:
+    *_, at, key = query.selected_columns
+    order = (at.desc(), key.desc()) if newest else (at, key)
+    return query.where(*beyond(at, key, cursor, newest=newest)).order_by(*order)
+
+
+# The database searches its index for the first of the two conditions.
+def beyond(at: _Column, key: _Column, cursor: str | None, *, newest: bool) -> Iterator[_Condition]:
+    """Yield the conditions that a row comes after a cursor's; raises ValueError."""
     if cursor is not None:
         last_at, last_key = _read_cursor(cursor)
-        # The database searches its index for the first of the two conditions.
-        if newest:
-            query = query.where(at <= last_at, sa.or_(at < last_at, key < last_key))
-        else:
-            query = query.where(at >= last_at, sa.or_(at > last_at, key > last_key))
-    return query.order_by(*((at.desc(), key.desc()) if newest else (at, key)))
+        yield at <= last_at if newest else at >= last_at
+        yield sa.or_(at < last_at, key < last_key) if newest else sa.or_(at > last_at, key > last_key)
+
+
+def up_to(at: _Column, key: _Column, cursor: str | None, *, newest: bool) -> Iterator[_Condition]:
+    """Yield the conditions that a row does not come after a cursor's; raises ValueError."""
+    if cursor is not None:
+        last_at, last_key = _read_cursor(cursor)
+        yield at >= last_at if newest else at <= last_at
+        yield sa.or_(at > last_at, key >= last_key) if newest else sa.or_(at < last_at, key <= last_key)
 
 
 def write_cursor(ms: int, key: str) -> str:

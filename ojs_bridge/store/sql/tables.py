@@ -149,6 +149,7 @@ texts = sa.Table(
     sa.Column("discarded_ms", sa.BigInteger, nullable=False),
     #: What a letter says, in lower case; null where its record has to be searched.
     sa.Column("text", sa.Text),
+    sa.Index("ojs_letter_texts_newest", "namespace", "discarded_ms", "id"),
 )
 
 #: What a store of an earlier release lacks: these tables, a column of dead letters, and the column's index.

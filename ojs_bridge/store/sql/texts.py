@@ -11,20 +11,17 @@ import sqlalchemy as sa
 from ..protocol import Claim, Letter, LetterFilter, Page
 from ..records import index_id, letter_from_json, plain
 from .groups import SQLGroups
-from .statements import Upsert, batches, page, window
+from .statements import Upsert, batches, beyond, page, page_end, up_to
 from .tables import letters, texts
 
-#: How many letters one statement searches, and of how many the texts are written at once.
-SEARCHED, _BATCH = 20_000, 200
+#: How many letters one statement searches.
+SEARCHED = 20_000
 #: A longer text would make the searches of all others slow.
 LONGEST = 10_000
 _WRITE = Upsert(texts, "discarded_ms", "text")
-_c = letters.c
-_TOLD = letters.outerjoin(
-    texts,
-    sa.and_(texts.c.namespace == _c.namespace, texts.c.id == _c.id, texts.c.discarded_ms == _c.discarded_ms),
-)
-_LISTED: sa.Select[Any] = sa.select(_c.record, _c.discarded_ms, _c.id).select_from(_TOLD)
+_c, _t = letters.c, texts.c
+_LISTED = sa.select(_c.discarded_ms, _c.id)
+_RECORDS = sa.select(_c.id, _c.discarded_ms, _c.record)
 
 
 class SQLTexts(SQLGroups):
@@ -45,41 +42,46 @@ class SQLTexts(SQLGroups):
         if not self._has(texts.name):
             return self.list(where, limit=limit, cursor=cursor, oldest_first=oldest_first)
         newest = not oldest_first
-        query = _LISTED.where(*self._matching(where))
+        kind = _LISTED.where(*self._matching(where))
         with self._statement() as connection:
-            query, end = window(connection, query, SEARCHED, cursor, newest=newest)
-            rows, more = page(connection, query.where(self._may_say(text)), limit, cursor, newest=newest)
-        found = (letter_from_json(row.record) for row in rows)
+            end = page_end(connection, kind, SEARCHED, cursor, newest=newest)
+            query = _with_texts(kind, cursor, end, newest=newest).where(self._may_say(text))
+            rows, more = page(connection, query, limit, cursor, newest=newest)
+        records = {row.id: row.record for row in self._records([row.id for row in rows])}
+        found = (letter_from_json(records[row.id]) for row in rows if row.id in records)
         return Page(tuple(each for each in found if where.group in (None, each.group)), more or end)
 
     def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
         """Write the texts of letters that have none, the newest first."""
         self._get_ready()
-        cursor = None
+        ours, cursor = _LISTED.where(_c.namespace == self._namespace), None
         while self._has(texts.name):
-            query = _LISTED.where(_c.namespace == self._namespace)
             with self._statement() as connection:
-                query, end = window(connection, query, SEARCHED, cursor, newest=True)
-            query = query.where(texts.c.id.is_(None))
-            done = _BATCH
-            while done == _BATCH:
-                done = self._index_some(query, cursor, text_of)
-                yield done
+                end = page_end(connection, ours, SEARCHED, cursor, newest=True)
+                query = _with_texts(ours, cursor, end, newest=True).where(_t.id.is_(None))
+                rows, _ = page(connection, query, SEARCHED, cursor, newest=True)
+            for batch in batches([row.id for row in rows]):
+                yield self._index(batch, text_of)
             if end is None:
                 return
+            yield 0
             cursor = end
 
-    def _index_some(
-        self, query: sa.Select[Any], cursor: str | None, text_of: Callable[[Letter], str | None]
-    ) -> int:
-        with self._statement() as connection:
-            rows, _ = page(connection, query, _BATCH, cursor, newest=True)
-        told = [self._told(row, text_of) for row in rows]
+    def _index(self, letter_ids: Sequence[str], text_of: Callable[[Letter], str | None]) -> int:
+        told = [self._told(row, text_of) for row in self._records(letter_ids)]
         if told:
             # In the order of their ids no two writers wait for each other.
             with self._transaction() as connection:
                 _WRITE.all(connection, sorted(told, key=lambda row: str(row["id"])))
         return len(told)
+
+    def _records(self, letter_ids: Sequence[str]) -> list[Any]:
+        found = list[Any]()
+        for batch in batches(letter_ids):
+            ours = sa.and_(_c.namespace == self._namespace, _c.id.in_(batch))
+            with self._statement() as connection:
+                found += connection.execute(_RECORDS.where(ours)).all()
+        return found
 
     def _told(self, row: Any, text_of: Callable[[Letter], str | None]) -> Mapping[str, Any]:
         try:
@@ -102,9 +104,23 @@ class SQLTexts(SQLGroups):
     def _forget_texts(self, letter_ids: Sequence[str]) -> None:
         self._get_ready()
         if self._has(texts.name):
-            forget = sa.delete(texts).where(texts.c.namespace == self._namespace)
-            self._change(forget, map(texts.c.id.in_, batches([*map(index_id, letter_ids)])))
+            forget = sa.delete(texts).where(_t.namespace == self._namespace)
+            self._change(forget, map(_t.id.in_, batches([*map(index_id, letter_ids)])))
 
     def _may_say(self, text: str) -> sa.ColumnElement[bool]:
         place = sa.func.strpos if self._is_postgres else sa.func.instr
-        return sa.or_(texts.c.text.is_(None), place(texts.c.text, plain(text)) > 0)
+        return sa.or_(_t.text.is_(None), place(_t.text, plain(text)) > 0)
+
+
+def _with_texts(
+    query: sa.Select[Any], cursor: str | None, end: str | None, *, newest: bool
+) -> sa.Select[Any]:
+    """Return the query up to the end of its page, with the texts of the letters there."""
+    same = (_t.namespace == _c.namespace, _t.id == _c.id, _t.discarded_ms == _c.discarded_ms)
+    # PostgreSQL does not see by itself that the texts are those of a page.
+    here = (
+        *beyond(_t.discarded_ms, _t.id, cursor, newest=newest),
+        *up_to(_t.discarded_ms, _t.id, end, newest=newest),
+    )
+    query = query.select_from(letters.outerjoin(texts, sa.and_(*same, *here)))
+    return query.where(*up_to(_c.discarded_ms, _c.id, end, newest=newest))
