@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 from rich.text import Text
 from typer import Argument, Option
@@ -15,8 +14,11 @@ from ..config.policy_files import Named, read_file
 from ..config.settings import the_retry
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..spec.duration import spoken
+from ..spec.failures import VISIBILITY_TIMEOUT
 from ..spec.policy import RetryPolicy
+from ..testing.explaining import MOST, Wait, explain
 from .commands import INCOMPLETE, AsJson, command, group_of, json_of
+from .finding import app_of, is_celery, load_tasks
 from .printing import Rows, plain, say, show, show_json, table
 
 group = group_of("policy", "Check retry policies, and see their schedules.")
@@ -24,24 +26,8 @@ group = group_of("policy", "Check retry policies, and see their schedules.")
 _FILE = (
     "TOML or JSON: one policy, or a table `policies` of partial ones by task name, and perhaps a `default`."
 )
-#: The most retries of a policy that are shown; later delays hardly differ.
-_MOST = 50
 #: The columns of the longest bar.
 _WIDTH = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """The wait before a retry, in seconds: as planned, and from `shortest` to `longest` with jitter.
-
-    `since_first` is the sum of the planned ones so far.
-    """
-
-    retry: int
-    planned: float
-    shortest: float
-    longest: float
-    since_first: float
 
 
 @command(group, "check")
@@ -67,12 +53,59 @@ def show_(
         if named.policy is None:
             _tell(named, as_json=False)
             continue
-        schedules[named.name] = [*_schedule(named.policy)]
+        schedules[named.name] = _schedule(named.policy)
         _show(named.name, named.policy, schedules[named.name], as_json=as_json)
     if png:
         _write_png(png, schedules)
         say(f"written to {png}")
     return INCOMPLETE if any(named.problems for named in found) else None
+
+
+@command(group, "explain")
+def explain_(
+    file: Annotated[str | None, Argument(metavar="[FILE]", help=_FILE)] = None,
+    policy: Annotated[str | None, Option(metavar="JSON", help="A policy, in place of a file.")] = None,
+    app: Annotated[
+        str | None, Option(metavar="MODULE:APP", help="The Celery app or Dramatiq broker that has the task.")
+    ] = None,
+    task: Annotated[str | None, Option(metavar="NAME", help="A task or actor of --app.")] = None,
+    error: Annotated[
+        str, Option(metavar="TYPE", help="The error type of each attempt, such as external.timeout.")
+    ] = "any.error",
+    as_json: AsJson = False,
+) -> int | None:
+    """Explain what would become of each attempt of a task, or under a policy, that fails with an error."""
+    if task is not None or app is not None:
+        _explain(task or "", _task_of(app, task), error, as_json=as_json)
+        return None
+    found = _named(file, policy)
+    for named in found:
+        if named.policy is None:
+            _tell(named, as_json=as_json)
+        else:
+            _explain(named.name, named.policy, error, as_json=as_json)
+    return INCOMPLETE if any(named.problems for named in found) else None
+
+
+def _explain(name: str, policy: Any, error: str, *, as_json: bool) -> None:
+    explained = explain(policy, error)
+    if as_json:
+        show_json({"name": name, "error": error, **explained.to_json()})
+    else:
+        show(f"{name}:", *str(explained).splitlines())
+
+
+def _task_of(app: str | None, name: str | None) -> Any:
+    """Return a task of an app; raises ConfigurationError."""
+    if app is None or name is None:
+        raise ConfigurationError("task: --app MODULE:APP and --task NAME name a task together")
+    found = app_of(app)
+    if is_celery(found):
+        load_tasks(found)
+    tasks = found.tasks if is_celery(found) else found.actors
+    if name not in tasks:
+        raise ConfigurationError(f"task: {app} has no {name!r}; it has {', '.join(sorted(tasks))}")
+    return tasks[name]
 
 
 def _named(file: str | None, policy: str | None) -> list[Named]:
@@ -106,31 +139,15 @@ def _show(name: str, policy: RetryPolicy, waits: Sequence[Wait], *, as_json: boo
         show("It is run once and never retried.")
         return
     show("", _table(waits), *_bars(waits))
-    more = policy.runs - 1 - _MOST
+    more = policy.runs - 1 - MOST
     if more > 0:
         show(f"... and {more:,} more, {spoken(waits[-1].planned)} or longer apart")
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """A source of randomness that always draws the same number."""
-
-    number: float
-
-    def random(self) -> float:
-        return self.number
-
-
-def _schedule(policy: RetryPolicy) -> Iterator[Wait]:
-    """Yield the waits of a policy, the first fifty."""
-    steady = RetryPolicy.merge(policy, {"jitter": False})
-    since_first = 0.0
-    for n in range(1, min(policy.runs - 1, _MOST) + 1):
-        planned = steady.delay(n, rng=_Drawn(0.0))
-        since_first += planned
-        shortest = policy.delay(n, rng=_Drawn(0.0))
-        longest = policy.delay(n, rng=_Drawn(math.nextafter(1.0, 0.0)))
-        yield Wait(n, planned, shortest, longest, since_first)
+def _schedule(policy: RetryPolicy) -> list[Wait]:
+    """Return the waits of a policy, the first fifty."""
+    # No pattern of a policy matches this error.
+    return [step.wait for step in explain(policy, VISIBILITY_TIMEOUT).steps if step.wait]
 
 
 def _table(waits: Sequence[Wait]) -> Rows:

@@ -91,7 +91,7 @@ def _wish(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def outcome(
-    message: MessageProxy,
+    message: MessageProxy | dramatiq.Message[Any],
     options: Mapping[str, Any],
     exc: BaseException,
     errors: ErrorMap,
@@ -124,7 +124,9 @@ def _hint(milliseconds: Any) -> timedelta | None:
         return None
 
 
-def _ruled_out(message: MessageProxy, options: Mapping[str, Any], exc: BaseException) -> str | None:
+def _ruled_out(
+    message: MessageProxy | dramatiq.Message[Any], options: Mapping[str, Any], exc: BaseException
+) -> str | None:
     throws = message.options.get("throws") or options.get("throws")
     if throws and isinstance(exc, throws):
         return THROWN

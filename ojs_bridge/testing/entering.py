@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -11,6 +10,7 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..store import MEMORY, Store
 from .bridging import Clock, VirtualBridge, turned_into
+from .frameworks import adapters
 from .virtual import VirtualTime
 from .working import Agenda
 
@@ -44,7 +44,7 @@ def virtual_time(
 
 def _adapter(target: Any) -> tuple[ModuleType, Any]:
     """Return the module that knows the framework of an app or broker, and the app or broker."""
-    known = [*_adapters()]
+    known = [*adapters()]
     found = [(adapter, one) for adapter in known if (one := target or adapter.current()) is not None]
     fitting = [(adapter, one) for adapter, one in found if isinstance(one, adapter.TARGET)]
     if len(fitting) == 1:
@@ -57,15 +57,3 @@ def _adapter(target: Any) -> tuple[ModuleType, Any]:
         "virtual time: neither the current Celery app nor the global Dramatiq broker has a bridge: import "
         f"the module of your app or broker, or {_GIVE}"
     )
-
-
-def _adapters() -> Iterator[ModuleType]:
-    """Yield the adapters of the frameworks that this process has imported."""
-    if "celery" in sys.modules:
-        from . import on_celery
-
-        yield on_celery
-    if "dramatiq" in sys.modules:
-        from . import on_dramatiq
-
-        yield on_dramatiq

@@ -10,11 +10,12 @@ import socket
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from celery import Celery, _state, signals
+from celery import Celery, Task, _state, signals
 from celery.backends.cache import CacheBackend
 from celery.concurrency.base import apply_target
 from celery.exceptions import InvalidTaskError, TaskRevokedError
@@ -24,11 +25,22 @@ from kombu import pools
 from kombu.connection import Connection
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.transport import memory, virtual
+from kombu.utils.functional import LRUCache
 
 from ..bridge import Bridge
 from ..celery import compat
-from ..celery.attach import FRAMEWORK, attach, is_prepared, settle_success
+from ..celery.attach import (
+    FRAMEWORK,
+    attach,
+    is_bridged,
+    is_prepared,
+    settle_success,
+    task_policy,
+)
+from ..celery.outcomes import task_outcome
+from ..engine.runs import Run, TaskPolicy
 from ..errors import ConfigurationError
+from ..spec.failures import Outcome
 from .bridging import Clock, WorkerDied
 from .working import Agenda, Handler
 
@@ -55,6 +67,20 @@ def bridge_of(app: Celery) -> Bridge:
             "define its tasks with @ojs_task(app)"
         )
     return attach(app)
+
+
+def settings_of(task: Any) -> tuple[TaskPolicy, Callable[[BaseException, Run], Outcome]] | None:
+    """Return a task's settings, and the translation of its errors; None for anything but a task.
+
+    Raises TypeError for a task that is not under the bridge.
+    """
+    if not isinstance(task, Task):
+        return None
+    task.app.finalize()
+    if not is_bridged(task):
+        raise TypeError(f"task {task.name} is not under the bridge: Celery itself retries it")
+    zero = datetime.min.replace(tzinfo=timezone.utc)
+    return task_policy(task.app, task), lambda error, run: task_outcome(task, error, None, run, zero)
 
 
 @contextmanager
@@ -207,7 +233,8 @@ def _in_memory(app: Celery, connection: Connection, clock: Clock) -> Iterator[No
     """Have an app connect to memory, read the clock, and keep results, if it has any, in memory."""
     results = CacheBackend(app, url="memory://") if app.conf.result_backend or app.backend_cls else None
     if results:
-        results.client.cache = {}
+        # Otherwise all such backends share their results.
+        results.client.cache = LRUCache()
     attributes = {
         "connection_for_read": lambda *_, **__: connection.clone(),
         "connection_for_write": lambda *_, **__: connection.clone(),

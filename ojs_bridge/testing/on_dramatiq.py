@@ -14,7 +14,7 @@ from queue import Empty
 from typing import Any
 from uuid import uuid4
 
-from dramatiq import Message
+from dramatiq import Actor, Message
 from dramatiq import broker as _broker
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.brokers.stub import StubBroker
@@ -28,7 +28,10 @@ from dramatiq.worker import ConsumerThread, Worker, WorkerThread
 from ..dramatiq import OJSRetries, compat
 from ..dramatiq.install import bridge_of
 from ..dramatiq.publishing import FRAMEWORK
+from ..dramatiq.translate import outcome
+from ..engine.runs import Run, TaskPolicy
 from ..messages import HEADER
+from ..spec.failures import Outcome
 from ..spec.job import parse_time
 from .bridging import VirtualEngine, WorkerDied
 from .working import Agenda, Handler
@@ -41,7 +44,7 @@ _MANY = 1_000_000
 
 TARGET = Broker
 
-__all__ = ["TARGET", "bridge_of", "current", "worker_of"]
+__all__ = ["TARGET", "bridge_of", "current", "settings_of", "worker_of"]
 
 
 def current() -> Broker | None:
@@ -50,6 +53,21 @@ def current() -> Broker | None:
     broker = _broker.global_broker
     has_bridge = broker is not None and any(isinstance(m, OJSRetries) for m in broker.middleware)
     return broker if has_bridge else None
+
+
+def settings_of(actor: Any) -> tuple[TaskPolicy, Callable[[BaseException, Run], Outcome]] | None:
+    """Return an actor's settings, and the translation of its errors; None for anything but an actor.
+
+    Raises TypeError for an actor that is not under the bridge.
+    """
+    if not isinstance(actor, Actor):
+        return None
+    bridged = [m for m in actor.broker.middleware if isinstance(m, OJSRetries)]
+    task = bridged[0].actors.tasks.get(actor.actor_name) if bridged else None
+    if task is None:
+        raise TypeError(f"actor {actor.actor_name} is not under the bridge: Dramatiq itself retries it")
+    message = Message[Any](actor.queue_name, actor.actor_name, (), {}, {})
+    return task, lambda error, run: outcome(message, actor.options, error, task.errors, run.retry_on)
 
 
 class MemoryBroker(StubBroker):

@@ -1,0 +1,163 @@
+"""An explanation of a policy: what each attempt would lead to, without running anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any, Literal, TypeAlias
+
+from ..engine.retry_on import EVERY_FAILURE
+from ..engine.runs import Run, TaskPolicy
+from ..spec.decision import DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
+from ..spec.duration import spoken
+from ..spec.failures import ErrorMap, Failure, Outcome, outcome_of
+from ..spec.job import Job
+from ..spec.policy import AnyPartial, RetryPolicy
+from .frameworks import adapters
+
+#: How an error turns into an outcome: a task's framework has rules of its own.
+Translation: TypeAlias = Callable[[BaseException, Run], Outcome]
+Then: TypeAlias = Literal["retry", "snooze", "released", "discarded", "dead_letter"]
+
+_THEN: dict[type[Decision], Then] = {
+    DeadLetter: "dead_letter",
+    Discard: "discarded",
+    Snooze: "snooze",
+    GiveBack: "released",
+}
+#: The most retries that are explained one by one; later delays hardly differ.
+MOST = 50
+#: No decision depends on the time itself.
+_NOW = datetime(2000, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The wait before a retry, in seconds: as planned, and from `shortest` to `longest` with jitter.
+
+    `since_first` is the sum of the planned ones so far.
+    """
+
+    retry: int
+    planned: float
+    shortest: float
+    longest: float
+    since_first: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one attempt that fails would lead to; `reason` is in the words of the log."""
+
+    attempt: int
+    then: Then
+    reason: str
+    wait: Wait | None = None
+
+    def __str__(self) -> str:
+        if self.wait is None:
+            return self.reason if self.then in ("snooze", "released") else f"{self.reason}: {self.then}"
+        if self.wait.shortest == self.wait.longest:
+            return self.reason
+        return f"{self.reason}, {spoken(self.wait.shortest)} to {spoken(self.wait.longest)} with jitter"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a policy would do about an error, attempt by attempt; as text with `str`.
+
+    Of more than 50 retries the first 50 and the last attempt are explained.
+    """
+
+    policy: RetryPolicy
+    steps: tuple[Step, ...]
+
+    @property
+    def outcome(self) -> Then:
+        """How the job would end; "snooze" if it would go on for ever."""
+        return self.steps[-1].then
+
+    @property
+    def waits(self) -> list[float]:
+        """The seconds before each retry, without jitter."""
+        return [step.wait.planned for step in self.steps if step.wait]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the explanation as plain data."""
+        return {"outcome": self.outcome, "steps": [asdict(step) for step in self.steps]}
+
+    def __str__(self) -> str:
+        lines = [*map(str, self.steps)]
+        left = self.steps[-1].attempt - len(self.steps)
+        if left > 0:
+            lines.insert(-1, f"... and {left:,} more attempts")
+        elif self.waits:
+            lines.append(f"From the first attempt to the last: {spoken(sum(self.waits))}, without jitter.")
+        return "\n".join(lines)
+
+
+def explain(
+    policy: AnyPartial | Any, error: BaseException | type[BaseException] | str = "any.error"
+) -> Explanation:
+    """Explain what would happen to each attempt that fails with an error; nothing is run.
+
+    `policy` is a policy, or a Celery task or Dramatiq actor under the bridge. `error` is an exception, its
+    class, or an error type such as `external.timeout`. Raises InvalidRetryPolicy, and TypeError for a task
+    that is not under the bridge.
+    """
+    task, translate = _settings_of(policy)
+    if isinstance(error, type):
+        error = error()
+    run = Run(Job("", "", ""), task.policy, task, 0.0)
+    outcome = Failure(error) if isinstance(error, str) else translate(error, run)
+    if outcome is None:
+        raise TypeError(f"error: {error!r} is no failure")
+    return Explanation(task.policy, tuple(_steps(task, outcome)))
+
+
+def _settings_of(policy: Any) -> tuple[TaskPolicy, Translation]:
+    """Return the settings of a task, or of one with this policy."""
+    for adapter in adapters():
+        found = adapter.settings_of(policy)
+        if found is not None:
+            settings: tuple[TaskPolicy, Translation] = found
+            return settings
+    merged = RetryPolicy.merge(policy)
+    task = TaskPolicy((merged,), merged, ErrorMap(), EVERY_FAILURE)
+    return task, lambda error, _run: outcome_of(error, task.errors)
+
+
+def _steps(task: TaskPolicy, outcome: Outcome) -> Iterator[Step]:
+    since_first, runs = 0.0, task.policy.runs
+    for attempt in (*range(1, min(runs, MOST + 1)), runs):
+        planned, *others = (_decided(task, outcome, attempt, drawn) for drawn in (None, 0.0, _ALMOST_ONE))
+        if not isinstance(planned, RetryAt):
+            yield Step(attempt, _THEN[type(planned)], planned.reason)
+            return
+        since_first += planned.delay
+        shortest, longest = (getattr(decision, "delay", planned.delay) for decision in others)
+        wait = Wait(attempt, planned.delay, shortest, longest, since_first)
+        yield Step(attempt, "retry", planned.reason, wait)
+
+
+_ALMOST_ONE = math.nextafter(1.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A source of randomness that always draws the same number."""
+
+    number: float
+
+    def random(self) -> float:
+        return self.number
+
+
+def _decided(task: TaskPolicy, outcome: Outcome, attempt: int, drawn: float | None) -> Decision:
+    """Return the decision about an attempt with a number for its jitter; None is no jitter."""
+    policy = RetryPolicy.merge(task.policy, {"jitter": False}) if drawn is None else task.policy
+    capped = not task.keeps_waits(None)
+    job = Job("", "", "", attempt)
+    return decide(policy, job, outcome, now=_NOW, rng=_Drawn(drawn or 0.0), capped=capped)
