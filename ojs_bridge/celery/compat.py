@@ -35,12 +35,17 @@ def check_names(uses: Container[str]) -> None:
 
 
 def kept_option(run: Any, option: str, default: Any) -> Any:
-    """Return an option of the automatic retries as Celery keeps it, in the closure of a task's `run`."""
-    code = getattr(run, "__code__", None)
+    """Return an option of the automatic retries as Celery keeps it, in the closure of a task's `run`.
+
+    An instrumentation may have put a wrapper around it.
+    """
     name = autoretry_options[option].name
-    if code is None or name not in code.co_freevars:
-        return default
-    return run.__closure__[code.co_freevars.index(name)].cell_contents
+    while run is not None:
+        code = getattr(run, "__code__", None)
+        if code is not None and name in code.co_freevars:
+            return run.__closure__[code.co_freevars.index(name)].cell_contents
+        run = getattr(run, "__wrapped__", None)
+    return default
 
 
 _APP, _TASK = "celery.app.base:Celery", "celery.app.task:Task"

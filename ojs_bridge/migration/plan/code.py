@@ -22,6 +22,8 @@ FunctionNode: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
 
 #: The code of the frameworks and of the bridge is not read.
 _FRAMEWORKS = {"amqp", "billiard", "celery", "dramatiq", "kombu", "ojs_bridge", "vine"}
+#: Instrumentations run what they wrap, and ask for no retries; what they wrap is read.
+_WATCHERS = {"ddtrace", "elasticapm", "logfire", "newrelic", "opentelemetry", "scout_apm", "sentry_sdk"}
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
 _HOLDERS = (staticmethod, classmethod, type(Path().exists))
 #: Stands for an object that exists only while the function runs.
@@ -113,6 +115,8 @@ def wrapped(function: Any) -> list[FunctionType]:
     while ahead:
         one = ahead.pop(0)
         one = getattr(one, "__func__", one) if type(one) in _HOLDERS else one
+        if _is_watching(type(one)):
+            ahead.append(getattr(one, "__wrapped__", None))
         if type(one) is not FunctionType or one in seen:
             continue
         seen.append(one)
@@ -121,6 +125,21 @@ def wrapped(function: Any) -> list[FunctionType]:
             with suppress(ValueError):
                 ahead.append(cell.cell_contents)
     return [one for one in seen if _is_the_users(str(one.__globals__.get("__name__")))]
+
+
+def unwatched(function: Any) -> Any:
+    """Return a function or method without the wrappers that instrumentations have put around it."""
+    while hasattr(function, "__wrapped__") and _is_watching(function):
+        function = function.__wrapped__
+    return function
+
+
+def _is_watching(thing: Any) -> bool:
+    """Return whether an instrumentation has made a class, a function, or the class of an object."""
+    kind = type(thing)
+    if kind is FunctionType:
+        return _package(str(thing.__globals__.get("__name__"))) in _WATCHERS
+    return _package(str((thing if issubclass(kind, type) else kind).__module__)) in _WATCHERS
 
 
 def methods(cls: type, names: Collection[str] | None = None) -> Iterator[tuple[str, FunctionType]]:
@@ -132,9 +151,12 @@ def methods(cls: type, names: Collection[str] | None = None) -> Iterator[tuple[s
 
 
 def _is_the_users(module: str) -> bool:
-    """Return whether a module is neither Python's nor a framework's."""
-    package = module.split(".", maxsplit=1)[0]
-    return package not in _FRAMEWORKS and package not in sys.stdlib_module_names
+    """Return whether a module is neither Python's nor a framework's, nor an instrumentation's."""
+    return _package(module) not in _FRAMEWORKS | _WATCHERS | sys.stdlib_module_names
+
+
+def _package(module: str) -> str:
+    return module.split(".", maxsplit=1)[0]
 
 
 def functions_around(

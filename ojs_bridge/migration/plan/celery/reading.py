@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import ReferenceType
 
@@ -25,6 +25,7 @@ from ..code import (
     methods,
     place,
     source_of,
+    unwatched,
     wrapped,
 )
 
@@ -111,13 +112,18 @@ def read_code(fleet: Fleet, task: Task) -> Code:
 
 
 def _run(task: Task) -> Any:
-    run: Any = vars(task).get(compat.orig_run.name, task.run)
-    return getattr(run, "__func__", run)
+    run = _bound(task)
+    return run.__func__ if type(run) is MethodType else run
+
+
+def _bound(task: Task) -> Any:
+    """Return what a task runs: a method, if it is given its task."""
+    return unwatched(vars(task).get(compat.orig_run.name, task.run))
 
 
 def _read_run(fleet: Fleet, task: Task, run: FunctionType, found: Code, *, is_plain: bool) -> None:
     words, node = [*mentions(run.__code__)], source_of(run)
-    if inspect.ismethod(vars(task).get(compat.orig_run.name, task.run)):
+    if inspect.ismethod(_bound(task)):
         holder = "".join(run.__code__.co_varnames[:1])
         if node is None:
             found.open.append(Open(place(run), "its source cannot be read"))
