@@ -17,10 +17,10 @@ MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test next lint types size bench chaos main floor servers clean
+.PHONY: help demo quick test next lint types size bench chaos main floor docs docs-serve servers clean
 
 help:  ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 demo: .venv/.demo  ## watch failed jobs being retried and buried, on a private Valkey
 	.venv/bin/python examples/demo/demo.py
@@ -60,11 +60,17 @@ next: .venv-next/.installed servers  ## run the adapters' tests at the newest pr
 	@.venv-next/bin/python -m pip freeze | grep --extended-regexp "^(billiard|celery|dramatiq|kombu)=="
 	.venv-next/bin/python -m pytest $(PARALLEL) --numprocesses=$(TEST_WORKERS) $(ADAPTERS_TESTS)
 
+docs: .venv/.installed  ## build the site into site/
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
+
+docs-serve: .venv/.installed  ## show the site at http://127.0.0.1:8000, and build it anew at each change
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs serve --strict
+
 servers:
 	@scripts/install-servers
 
 clean:  ## remove the environments and caches
-	rm -rf .venv .venv-floor .venv-next .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf .venv .venv-floor .venv-next .mypy_cache .ruff_cache .pytest_cache .hypothesis dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv-floor/.pip: PYTHON = $(FLOOR_PYTHON)
@@ -80,7 +86,7 @@ clean:  ## remove the environments and caches
 
 .venv/.installed: pyproject.toml | .venv/.pip
 	.venv/bin/python -m pip install --quiet --editable '.[celery,cli,dramatiq,http,otel,postgresql,prometheus,sentry]' \
-		--group demo --group instruments --group lint --group test --group doors --group web
+		--group demo --group instruments --group lint --group test --group docs --group doors --group web
 	@touch $@ .venv/.demo
 
 .venv-floor/.installed: pyproject.toml scripts/floor-requirements.txt | .venv-floor/.pip

@@ -35,7 +35,7 @@ class Bridge:
     """Retry semantics of the Open Job Spec for the app or the broker that is given this bridge.
 
     Every argument is optional. An argument that is missing is looked for in Django's settings, in
-    OJS_BRIDGE_* variables and in a TOML table (docs/frameworks.md). Raises InvalidRetryPolicy and
+    OJS_BRIDGE_* variables and in a TOML table (docs/reference/settings.md). Raises InvalidRetryPolicy and
     ConfigurationError.
 
     store: the URL of a store, such as `sqlite:///ojs.db`, or a store. Dead letters, parked retries and

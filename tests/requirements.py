@@ -1,4 +1,4 @@
-"""Writes docs/requirements.md: each requirement of the Open Job Spec, with the tests that prove it."""
+"""Writes requirements.md: each requirement of the Open Job Spec, with the tests that prove it."""
 
 import ast
 from collections import defaultdict
@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "requirements.md"
+PAGE = ROOT / "docs" / "reference" / "requirements.md"
 COMMAND = "scripts/requirements-table"
 
 
@@ -60,8 +60,8 @@ INTRODUCTION = f"""\
 
 The requirements of the Open Job Spec 1.0.0-rc.1 on retries (`ojs-retry.md`, section 15) and on dead letters
 (`ojs-dead-letter.md`), and the tests that prove each of them. Where the spec leaves room,
-[decisions.md](decisions.md) has the choice of `ojs-bridge`. `{COMMAND}` writes this page from the
-`requirement` markers in the tests.
+[decisions.md](../explanation/decisions.md) has the choice of `ojs-bridge`. `{COMMAND}` writes this page
+from the `requirement` markers in the tests.
 
 | Id | Requirement | Section | Tests |
 |----|-------------|---------|-------|
@@ -120,7 +120,7 @@ def _tests(tests: dict[Path, list[str]]) -> str:
     if not tests:
         return "none yet"
     return "<br>".join(
-        f"[{path.relative_to('tests')}](../{path}): {', '.join(f'`{name}`' for name in names)}"
+        f"[{path.relative_to('tests')}](../../{path}): {', '.join(f'`{name}`' for name in names)}"
         for path, names in tests.items()
     )
 

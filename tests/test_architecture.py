@@ -1,4 +1,4 @@
-"""The stops of docs/architecture.md are there: each file, and each function in its file."""
+"""The stops of architecture.md are there: each file, and each function in its file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 MOST_STOPS = 10
 STOPS = re.findall(r"`(ojs_bridge/[\w/]+\.py)`\s`([\w.]+)`", PAGE)
 

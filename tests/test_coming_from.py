@@ -1,4 +1,4 @@
-"""docs/coming-from.md: its table is the code's, its snippets run, and each system's features have a row."""
+"""The page coming-from.md: its table is of the code, its snippets run, each system has its rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ojs_bridge.spec.duration import parse_duration
 from ojs_bridge.spec.policy import LARGEST
 from tests.lives import live_and_die
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "coming-from.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "how-to" / "coming-from.md"
 SNIPPET = re.compile(r"```python\n(.*?)```", re.DOTALL)
 CENTURY = timedelta(days=36_500)
 #: The things that each text names, in its own words.

@@ -25,4 +25,4 @@ def test_no_marker_names_an_unknown_requirement() -> None:
 
 def test_the_page_is_up_to_date() -> None:
     """The script writes the page; nobody edits it."""
-    assert PAGE.read_text(encoding="utf-8") == page(), f"run {COMMAND} and commit docs/requirements.md"
+    assert PAGE.read_text(encoding="utf-8") == page(), f"run {COMMAND} and commit {PAGE.name}"

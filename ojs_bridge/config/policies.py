@@ -20,8 +20,8 @@ class EntryFields(PolicyFields, total=False):
     retry_on: RetryOnLike | None
 
 
-#: An entry of `policies`: a partial policy, which may have a `retry_on` among its fields.
 PolicyEntry: TypeAlias = "EntryFields | RetryPolicy"
+"""An entry of `policies`: a partial policy, which may have a `retry_on` among its fields."""
 
 
 @dataclass(frozen=True, slots=True)

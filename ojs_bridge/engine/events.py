@@ -53,8 +53,8 @@ class Event:
         }
 
 
-#: A listener is a plain callable. Its return value is ignored, and its errors are logged.
 Listener: TypeAlias = Callable[[Event], object]
+"""A listener is a plain callable. Its return value is ignored, and its errors are logged."""
 
 
 def started(job: Job, at: datetime) -> Event:

@@ -8,9 +8,11 @@ from typing import Any, TypeAlias
 from ..errors import ConfigurationError
 from ..messages import Reading, read_message
 
-#: Names of arguments, or a callable that is given the name and the value of an argument, and returns the
-#: value to show. A positional argument whose parameter is not known has its place for a name, such as "0".
 Redaction: TypeAlias = Collection[str] | Callable[[str, Any], Any]
+"""Names of arguments, or a callable that gets an argument's name and value, and returns the value to show.
+
+A positional argument whose parameter is not known has its place for a name, such as "0".
+"""
 
 HIDDEN = "[redacted]"
 #: A secret that is shorter is not taken out of other texts: it is too common.

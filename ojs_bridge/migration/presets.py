@@ -159,8 +159,8 @@ _ALL = (
     ),
 )
 
-#: All presets by their names.
 PRESETS: Mapping[str, Preset] = MappingProxyType({one.name: one for one in _ALL})
+"""All presets by their names."""
 
 
 def preset(name: str) -> Preset:

@@ -42,8 +42,8 @@ class PolicyFields(TypedDict, total=False):
     backoff_strategy: Strategy | Literal["constant"] | CustomStrategy | None
 
 
-#: A partial policy: some of its fields, or a policy of which only the explicitly set fields count.
 PartialPolicy: TypeAlias = "PolicyFields | RetryPolicy"
+"""A partial policy: some of the fields, or a policy of which only the explicitly set fields count."""
 #: A partial policy that a type checker cannot know: it comes from a file or a message.
 AnyPartial: TypeAlias = "Mapping[str, Any] | RetryPolicy"
 

@@ -76,7 +76,7 @@ def test_the_schedules_of_the_spec(policy: dict[str, Any], expected: list[float]
 
 
 def test_the_strategy_is_never_guessed_from_the_coefficient() -> None:
-    """A coefficient of 4 is exponential until a policy says polynomial (docs/decisions.md)."""
+    """A coefficient of 4 is exponential until a policy says polynomial (decisions.md)."""
     assert RetryPolicy.merge({"backoff_coefficient": 4.0}).backoff_strategy == "exponential"
 
 
@@ -130,7 +130,7 @@ def test_jitter_is_uniform_around_the_delay() -> None:
 
 @pytest.mark.requirement("RET-06")
 def test_once_the_cap_is_reached_half_of_the_delays_are_the_cap() -> None:
-    """RET-06 has this price (docs/decisions.md): a mean of 0.875 of the cap, half of all delays at it."""
+    """RET-06 has this price (decisions.md): a mean of 0.875 of the cap, half of all delays at it."""
     policy = RetryPolicy()
     rng = random.Random(7)
     drawn = [policy.delay(20, rng=rng) for _ in range(20_000)]

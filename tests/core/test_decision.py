@@ -266,7 +266,7 @@ def test_a_hint_is_still_an_attempt() -> None:
 
 @pytest.mark.requirement("RET-07", "RET-08")
 def test_a_raised_retry_does_not_override_the_list() -> None:
-    """Section 7.2.3 over the wider spec's "regardless of the error code" (docs/decisions.md)."""
+    """Section 7.2.3 over the wider spec's "regardless of the error code" (decisions.md)."""
     decision = decided(Failure("validation.amount", code="RETRY", retry_after=timedelta(seconds=1)))
     assert isinstance(decision, Discard)
     assert decision.cause == "non_retryable"
@@ -299,7 +299,7 @@ def test_a_response_code_comes_before_final(code: Any, expected: type) -> None:
 def test_a_job_that_expires_before_its_retry(
     expires_in: float, expected: str | None, on_exhaustion: str, ending: type
 ) -> None:
-    """A retry that the framework would drop unrun is an exhausted job (docs/decisions.md)."""
+    """A retry that the framework would drop unrun is an exhausted job (decisions.md)."""
     expires = NOW + timedelta(seconds=expires_in)
     decision = decided(Failure("a.b"), 1, {"on_exhaustion": on_exhaustion}, expires=expires)
     assert getattr(decision, "cause", None) == expected

@@ -135,7 +135,7 @@ def test_a_list_is_replaced_and_not_extended() -> None:
 
 @pytest.mark.requirement("RET-10")
 def test_null_is_absent() -> None:
-    """A null takes no field back to the default: it counts as absent (docs/decisions.md)."""
+    """A null takes no field back to the default: it counts as absent (decisions.md)."""
     assert RetryPolicy.merge({"max_attempts": 5}, dict.fromkeys(RetryPolicy.model_fields)).max_attempts == 5
 
 
@@ -148,7 +148,7 @@ def test_a_policy_as_a_partial_brings_only_what_it_sets() -> None:
 
 @pytest.mark.requirement("RET-16")
 def test_validation_comes_after_the_merge() -> None:
-    """Halves that are invalid alone may be valid together, and the other way round (docs/decisions.md)."""
+    """Halves that are invalid alone may be valid together, and the other way round (decisions.md)."""
     assert RetryPolicy.merge({"initial_interval": "PT10M"}, {"max_interval": "PT20M"}).max_attempts == 3
     assert problems({"initial_interval": "PT2S"}, {"max_interval": "PT1.5S"}) == (
         "max_interval: PT1.5S must be >= initial_interval, PT2S",
@@ -465,7 +465,7 @@ def likely(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def documented_difference(instance: dict[str, Any]) -> bool:
-    """Return whether the bridge differs from the schema on this, as docs/decisions.md lists."""
+    """Return whether the bridge differs from the schema on this, as decisions.md lists."""
     attempts = instance.get("max_attempts")
     coefficient = instance.get("backoff_coefficient")
     intervals = [instance.get(name) for name in ("initial_interval", "max_interval")]

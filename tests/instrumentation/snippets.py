@@ -1,4 +1,4 @@
-"""The snippets of docs/monitoring.md: each names its file in its first line."""
+"""The snippets of monitoring.md: each names its file in its first line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "monitoring.md").read_text("utf-8")
+PAGE = (DOCS / "how-to" / "monitoring.md").read_text("utf-8")
 SNIPPETS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 
 

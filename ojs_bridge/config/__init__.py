@@ -1,0 +1,1 @@
+"""Settings and policies, and the places in which they are found."""

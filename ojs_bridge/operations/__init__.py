@@ -1,0 +1,1 @@
+"""The operator's objects, which a bridge has as attributes."""

@@ -1,0 +1,1 @@
+"""The specification, as pure functions: no I/O, no clock, no global."""

@@ -1,0 +1,70 @@
+"""The site builds without a warning, asks no other host, and shows every public name."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import griffe
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MODULES = ("", ".celery", ".dramatiq", ".http", ".migration", ".testing")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site strictly: a link, an anchor or a name that is not there is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def public_names() -> dict[str, griffe.Object | griffe.Alias]:
+    """Return each public name of the package with what its source says."""
+    package = griffe.load("ojs_bridge", search_paths=[ROOT], resolve_aliases=True)
+    found = {}
+    for module in (f"ojs_bridge{suffix}" for suffix in MODULES):
+        names = griffe.ModulesCollection.__getitem__(package.modules_collection, module).exports or ()
+        found |= {f"{module}.{name}": package.modules_collection[f"{module}.{name}"] for name in names}
+    return found
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    """The inventory, by which other sites link to this one, has all of them."""
+    inventory = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
+    shown = {line.split(" ", 1)[0] for line in inventory.splitlines()}
+    assert len(public_names()) > 60
+    assert public_names().keys() - shown == set()
+
+
+def test_every_public_name_has_a_docstring() -> None:
+    """So have the functions of the public classes."""
+    undocumented = [name for name, it in public_names().items() if not it.has_docstring]
+    for name, it in public_names().items():
+        if it.is_class:
+            members = it.all_members.items()
+            undocumented += [
+                f"{name}.{member}"
+                for member, found in members
+                if found.is_function and not member.startswith("_") and not found.has_docstring
+            ]
+    assert undocumented == []
+
+
+def test_no_page_asks_another_host(site: Path) -> None:
+    """Scripts, styles, fonts and pictures are the site's own: it can be read without the internet."""
+    loaded = re.compile(
+        r"<(?:script|img|iframe|source)[^>]+src=\"?(https?:)?//|<link[^>]+href=\"?(?:https?:)?//"
+    )
+    styled = re.compile(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//")
+    assert [page for page in site.rglob("*.html") if loaded.search(page.read_text("utf-8"))] == []
+    assert [sheet for sheet in site.rglob("*.css") if styled.search(sheet.read_text("utf-8"))] == []
