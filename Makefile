@@ -17,7 +17,7 @@ MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test next lint types size bench chaos main floor docs docs-serve servers clean
+.PHONY: help demo quick test next lint types size bench chaos wheels main floor docs docs-serve servers clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -51,6 +51,9 @@ bench: .venv/.installed servers  ## measure
 
 chaos: .venv/.installed servers  ## kill workers, brokers and stores under a load, with the bridge and without
 	.venv/bin/python -m tests.chaos
+
+wheels: .venv/.installed servers  ## install each line of the documents in a fresh environment, and run a first job
+	.venv/bin/python -m pytest -m wheels --durations=0 --durations-min=1 tests/packaging/test_wheels.py
 
 floor: .venv-floor/.installed servers  ## run the adapters' tests at the oldest supported versions
 	.venv-floor/bin/python -m pytest $(PARALLEL) --numprocesses=$(FLOOR_WORKERS) $(ADAPTERS_TESTS)
@@ -86,7 +89,8 @@ clean:  ## remove the environments and caches
 
 .venv/.installed: pyproject.toml | .venv/.pip
 	.venv/bin/python -m pip install --quiet --editable '.[celery,cli,dramatiq,http,otel,postgresql,prometheus,sentry]' \
-		--group demo --group instruments --group lint --group test --group docs --group doors --group web
+		--group demo --group instruments --group lint --group test --group docs --group doors \
+		--group packaging --group web
 	@touch $@ .venv/.demo
 
 .venv-floor/.installed: pyproject.toml scripts/floor-requirements.txt | .venv-floor/.pip

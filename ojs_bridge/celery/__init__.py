@@ -1,5 +1,10 @@
 """The Celery adapter: `@ojs_task`, `OJSTask`, and `install` for a whole app."""
 
+try:
+    import celery  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ImportError(f"{error.name} is not installed: pip install 'ojs-bridge[celery]'") from None
+
 from .decorator import ojs_task
 from .install import install
 from .task import OJSTask

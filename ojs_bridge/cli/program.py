@@ -82,8 +82,8 @@ def serve(
     """
     try:
         from ..http import serve as serve_http
-    except ModuleNotFoundError as error:
-        raise _missing("http", error) from None
+    except ImportError as missing:
+        raise ConfigurationError(f"http: {missing}") from None
     names = ("OPERATOR_TOKEN", "READER_TOKEN", "TOKENS")
     tokens = {name.lower(): os.environ.get(f"OJS_BRIDGE_{name}") or None for name in names}
     user = user_header and (lambda request: request.headers.get(user_header))
@@ -102,10 +102,6 @@ def run_under_celery(app: Any, group: str, words: Sequence[str]) -> None:
     CELERY_APP.set(app)
     [chosen] = (module.group for module in _GROUPS if module.group.info.name == group)
     typer.main.get_command(chosen).main([*words], prog_name=f"celery {group}")
-
-
-def _missing(extra: str, error: ModuleNotFoundError) -> ConfigurationError:
-    return ConfigurationError(f"{extra}: {error.name} is not installed: pip install 'ojs-bridge[{extra}]'")
 
 
 def _escape_what_no_terminal_can_show() -> None:

@@ -1,0 +1,111 @@
+"""`make wheels`: every install line of the documents in a fresh environment, and a first job with it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.documents import BRIDGE, EXTRAS, PROJECT, ROOT, documented, extras_of
+from tests.packaging.environments import ALONE, APPS, Environment
+
+pytestmark = [pytest.mark.wheels, pytest.mark.timeout(600)]
+
+LINES = [line for line in documented() if BRIDGE.search(" ".join(line))]
+EACH = [(f"ojs-bridge[{extra}]",) for extra in EXTRAS]
+TESTED = [
+    words.rpartition(" ")[2]
+    for words in PROJECT["classifiers"]
+    if words.startswith("Programming Language :: Python :: 3.")
+]
+#: What a build of the checkout itself needs.
+BUILD = ["hatchling", "hatch-fancy-pypi-readme"]
+ASKING = 'import os; from ojs_bridge import Bridge; Bridge(os.environ["STORE_URL"]).dead_letters.stats()'
+Making = Callable[[set[str], str], Environment]
+
+
+@pytest.fixture(scope="module")
+def house(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheels of everything that any line installs, in the versions of today."""
+    folder = tmp_path_factory.mktemp("house")
+    wheel = next(dist.glob("*.whl"))
+    others = {word for line in LINES for word in line if not BRIDGE.search(word) and not word.startswith("-")}
+    wanted = [f"ojs-bridge[all] @ {wheel.as_uri()}", *sorted(others), *BUILD]
+    _pip("wheel", "--wheel-dir", str(folder), *wanted)
+    return folder
+
+
+@pytest.fixture
+def making(tmp_path: Path, request: pytest.FixtureRequest) -> Making:
+    """Return a maker of environments, with the broker, and with the store that the extras are for."""
+
+    def make(extras: set[str], python: str) -> Environment:
+        broker = request.getfixturevalue("valkey_url")
+        stores = {
+            "postgresql": lambda: request.getfixturevalue("postgres_url"),
+            "sql": lambda: "sqlite:///ojs.db",
+            "redis": lambda: broker,
+        }
+        store = next((url() for extra, url in stores.items() if extra in extras), None)
+        return Environment(tmp_path, python, BROKER_URL=broker, **({"STORE_URL": store} if store else {}))
+
+    return make
+
+
+@pytest.mark.parametrize("line", list(dict.fromkeys([*LINES, *EACH])), ids=" ".join)
+def test_an_install_line_is_enough_for_a_first_job(
+    line: tuple[str, ...], house: Path, making: Making
+) -> None:
+    """Each extra does its work, alone and in each documented combination."""
+    extras = extras_of(line)
+    environment = making(extras, sys.executable)
+    _pip("--python", environment.python, "install", "--no-index", "--find-links", str(house), *line)
+    _use(environment, extras)
+
+
+@pytest.mark.parametrize("version", TESTED)
+def test_each_python_of_the_classifiers(version: str, dist: Path, making: Making) -> None:
+    """The wheel with all extras, on each Python that this machine has."""
+    found = subprocess.run(
+        [ROOT / "scripts" / "python", version], capture_output=True, text=True, check=False
+    )
+    if found.returncode:
+        pytest.skip(f"there is no Python {version} on this machine")
+    extras = extras_of(("ojs-bridge[all]",))
+    environment = making(extras, found.stdout.strip())
+    wheel = next(dist.glob("*.whl"))
+    _pip("--python", environment.python, "install", f"ojs-bridge[all] @ {wheel.as_uri()}")
+    _use(environment, extras)
+
+
+def test_the_sdist_installs(dist: Path, house: Path, making: Making) -> None:
+    """An index may have only the sdist for someone: pip builds the same wheel from it."""
+    environment = making(set(), sys.executable)
+    sdist = next(dist.glob("*.tar.gz"))
+    _pip("--python", environment.python, "install", "--no-index", "--find-links", str(house), str(sdist))
+    environment.run("python -c 'import ojs_bridge; ojs_bridge.RetryPolicy()'")
+
+
+def _pip(*words: str) -> None:
+    # From the checkout, which some lines install.
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *words]
+    subprocess.run(command, cwd=ROOT, check=True)
+
+
+def _use(environment: Environment, extras: set[str]) -> None:
+    for extra in sorted(extras & set(ALONE)):
+        environment.run(f"python {ALONE[extra]}")
+    frameworks = sorted(extras & set(APPS))
+    for framework in frameworks:
+        environment.first_jobs(framework)
+        for ran in environment.folder.glob("*.ran"):
+            ran.unlink()
+        if {"cli", "http"} <= extras and "STORE_URL" in environment.variables:
+            environment.shows_the_page(framework)
+    if "STORE_URL" in environment.variables and not frameworks:
+        environment.run(f"python -c '{ASKING}'")
+    shutil.rmtree(environment.folder / ".venv")
