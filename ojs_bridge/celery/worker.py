@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from celery import Celery, bootsteps
+from celery.apps.worker import Worker
 
 from ..bridge import Bridge
 from ..config.settings import fetches_reliably
@@ -30,7 +31,7 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, worker: Any, **options: Any) -> None:
         super().__init__(worker, **options)
-        check_app(worker.app)
+        check_app(worker.app, is_program=isinstance(worker, Worker))
         fit_frameworks(worker.app)
 
     def start(self, worker: Any) -> None:
@@ -42,8 +43,11 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
         attach(worker.app).stop()
 
 
-def check_app(app: Celery) -> None:
-    """Raise ConfigurationError for settings that cannot work, and log the promises that others weaken."""
+def check_app(app: Celery, *, is_program: bool = False) -> None:
+    """Raise ConfigurationError for settings that cannot work, and log the promises that others weaken.
+
+    The worker of `celery worker` is a program; that of a test is not.
+    """
     policies_of(app).check(app.tasks, f"task of the app {app.main!r}")
     for task in app.tasks.values():
         task_policy(app, task).retry_on.resolve()
@@ -51,7 +55,7 @@ def check_app(app: Celery) -> None:
     bridge = attach(app)
     _check_acknowledgements(app)
     _check_visibility(app, bridge)
-    bridge.engine.try_store("`<queue>.dead` on the broker")
+    bridge.engine.try_store("`<queue>.dead` on the broker", is_program=is_program)
 
 
 def fit_frameworks(app: Celery) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import threading
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..config.policy_files import PoliciesOrFile
 from ..config.settings import InFlight
 from ..engine.canary import Percentages
 from ..engine.private_names import missing_vital
+from ..errors import ConfigurationError
 from ..messages import RETRY_OPTION
 from . import compat
 from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError
@@ -105,8 +107,17 @@ class OJSRetries(Retries):
         if self.bridge.store:
             hear_first(broker, self, self._processing.check)
         say_caveats(broker, self.bridge)
-        self._engine.try_store("the broker's own dead queues (.XQ), which forget them in time")
+        self._try_store()
         self.bridge.start()
+
+    def _try_store(self) -> None:
+        # Dramatiq's program forks its workers; that of a test is in the process of the test.
+        is_program = multiprocessing.parent_process() is not None
+        dead_queue = "the broker's own dead queues (.XQ), which forget them in time"
+        try:
+            self._engine.try_store(dead_queue, is_program=is_program)
+        except ConfigurationError as error:
+            raise BootError(str(error)) from None
 
     def after_worker_boot(self, broker: Broker, worker: Any) -> None:
         """Begin to look after the worker's threads."""

@@ -31,6 +31,10 @@ logger = logging.getLogger("ojs_bridge")
 
 T = TypeVar("T")
 
+#: The kinds of brokers that only tests use, and after how many seconds a test has waited for long.
+IN_MEMORY = frozenset({"memory", "stub"})
+LONG_IN_TESTS = 1.0
+
 
 class NotCarried(Exception):
     """A decision found no place, because of `error`; it may find one later."""
@@ -51,6 +55,7 @@ class Carrying:
     ) -> None:
         self.context = context
         self.store = context.store
+        self._hints = True
         #: A retry that is due later than that waits in the store.
         self.park_after = park_after
         self._events = context.events
@@ -139,6 +144,20 @@ class Carrying:
             second()
             logger.warning("job %s: %r; it is kept the other way", job, error)
         outlet.sent(onward)
+        if self._hints and onward.decision is not None and onward.decision.delay > LONG_IN_TESTS:
+            self._hints = False
+            self._hint(onward, onward.decision.delay, outlet.framework)
+
+    def _hint(self, onward: Onward, delay: float, framework: str) -> None:
+        """Tell a test that waits for real how not to wait."""
+        publisher = self.context.publishers.get(framework)
+        if publisher is not None and publisher.system in IN_MEMORY:
+            logger.warning(
+                "job %s: it goes on in %.1f s, and its broker is in memory: a test need not wait for that, "
+                "see ojs_bridge.testing.virtual_time, or the fixture `ojs` of pytest",
+                onward.job,
+                delay,
+            )
 
     def _is_buried(self, ended: Ended, decision: DeadLetter, outlet: Outlet) -> bool:
         """Write a dead letter to the store; False if the broker's dead queue is to keep it."""

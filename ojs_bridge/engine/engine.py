@@ -30,7 +30,7 @@ from ..spec.failures import (
 from ..spec.job import Header, Job, encode
 from ..spec.patterns import check_errors
 from ..spec.policy import AnyPartial, RetryPolicy, said_by
-from ..store import Parked, Reservation
+from ..store import MEMORY, Parked, Reservation
 from . import events
 from .carrying import Carrying
 from .context import Context
@@ -98,8 +98,17 @@ class Engine(Carrying):
         self.instruments.add(instrument)
         self.is_silent = False
 
-    def try_store(self, dead_queue: str) -> None:
-        """Prepare the store as a worker starts; the log says if the store is missing or does not work."""
+    def try_store(self, dead_queue: str, *, is_program: bool = False) -> None:
+        """Prepare the store as a worker starts; the log says if the store is missing or does not work.
+
+        Raises ConfigurationError for a store in memory if the worker is a program of its own: no other
+        process sees what it keeps, and what it keeps is gone with it.
+        """
+        if is_program and getattr(self.store, "is_in_memory", False):
+            raise ConfigurationError(
+                f"store: {MEMORY!r} is in one process only, for tests, and this worker is a process of its "
+                "own: name a store that processes share, such as sqlite:///ojs.db"
+            )
         if self.store is None:
             logger.warning(
                 "no store: dead letters go to %s, where `Bridge.broker_letters` finds them; "

@@ -66,6 +66,7 @@ class VirtualEngine(Engine):
 
     def __init__(self, context: Context, *, jitter: int | None, **settings: Any) -> None:
         super().__init__(context, **settings)
+        self._hints = False
         self._has_jitter = jitter is not None
         self._rng = random.Random(jitter)
         #: How many runs have begun.

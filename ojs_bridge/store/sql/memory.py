@@ -14,6 +14,8 @@ from . import SQLStore
 class MemoryStore(SQLStore):
     """A SQL store in the memory of this process; each is empty at first, and no other process has it."""
 
+    is_in_memory = True
+
     def __init__(self, namespace: str, *, patience: float) -> None:
         file = f"file:ojs-{uuid4().hex}?mode=memory&cache=shared"
         # SQLite forgets the database with its last connection, and a fork closes all those of the engines.
