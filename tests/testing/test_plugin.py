@@ -83,18 +83,17 @@ def test_there_is_no_app(ojs):
 """
 
 
+def environment() -> dict[str, str]:
+    """The variables of a process that finds the package here."""
+    return {**os.environ, "PYTHONPATH": str(HERE), "PYTEST_ADDOPTS": "", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 def pytest_in(folder: Path, **files: str) -> str:
     """Run pytest with the plugin in a folder of these files; return what it has printed."""
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "ojs_bridge_pytest", "--strict-markers"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(HERE),
-        "PYTEST_ADDOPTS": "",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 
