@@ -144,20 +144,6 @@ class Carrying:
             second()
             logger.warning("job %s: %r; it is kept the other way", job, error)
         outlet.sent(onward)
-        if self._hints and onward.decision is not None and onward.decision.delay > LONG_IN_TESTS:
-            self._hints = False
-            self._hint(onward, onward.decision.delay, outlet.framework)
-
-    def _hint(self, onward: Onward, delay: float, framework: str) -> None:
-        """Tell a test that waits for real how not to wait."""
-        publisher = self.context.publishers.get(framework)
-        if publisher is not None and publisher.system in IN_MEMORY:
-            logger.warning(
-                "job %s: it goes on in %.1f s, and its broker is in memory: a test need not wait for that, "
-                "see ojs_bridge.testing.virtual_time, or the fixture `ojs` of pytest",
-                onward.job,
-                delay,
-            )
 
     def _is_buried(self, ended: Ended, decision: DeadLetter, outlet: Outlet) -> bool:
         """Write a dead letter to the store; False if the broker's dead queue is to keep it."""
@@ -305,11 +291,24 @@ class Carrying:
         if not isinstance(decision, Complete):
             with Harmless(job):
                 events.log(job, decision)
+                self._hint(job, decision)
         if self._rates or self._events or self.instruments:
             self._tell(run, decision)
         if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discard)):
             with Harmless(job):
                 self.context.history.forget(job)
+
+    def _hint(self, job: Job, decision: Decision) -> None:
+        """Tell a test that waits for real how not to wait, once."""
+        if not self._hints or not isinstance(decision, (RetryAt, Snooze)) or decision.delay <= LONG_IN_TESTS:
+            return
+        self._hints = False
+        if any(publisher.system in IN_MEMORY for publisher in self.context.publishers.values()):
+            logger.warning(
+                "job %s: it goes on in %.1f s, and its broker is in memory: a test need not wait for that, "
+                "see ojs_bridge.testing.virtual_time, or the fixture `ojs` of pytest",
+                *(job, decision.delay),
+            )
 
     def _tell(self, run: Run | Refuse, decision: Decision) -> None:
         seconds = time.monotonic() - run.since if isinstance(run, Run) else 0.0

@@ -38,6 +38,8 @@ def parked(fleet: Fleet, job: Sent) -> Parked:
 class Held:
     """A publisher that publishes parked retries once it may."""
 
+    system = "held"
+
     def __init__(self, publisher: Any) -> None:
         self.publisher = publisher
         self.may = threading.Event()
