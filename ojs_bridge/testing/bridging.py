@@ -19,7 +19,8 @@ from ..engine.redaction import Redaction
 from ..engine.runs import Begun, Run
 from ..engine.storage_retry import StorageRetry
 from ..spec.decision import Decision
-from ..spec.policy import PartialPolicy, RetryPolicy
+from ..spec.job import Job
+from ..spec.policy import PartialPolicy
 from ..store import Store
 
 #: The parts of a bridge that other objects may know: an adapter, or a user's module.
@@ -73,6 +74,8 @@ class VirtualEngine(Engine):
         self.runs = 0
         #: How many of the next runs die as they begin.
         self.deaths = 0
+        #: Called with the time at which each retry is due that was parked.
+        self.parked_until: Callable[[datetime], object] = id
         #: Whether the worker of the present run has died.
         self.is_dead = False
 
@@ -91,8 +94,13 @@ class VirtualEngine(Engine):
         if self.is_dead:
             raise WorkerDied
         if not self._has_jitter:
-            run = run._replace(policy=RetryPolicy.merge(run.policy, {"jitter": False}))
+            run = run._replace(policy=run.policy.model_copy(update={"jitter": False}))
         return super().judge(run, outcome)
+
+    def park(self, begun: Any, job: Job, at: datetime, *rest: Any) -> None:
+        """Park a retry, and tell when it is due."""
+        super().park(begun, job, at, *rest)
+        self.parked_until(at)
 
     def die(self) -> None:
         """Let the worker of the present run die; raises WorkerDied."""

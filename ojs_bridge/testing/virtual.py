@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict, deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -11,7 +12,7 @@ from ..bridge import Bridge
 from ..engine.events import Event
 from ..engine.scheduler import Scheduler
 from ..spec.duration import read_duration
-from ..store import ALL_PARKED, Letter, Parked
+from ..store import Letter, Parked
 from .bridging import Clock, VirtualBridge, WorkerDied
 from .jobs import Job, jobs_of
 from .working import Agenda, Handler, VirtualWorker
@@ -37,12 +38,13 @@ class VirtualTime:
         self._engine = bridge.engine
         self._recorder = bridge.recorder
         self._clock, self._agenda, self._worker = clock, agenda, worker
-        self._store = bridge.store
         publishers = self._engine.context.publishers
         self._publisher = publishers[worker.framework]
-        self._scheduler = Scheduler(self._store, publishers, clock, self._engine.give_up)
+        self._scheduler = Scheduler(bridge.store, publishers, clock, self._engine.give_up)
         self._failures: defaultdict[str, deque[BaseException | type[BaseException]]] = defaultdict(deque)
         self._delivering = False
+        self._dues: list[datetime] = []
+        self._engine.parked_until = self._parked_until
 
     @property
     def now(self) -> datetime:
@@ -119,12 +121,14 @@ class VirtualTime:
         return next(job for job in self.jobs if job.id == new[0].id)
 
     def _go_once(self) -> None:
+        self._look_at_parked()
         before = self._engine.runs
         for _ in range(MOST):
             if self._engine.runs > before or not self._deliver_next(None):
                 return
 
     def _go(self, until: datetime | None = None) -> None:
+        self._look_at_parked()
         for _ in range(MOST):
             if not self._deliver_next(until):
                 return
@@ -138,11 +142,13 @@ class VirtualTime:
         """Deliver a message, or jump to the time at which the next is due; False if there is none."""
         if self._delivered():
             return True
-        due = self._next_due()
+        due = min((due for due in (self._agenda.next_due(), *self._dues[:1]) if due), default=None)
         if due is None or (until is not None and due > until):
             return False
         self._clock.move(due)
-        self._scheduler.publish_due(self._worker.framework, self._publisher)
+        if self._dues and self._dues[0] <= due:
+            heapq.heappop(self._dues)
+            self._scheduler.publish_due(self._worker.framework, self._publisher)
         return True
 
     def _delivered(self) -> bool:
@@ -158,10 +164,12 @@ class VirtualTime:
         finally:
             self._delivering = False
 
-    def _next_due(self) -> datetime | None:
-        parked = self._store.list_parked(ALL_PARKED, limit=1, cursor=None).retries
-        times = [self._agenda.next_due(), *(retry.next_retry_at for retry in parked)]
-        return min((due for due in times if due is not None), default=None)
+    def _parked_until(self, due: datetime) -> None:
+        heapq.heappush(self._dues, due)
+
+    def _look_at_parked(self) -> None:
+        """See which retries are parked: the test may have cancelled some, or made them due now."""
+        self._dues = [retry.next_retry_at for retry in self.parked]
 
 
 def _failing(own: Handler, failures: deque[BaseException | type[BaseException]]) -> Handler:

@@ -109,6 +109,18 @@ def test_time_passes(shop: Shop, ojs: VirtualTime) -> None:
     assert len(ojs.dead_letters) == 1
 
 
+def test_what_an_operator_does_with_parked_retries(shop: Shop, ojs: VirtualTime) -> None:
+    task = shop.task(down, **{**CRM, "initial_interval": "PT10M"})
+    now, never = shop.send(task), shop.send(task)
+    ojs.advance("PT1M")
+    ojs.bridge.retries.run(now)
+    ojs.bridge.retries.cancel(never)
+    assert ojs.step().id == now
+    assert ojs.elapsed == timedelta(minutes=1)
+    ojs.run()
+    assert {job.id: job.outcome for job in ojs.jobs} == {now: "dead_letter", never: "cancelled"}
+
+
 def test_a_job_that_is_sent_for_later(shop: Shop, ojs: VirtualTime) -> None:
     shop.send(shop.task(lambda: None, "later"), delay=7200)
     ojs.advance("PT1H")
