@@ -1,33 +1,36 @@
-"""The shops on Flask and FastAPI, each with its web server and its worker."""
+"""The shops on Flask and FastAPI have tests of their own, as their users write them."""
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
-from tests.shops import EXAMPLES, Shop
+from tests.shops import EXAMPLES
+from tests.testing.test_plugin import pytest_in
 
 pytest.importorskip("flask")
 pytest.importorskip("fastapi")
 
 
-def test_flask(valkey_url: str) -> None:
-    """The shop runs on Celery, with its settings in a pyproject.toml."""
-    worker = "python -m celery -A shop worker --loglevel INFO --concurrency 2"
-    with Shop("flask_shop", valkey_url, worker, "python -m flask --app shop:web run --port {}") as shop:
-        shop.sells(order="/orders/{number}", task="shop.charge")
-
-
-def test_fastapi(valkey_url: str) -> None:
-    """The shop runs on Dramatiq, with its settings in variables, and a file of policies."""
-    with Shop(
-        "fastapi_shop",
-        valkey_url,
-        "python -m dramatiq shop --processes 1 --threads 2",
-        "python -m uvicorn shop:web --port {}",
-        OJS_BRIDGE_STORE="sqlite:///dead-letters.db",
-        OJS_BRIDGE_POLICIES="policies.toml",
-    ) as shop:
-        shop.sells(order="/orders/{number}?card={card}", task="charge")
+@pytest.mark.parametrize(
+    ("name", "variables", "tests"),
+    [
+        # With its settings in a pyproject.toml, and with settings in variables and a file of policies.
+        ("flask_shop", {}, 2),
+        ("fastapi_shop", {"OJS_BRIDGE_POLICIES": "policies.toml"}, 4),
+    ],
+)
+def test_the_tests_of_a_shop_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, variables: dict[str, str], tests: int
+) -> None:
+    folder = tmp_path / name
+    shutil.copytree(EXAMPLES / name, folder, ignore=shutil.ignore_patterns("__pycache__", "*.db", "order-*"))
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    said = pytest_in(folder)
+    assert f"{tests} passed" in said, said
 
 
 def test_all_shops_have_the_same_bank() -> None:

@@ -85,7 +85,8 @@ def test_there_is_no_app(ojs):
 
 def environment() -> dict[str, str]:
     """The variables of a process that finds the package here."""
-    return {**os.environ, "PYTHONPATH": str(HERE), "PYTEST_ADDOPTS": "", "PYTHONDONTWRITEBYTECODE": "1"}
+    alone = {"PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return {**os.environ, **alone, "PYTHONPATH": str(HERE)}
 
 
 def pytest_in(folder: Path, **files: str) -> str:
