@@ -1,4 +1,4 @@
-"""Every snippet of the README runs: its modules with real workers, its commands in a shell."""
+"""The README is short, and its snippets run, with those of two pages: with real workers, in a shell."""
 
 import os
 import re
@@ -26,21 +26,34 @@ def readme() -> str:
     return (ROOT / "README.md").read_text()
 
 
+@pytest.fixture(scope="module")
+def pages(readme: str) -> str:
+    """Return the README with the pages whose snippets go on from it."""
+    return readme + "".join(
+        (ROOT / "docs" / "how-to" / f"{name}.md").read_text() for name in ("policies", "errors")
+    )
+
+
 @pytest.fixture
-def shop(readme: str, tmp_path: Path, valkey_url: str) -> tuple[Path, dict[str, str]]:
+def shop(pages: str, tmp_path: Path, valkey_url: str) -> tuple[Path, dict[str, str]]:
     """Write every snippet as the module it names; return the folder and the snippets' environment."""
-    for snippet in SNIPPET.finditer(readme):
+    for snippet in SNIPPET.finditer(pages):
         (tmp_path / snippet["name"]).write_text(snippet["code"])
     return tmp_path, {**os.environ, "BROKER_URL": valkey_url, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
 
 
-def test_every_python_snippet_names_its_module(readme: str) -> None:
+def test_the_readme_is_short(readme: str) -> None:
+    """It is a door, and what it leads to has pages of its own."""
+    assert len(readme.splitlines()) <= 150
+
+
+def test_every_python_snippet_names_its_module(pages: str) -> None:
     """The tests would not run a snippet without a name."""
-    names = [snippet["name"] for snippet in SNIPPET.finditer(readme)]
-    assert len(names) == readme.count("```python") == len(set(names))
+    names = [snippet["name"] for snippet in SNIPPET.finditer(pages)]
+    assert len(names) == pages.count("```python") == len(set(names))
 
 
-@pytest.mark.parametrize("name", ["actors", "tasks", "fleet", "handlers", "policy"])
+@pytest.mark.parametrize("name", ["actors", "tasks", "fleet", "handlers", "policy", "errors"])
 def test_a_module_of_the_readme_imports(shop: tuple[Path, dict[str, str]], name: str) -> None:
     """Each snippet is a module that works as it stands."""
     folder, environment = shop
@@ -55,22 +68,36 @@ def test_a_module_of_the_readme_imports(shop: tuple[Path, dict[str, str]], name:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_readme_from_sending_to_replaying(shop: tuple[Path, dict[str, str]]) -> None:
-    """The workers run the jobs of send.py; the fleet's job dies, and replay.py sends it back."""
+def test_the_readme_from_sending_to_replaying(readme: str, shop: tuple[Path, dict[str, str]]) -> None:
+    """The jobs of the three doors die; the README's own command sends the fleet's back."""
     folder, environment = shop
     store = Bridge(f"sqlite:///{folder}/ojs.db").dead_letters
-    with _workers(folder, environment) as log:
-        _python(folder, environment, "send.py")
-        eventually(lambda: log("actors").count("charged 7") == 1, seconds=30, what="Dramatiq's charge")
-        eventually(lambda: log("tasks").count("charged 7") == 1, seconds=30, what="Celery's charge")
-        _python(folder, environment, "-c", "import fleet; fleet.sync_crm.delay('acme')")
-        eventually(lambda: store.stats().total == 1, seconds=30, what="the fleet's dead letter")
-        (letter,) = store.list().letters
-        assert (letter.error_type, letter.attempt) == ("external.unreachable", 2)
-        assert letter.id in _python(folder, environment, "replay.py")
-        eventually(lambda: store.stats().total == 1, seconds=30, what="the second death")
-    assert store.get(letter.id).replay_count == 1
-    assert [error["attempt"] for error in store.get(letter.id).errors] == [1, 2, 1, 2]
+    with _workers(folder, environment):
+        for job in (
+            "actors; actors.charge.send(7)",
+            "tasks; tasks.charge.delay(7)",
+            "fleet; fleet.sync_crm.delay('a')",
+        ):
+            _python(folder, environment, "-c", f"import {job}")
+        eventually(lambda: store.stats().total == 3, seconds=60, what="three dead letters")
+        letters = {letter.type: letter for letter in store.list().letters}
+        assert {name: letter.attempt for name, letter in letters.items()} == {
+            "charge": 3,
+            "tasks.charge": 3,
+            "billing.sync_crm": 3,
+        }
+        (replay,) = [line for line in COMMAND.findall(readme) if "replay" in line]
+        _python(folder, environment, "-m", "ojs_bridge.cli", *shlex.split(replay))
+        letter_id = letters["billing.sync_crm"].id
+        eventually(lambda: store.stats().total == 3, seconds=60, what="the second death")
+    assert store.get(letter_id).replay_count == 1
+    assert [error["attempt"] for error in store.get(letter_id).errors] == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_policy_for_one_job(shop: tuple[Path, dict[str, str]]) -> None:
+    """The producers of both frameworks send it with their job, and refuse an invalid one."""
+    folder, environment = shop
+    _python(folder, environment, "send.py")
 
 
 COMMAND = re.compile(r"^\$ ojs-bridge (.*)$", re.MULTILINE)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from tests.packaging.documents import BRIDGE, EXTRAS, PROJECT, ROOT, documented, extras_of
 from tests.packaging.environments import ALONE, APPS, Environment
+from tests.packaging.walking import FRAMEWORKS, Newcomer, text_for
 
 pytestmark = [pytest.mark.wheels, pytest.mark.timeout(600)]
 
@@ -63,7 +66,16 @@ def test_an_install_line_is_enough_for_a_first_job(
     """Each extra does its work, alone and in each documented combination."""
     extras = extras_of(line)
     environment = making(extras, sys.executable)
-    _pip("--python", environment.python, "install", "--no-index", "--find-links", str(house), *line)
+    _pip(
+        "--python",
+        environment.python,
+        "install",
+        "--no-compile",
+        "--no-index",
+        "--find-links",
+        str(house),
+        *line,
+    )
     _use(environment, extras)
 
 
@@ -78,15 +90,34 @@ def test_each_python_of_the_classifiers(version: str, dist: Path, making: Making
     extras = extras_of(("ojs-bridge[all]",))
     environment = making(extras, found.stdout.strip())
     wheel = next(dist.glob("*.whl"))
-    _pip("--python", environment.python, "install", f"ojs-bridge[all] @ {wheel.as_uri()}")
+    _pip("--python", environment.python, "install", "--no-compile", f"ojs-bridge[all] @ {wheel.as_uri()}")
     _use(environment, extras)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_tutorial_in_an_empty_folder(framework: str, house: Path, tmp_path: Path) -> None:
+    """A newcomer types every line of it, and is at its end in less than ten minutes."""
+    path = f"{Path(sys.base_prefix) / 'bin'}:{os.defpath}"
+    variables = {"PATH": path, "HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(house)}
+    began = time.monotonic()
+    Newcomer(tmp_path, variables, is_installed=False).follow(text_for(framework))
+    assert time.monotonic() - began < 300  # the other half is for reading
 
 
 def test_the_sdist_installs(dist: Path, house: Path, making: Making) -> None:
     """An index may have only the sdist for someone: pip builds the same wheel from it."""
     environment = making(set(), sys.executable)
     sdist = next(dist.glob("*.tar.gz"))
-    _pip("--python", environment.python, "install", "--no-index", "--find-links", str(house), str(sdist))
+    _pip(
+        "--python",
+        environment.python,
+        "install",
+        "--no-compile",
+        "--no-index",
+        "--find-links",
+        str(house),
+        str(sdist),
+    )
     environment.run("python -c 'import ojs_bridge; ojs_bridge.RetryPolicy()'")
 
 
