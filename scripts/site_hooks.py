@@ -7,19 +7,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from site_pages import PARTS
+
 ROOT = Path(__file__).parents[1]
-#: A link to a file of the repository that is no page, such as a test or an example.
-OUTSIDE = re.compile(
-    r"(?<!!)\[([^\]]+)\]\((?:\.\./)+((?:tests|examples|benchmarks|scripts|ojs_bridge)\b[^)]*)\)"
-)
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([\w./-]+)\)")
 #: The place for the public names of a module.
 NAMES = re.compile(r"^<!-- names of ([\w.]+) -->$", re.MULTILINE)
+#: The place for a part that is made from the code.
+MADE = re.compile(r"^<!-- made: ([\w ]+) -->$", re.MULTILINE)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Return the page's text as it is built."""
+    markdown = MADE.sub(lambda place: PARTS[place[1]](), markdown)
     markdown = NAMES.sub(lambda place: names_of(place[1]), markdown)
-    return OUTSIDE.sub(_in_the_repository, markdown)
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+    return LINK.sub(lambda link: without_outside(link, folder), markdown)
 
 
 def names_of(module: str) -> str:
@@ -27,9 +30,13 @@ def names_of(module: str) -> str:
     return "\n\n".join(f"::: {module}.{name}" for name in import_module(module).__all__)
 
 
-def _in_the_repository(link: re.Match[str]) -> str:
-    """Return a link's text with the file's path: the site has no copy of the repository."""
-    text, path = link.groups()
-    if not (ROOT / path).exists():
-        raise FileNotFoundError(f"a page links to {path}, which is not in the repository")
-    return text if path.rstrip("/") in text or "`" in text else f"{text} (`{path}`)"
+def without_outside(link: re.Match[str], folder: Path) -> str:
+    """Return a link; of a link to a file that is no page, such as a test, its text and the file's path."""
+    text, target = link.groups()
+    path = (folder / target).resolve()
+    if path.is_relative_to(ROOT / "docs"):
+        return link[0]
+    if not path.exists():
+        raise FileNotFoundError(f"a page links to {path.relative_to(ROOT)}, which is not there")
+    shown = str(path.relative_to(ROOT))
+    return text if shown in text or "`" in text else f"{text} (`{shown}`)"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+import runpy
 import subprocess
 import sys
 import zlib
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ojs_bridge import Bridge, RetryPolicy
 
 griffe = pytest.importorskip("griffe", reason="the site is built where its group `docs` is installed")
 
@@ -70,3 +74,28 @@ def test_no_page_asks_another_host(site: Path) -> None:
     styled = re.compile(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//")
     assert [page for page in site.rglob("*.html") if loaded.search(page.read_text("utf-8"))] == []
     assert [sheet for sheet in site.rglob("*.css") if styled.search(sheet.read_text("utf-8"))] == []
+
+
+def parts() -> Any:
+    """Return the module that makes the parts of the pages."""
+    return runpy.run_path(str(ROOT / "scripts" / "site_pages.py"))
+
+
+def test_every_field_of_an_event_is_explained() -> None:
+    """The page has a row for each; the types are those of a shop that ran."""
+    page = (ROOT / "docs" / "reference" / "events.md").read_text("utf-8")
+    explained = {
+        name for row in re.findall(r"^\| (`\w+`.*?) \|", page, re.MULTILINE) for name in row.split("`")[1::2]
+    }
+    heard = parts()["all_events"]()
+    assert {name for event in heard for name in event.data} == explained
+    assert len({event.type for event in heard}) == 13
+
+
+def test_every_argument_of_a_bridge_is_in_the_settings() -> None:
+    """The docstring of a bridge is the source of the table."""
+    assert parts()["arguments"]().keys() == inspect.signature(Bridge).parameters.keys()
+
+
+def test_every_field_of_a_policy_has_its_section() -> None:
+    assert parts()["SECTIONS"].keys() == RetryPolicy.model_fields.keys()

@@ -19,9 +19,9 @@ from ojs_bridge.instrumentation.measuring import METRICS
 from ojs_bridge.instrumentation.stored import GAUGES
 from ojs_bridge.operations import health
 from tests.http.doors import OPERATOR, READER, House, client_at, house, with_token
-from tests.instrumentation.snippets import PAGE
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "monitoring"
+REFERENCE = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text("utf-8")
 RULES, DASHBOARD = EXAMPLE / "alerts.yml", EXAMPLE / "dashboard.json"
 
 
@@ -115,8 +115,7 @@ def test_the_table_of_the_docs_has_every_metric() -> None:
     """Under its names for OpenTelemetry and Prometheus, and no name that does not exist."""
     from ojs_bridge.instrumentation.prometheus import name_of
 
-    table = PAGE[PAGE.index("## What is measured") :]
-    shown = {*re.findall(r"`(ojs[._][\w.]+)`", table)}
+    shown = {*re.findall(r"`(ojs[._][\w.]+)`", REFERENCE.partition("## Fields of a log line")[0])}
     prometheus = {*map(name_of, METRICS), *GAUGES, "ojs_workers_busy", "ojs_workers_active"}
     otel = {*(metric.name for metric in METRICS), "ojs.workers.active", "ojs.workers.busy"}
     assert prometheus | otel == shown - {"ojs.job.expired", "ojs.job.attempt"}

@@ -1,0 +1,214 @@
+"""The parts of the site that are made from the code: settings, policies, events, commands and routes."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import typer
+from typer.cli import get_docs_for_click
+
+from ojs_bridge import Bridge, RetryPolicy, Snooze
+from ojs_bridge.cli.program import program
+from ojs_bridge.config import sources
+from ojs_bridge.engine import events
+from ojs_bridge.engine.events import Event
+from ojs_bridge.http.openapi import document
+from ojs_bridge.spec.decision import GiveBack
+from ojs_bridge.spec.job import Job
+
+#: The sections of the specification, `ojs-retry.md`, that define the fields of a policy.
+SECTIONS = {
+    "max_attempts": "2.2",
+    "initial_interval": "2.2, 4",
+    "backoff_coefficient": "2.2, 3.3",
+    "max_interval": "2.2, 3.5",
+    "jitter": "5",
+    "non_retryable_errors": "6",
+    "on_exhaustion": "2.2",
+    "backoff_strategy": "3",
+}
+#: The way in which a variable's text is read.
+FORMS = {
+    "_text": "a text",
+    "_integer": "an integer",
+    "_boolean": "`true`, `false`, `1` or `0`",
+    "_json": "JSON",
+}
+#: The settings that are no arguments of a bridge.
+ELSEWHERE = {
+    "policies": "The policies of `install` and `OJSRetries`: partial policies by name, or a file.",
+    "reliable_fetch": "Whether a Celery worker notes what it takes from Redis in the same step.",
+}
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table of Markdown."""
+    lines = [[str(cell).replace("|", "\\|") for cell in row] for row in rows]
+    titles = [*head]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (titles, ["---"] * len(titles), *lines))
+
+
+def settings() -> str:
+    """Return each setting: its argument, key and variable, its default, and what the docstring says."""
+    said = ELSEWHERE | arguments()
+    rows = (
+        (
+            f"`{name}`",
+            f"`OJS_BRIDGE_{name.upper()}`",
+            FORMS[setting.read.__name__],
+            "none" if setting.default in (None, {}, ()) else f"`{setting.default}`",
+            said[name],
+        )
+        for name, setting in sources.SETTINGS.items()
+    )
+    return table(("In code, Django and TOML", "Variable", "In the variable", "Default", "Meaning"), rows)
+
+
+def in_code_only() -> str:
+    """Return the arguments of a bridge that no variable and no file can set."""
+    return table(
+        ("Argument", "Meaning"),
+        ((f"`{name}`", said) for name, said in arguments().items() if name not in sources.SETTINGS),
+    )
+
+
+def arguments() -> dict[str, str]:
+    """Return what the docstring of a bridge says about each argument."""
+    entries = re.split(r"^(?=\w+: )", inspect.getdoc(Bridge) or "", flags=re.MULTILINE)[1:]
+    pairs = (" ".join(entry.split()).split(": ", 1) for entry in entries)
+    return {name: said[0].upper() + said[1:] for name, said in pairs}
+
+
+def policy() -> str:
+    """Return each field of a policy, with its default and its section of the specification."""
+    defaults = RetryPolicy().to_ojs()
+    rows = (
+        (
+            f"`{name}`",
+            f"`{json.dumps(defaults[name])}`" if name in defaults else "",
+            field.description,
+            SECTIONS[name],
+        )
+        for name, field in RetryPolicy.model_fields.items()
+    )
+    return table(("Field", "Default", "Meaning", "Section"), rows)
+
+
+def event_types() -> str:
+    """Return each type of event with its own fields."""
+    fields: dict[str, dict[str, Any]] = {}
+    for event in all_events():
+        fields.setdefault(event.type, {}).update(event.data)
+    rows = ((f"`{name}`", ", ".join(f"`{field}`" for field in of)) for name, of in sorted(fields.items()))
+    return table(("Event", "Fields of `data`"), rows)
+
+
+def all_events() -> list[Event]:
+    """Return events of every type, as a small shop emits them in virtual time."""
+    import dramatiq
+    from dramatiq.brokers.stub import StubBroker
+
+    from ojs_bridge.dramatiq import OJSRetries
+    from ojs_bridge.testing import virtual_time
+
+    broker = StubBroker()
+    retry: Any = {"max_attempts": 2, "initial_interval": "PT2M", "on_exhaustion": "dead_letter"}
+    broker.add_middleware(OJSRetries(Bridge(retry=retry)))
+    charge = dramatiq.Actor(
+        _fail, broker=broker, actor_name="charge", queue_name="default", priority=0, options={}
+    )
+    pauses = [Snooze("PT10S")]
+    look = dramatiq.Actor(
+        lambda: _snooze(pauses),
+        broker=broker,
+        actor_name="look",
+        queue_name="default",
+        priority=0,
+        options={},
+    )
+    logging.disable(logging.CRITICAL)
+    try:
+        with virtual_time(broker) as ojs:
+            look.send()
+            charge.send()
+            ojs.run()
+            letters = ojs.bridge.dead_letters
+            letters.retry(ojs.dead_letters[0].id)
+            ojs.run()
+            letters.delete(ojs.dead_letters[0].id)
+            charge.send()
+            ojs.run()
+            letters.purge(confirm=True)
+            charge.send()
+            ojs.step()
+            ojs.bridge.retries.cancel(ojs.parked[0].id)
+            return [*ojs.events, *_given_back()]
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _fail() -> None:
+    raise TimeoutError("the bank is silent")
+
+
+def _snooze(pauses: list[Snooze]) -> None:
+    if pauses:
+        raise pauses.pop()
+
+
+def _given_back() -> list[Event]:
+    """Return the event of an attempt that a shutdown interrupts."""
+    now = datetime.now(timezone.utc)
+    decision = GiveBack(reason="the worker is shutting down")
+    return events.of(
+        Job(id="j-1", type="charge", queue="default"), decision, max_attempts=2, seconds=1.0, at=now
+    )
+
+
+def command_line() -> str:
+    """Return the help of every command."""
+    command = typer.main.get_command(program)
+    with command.make_context("ojs-bridge", [], resilient_parsing=True) as context:
+        text = get_docs_for_click(obj=command, ctx=context, name="ojs-bridge")
+    return text.partition("\n")[2]
+
+
+def routes() -> str:
+    """Return every route of the HTTP API."""
+    rows = (
+        (f"`{method.upper()}`", f"`{path}`", operation["summary"], _parameters(operation), _body(operation))
+        for path, operations in document()["paths"].items()
+        for method, operation in operations.items()
+    )
+    return table(("", "Route", "Effect", "Parameters", "Body"), rows)
+
+
+def _parameters(operation: Mapping[str, Any]) -> str:
+    named = [parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "query"]
+    return ", ".join(f"`{name}`" for name in named)
+
+
+def _body(operation: Mapping[str, Any]) -> str:
+    content = operation.get("requestBody", {}).get("content", {}).values()
+    references = [media["schema"]["$ref"].rpartition("/")[2] for media in content]
+    fields = [
+        name for found in references[:1] for name in document()["components"]["schemas"][found]["properties"]
+    ]
+    return ", ".join(f"`{name}`" for name in fields)
+
+
+#: The parts by their names in the pages: `<!-- made: settings -->`.
+PARTS = {
+    "settings": settings,
+    "settings in code": in_code_only,
+    "policy": policy,
+    "events": event_types,
+    "command line": command_line,
+    "routes": routes,
+}
