@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pictures import DIAGRAM, is_drawn, picture_of, title_of
 from site_pages import PARTS
 
 ROOT = Path(__file__).parents[1]
@@ -22,12 +24,20 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = MADE.sub(lambda place: PARTS[place[1]](), markdown)
     markdown = NAMES.sub(lambda place: names_of(place[1]), markdown)
     folder = (ROOT / "docs" / page.file.src_uri).parent
+    markdown = DIAGRAM.sub(lambda diagram: picture(diagram[1], folder), markdown)
     return LINK.sub(lambda link: without_outside(link, folder), markdown)
 
 
 def names_of(module: str) -> str:
     """Return what has mkdocstrings show each public name of a module."""
     return "\n\n".join(f"::: {module}.{name}" for name in import_module(module).__all__)
+
+
+def picture(source: str, folder: Path) -> str:
+    """Return a diagram's picture: the site has no script that draws it."""
+    if not is_drawn(source):
+        raise FileNotFoundError(f"a diagram is not drawn yet, run scripts/pictures.py: {title_of(source)}")
+    return f"![{title_of(source)}]({os.path.relpath(picture_of(source), folder)})"
 
 
 def without_outside(link: re.Match[str], folder: Path) -> str:

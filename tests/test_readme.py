@@ -53,7 +53,7 @@ def test_every_python_snippet_names_its_module(pages: str) -> None:
     assert len(names) == pages.count("```python") == len(set(names))
 
 
-@pytest.mark.parametrize("name", ["actors", "tasks", "fleet", "handlers", "policy", "errors"])
+@pytest.mark.parametrize("name", ["actors", "tasks", "fleet", "handlers", "policy", "waits", "errors"])
 def test_a_module_of_the_readme_imports(shop: tuple[Path, dict[str, str]], name: str) -> None:
     """Each snippet is a module that works as it stands."""
     folder, environment = shop

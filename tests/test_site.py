@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import os
 import re
@@ -99,3 +100,22 @@ def test_every_argument_of_a_bridge_is_in_the_settings() -> None:
 
 def test_every_field_of_a_policy_has_its_section() -> None:
     assert parts()["SECTIONS"].keys() == RetryPolicy.model_fields.keys()
+
+
+def test_the_lines_of_the_log_are_in_the_code() -> None:
+    """A line that the page explains stands in the package, but for the parts that change."""
+    page = (
+        (ROOT / "docs" / "how-to" / "something-looks-wrong.md")
+        .read_text("utf-8")
+        .partition("## By log line")[2]
+    )
+    lines = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    said = [
+        node.value
+        for path in (ROOT / "ojs_bridge").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert len(lines) > 30
+    pieces = [piece.strip() for line in lines for piece in line.split("…") if piece.strip()]
+    assert [piece for piece in pieces if not any(piece in text for text in said)] == []
