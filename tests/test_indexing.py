@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from ojs_bridge import Bridge
+from ojs_bridge.operations import dead_letters
 from ojs_bridge.operations.indexing import Indexing
-from ojs_bridge.operations.letters import LOOK_THROUGH
 from ojs_bridge.store import Letter
 from tests.conftest import store_url
 from tests.servers.process import eventually
@@ -82,11 +82,15 @@ def test_it_leaves_others_half_of_the_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_one_page_searches_many_indexed_letters(kind: str, request: pytest.FixtureRequest) -> None:
+def test_one_page_searches_many_indexed_letters(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More than it can read."""
+    monkeypatch.setattr(dead_letters, "READ", 10)
+    monkeypatch.setattr(dead_letters, "LOOK_THROUGH", 40)
     bridge = Bridge(store_url(kind, request))
     store_of(bridge).bury(died("needle", 0, "a needle"))
-    for n in range(LOOK_THROUGH + 10):
+    for n in range(50):
         store_of(bridge).bury(died(f"hay-{n}", 1 + n / 1000))
     assert found(bridge, "A needle") == []
     indexing(bridge).work()
