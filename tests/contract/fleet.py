@@ -184,10 +184,6 @@ class Fleet(ABC):
         """The types of the events of a job so far."""
         return [event.type for event in self.events(job)]
 
-    def lines(self, job: str) -> list[str]:
-        """The lines of the workers' log about the decisions on a job."""
-        return [line for line in self.worker.log.splitlines() if f"job {job} (" in line]
-
     def dead(self) -> set[str]:
         """The jobs in the broker's dead queue."""
         return {letter.id for letter in self.bridge.broker_letters.list().letters}

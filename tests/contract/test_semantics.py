@@ -275,24 +275,3 @@ def test_a_replay_with_other_arguments_on_another_queue(fleet: Fleet) -> None:
     assert (letter.reading.args, letter.reading.kwargs) == (changes["args"], changes["kwargs"])
     publisher = fleet.bridge.engine.context.publishers[fleet.framework]
     assert (publisher.knows("act_kept"), publisher.knows("gone")) == (True, False)
-
-
-def test_events_and_log_lines_come_in_order_and_say_what_happened(fleet: Fleet) -> None:
-    """The log has a line for each decision, and never the arguments."""
-    # Each attempt is told of by its own process, and the first one's may be late.
-    secret = "OSError('down') if 'secret argument' else 0"
-    job = fleet.send("act_kept", secret, policy={"initial_interval": "PT4S"})
-    end(fleet, job)
-    attempt = ["job.started", "job.failed"]
-    eventually(lambda: len(fleet.events(job)) == 7, what="seven events")
-    assert fleet.types(job) == [*attempt, "job.retrying", *attempt, "job.discarded", "dead_letter.added"]
-    (retrying,) = retries(fleet, job)
-    assert (retrying["attempt"], retrying["delay_ms"]) == (1, 4000)
-    assert retrying["next_retry_at"] == fleet.runs(job)[1].ojs["next_retry_at"]
-    eventually(lambda: len(fleet.lines(job)) == 2, what="two lines")
-    retried, buried = fleet.lines(job)
-    assert "WARNING" in retried
-    assert "(act_kept) retrying: attempt 1 of 2 failed with builtins.OSError; retry 1 in 4.000 s" in retried
-    assert "ERROR" in buried
-    assert "dead-lettered: attempt 2 of 2 failed with builtins.OSError, and no attempt is left" in buried
-    assert "secret argument" not in retried + buried

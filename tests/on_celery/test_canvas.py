@@ -76,33 +76,6 @@ def test_links_are_called_once_at_the_end(fleet: Fleet) -> None:
     assert not fleet.app.AsyncResult(failed.id).children
 
 
-def test_states_and_handlers_are_those_of_celery(fleet: Fleet) -> None:
-    # The retry is published before its handler is called, and another process may do the next run.
-    policy = {"initial_interval": "PT4S", "backoff_strategy": "none"}
-    job = fleet.send("handled", "OSError('one')", "OSError('two')", "'ok'", ojs_retry=policy)
-    failed = fleet.send("handled", "KeyError('k')", ojs_retry=policy)
-    seen = set()
-    eventually(lambda: seen.add(job.state) or job.state == "SUCCESS", seconds=30)
-    assert "RETRY" in seen
-    assert fleet.end(failed) == "FAILURE"
-    eventually(lambda: len(fleet.calls(job)) == 4 and len(fleet.calls(failed)) == 4, what="the handlers")
-    assert fleet.calls(job) == [
-        ["on_retry", "OSError('one')"],
-        ["on_retry", "OSError('two')"],
-        ["on_success"],
-        ["after_return", "SUCCESS"],
-    ]
-    assert fleet.calls(failed) == [
-        ["on_retry", "KeyError('k')"],
-        ["on_retry", "KeyError('k')"],
-        ["on_failure", "KeyError('k')"],
-        ["after_return", "FAILURE"],
-    ]
-    with pytest.raises(KeyError):
-        failed.get()
-    assert "in run" in failed.traceback
-
-
 @pytest.mark.requirement("RET-10")
 def test_each_job_of_a_canvas_brings_its_own_policy(fleet: Fleet) -> None:
     act, collect = fleet.task("act"), fleet.task("collect")

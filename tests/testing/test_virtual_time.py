@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from ojs_bridge import Bridge, DeadLetter, Discard, Retry, Snooze
+from ojs_bridge.spec.job import parse_time
 from ojs_bridge.testing import NothingRan, VirtualTime, virtual_time
 from tests.testing.conftest import CRM, Shop, amqp_shop, rabbitmq_shop
 
@@ -187,13 +188,34 @@ def test_jitter_has_a_seed(shop: Shop) -> None:
     assert waits() == [15, 60, 240, 960]
 
 
-def test_events_are_those_of_the_specification(shop: Shop, ojs: VirtualTime) -> None:
-    shop.send(shop.task(down, max_attempts=2, on_exhaustion="dead_letter"))
+def test_events_and_log_lines_come_in_order_and_say_what_happened(
+    shop: Shop, ojs: VirtualTime, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has a line for each decision, and never the arguments."""
+
+    def fails(_secret: str) -> None:
+        raise OSError("down")
+
+    policy = {"max_attempts": 2, "initial_interval": "PT4S", "on_exhaustion": "dead_letter"}
+    shop.send(shop.task(fails, **policy), "secret argument")
+    ojs.step()
+    assert ojs.parked == ()  # it waits in the broker
     ojs.run()
-    assert [event.type for event in ojs.events] == [
-        *("job.started", "job.failed", "job.retrying"),
-        *("job.started", "job.failed", "job.discarded", "dead_letter.added"),
-    ]
+    attempt = ["job.started", "job.failed"]
+    types = [*attempt, "job.retrying", *attempt, "job.discarded", "dead_letter.added"]
+    assert [event.type for event in ojs.events] == types
+    retrying = ojs.events[2].data
+    assert (retrying["attempt"], retrying["delay_ms"]) == (1, 4000)
+    assert parse_time(retrying["next_retry_at"]) == ojs.events[3].time
+    retried, buried = (record for record in caplog.records if record.name == "ojs_bridge")
+    assert (retried.levelname, buried.levelname) == ("WARNING", "ERROR")
+    assert retried.message.endswith(
+        "(fails) retrying: attempt 1 of 2 failed with builtins.OSError; retry 1 in 4.000 s"
+    )
+    assert buried.message.endswith(
+        "dead-lettered: attempt 2 of 2 failed with builtins.OSError, and no attempt is left"
+    )
+    assert "secret argument" not in retried.message + buried.message
 
 
 def test_listeners_hear_at_once() -> None:
