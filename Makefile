@@ -88,9 +88,8 @@ clean:  ## remove the environments and caches
 	@touch $@
 
 .venv/.installed: pyproject.toml | .venv/.pip
-	.venv/bin/python -m pip install --quiet --editable '.[celery,cli,dramatiq,http,otel,postgresql,prometheus,sentry]' \
-		--group demo --group instruments --group lint --group test --group docs --group doors \
-		--group packaging --group web
+	.venv/bin/python -m pip install --quiet --editable '.[all]' --group demo --group instruments --group lint \
+		--group test --group docs --group doors --group packaging --group web
 	@touch $@ .venv/.demo
 
 .venv-floor/.installed: pyproject.toml scripts/floor-requirements.txt | .venv-floor/.pip

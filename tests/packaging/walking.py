@@ -43,7 +43,8 @@ class Newcomer:
     def __init__(self, folder: Path, variables: dict[str, str], *, is_installed: bool) -> None:
         self.folder = folder
         self.is_installed = is_installed
-        self.variables = variables
+        # In a terminal a program's lines appear at once.
+        self.variables = {**variables, "PYTHONUNBUFFERED": "1"}
         self.ports = {port: str(free_port()) for port in (BROKER_PORT, PAGE_PORT)}
         #: The commands by which every terminal enters the environment, and the variables of the second one.
         self.entered: list[str] = []
@@ -136,7 +137,7 @@ class Newcomer:
     def _wait_for(self, shown: str) -> None:
         """Wait until some program has said each of these lines; an ellipsis stands for anything."""
         for line in shown.splitlines():
-            words = re.compile(r".*?".join(re.escape(part) for part in line.split("…")))
+            words = re.compile(r".*?".join(re.escape(part) for part in re.split(r"\s*…\s*", line)))
             try:
                 eventually(partial(self._said, words), seconds=60)
             except TimeoutError as error:
