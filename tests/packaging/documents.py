@@ -33,10 +33,12 @@ def install_lines(text: str) -> list[tuple[str, ...]]:
 
 
 def documented() -> list[tuple[str, ...]]:
-    """Return every install line of the documents once."""
-    return list(
-        dict.fromkeys(line for path in documents() for line in install_lines(path.read_text("utf-8")))
-    )
+    """Return every install line of the documents once, and each set of extras that stands without a line."""
+    texts = [path.read_text("utf-8") for path in documents()]
+    lines = [line for text in texts for line in install_lines(text)]
+    named = {word for line in lines for word in line}
+    alone = [(match[0],) for text in texts for match in BRIDGE.finditer(text) if match[0] not in named]
+    return list(dict.fromkeys([*lines, *alone]))
 
 
 def extras_of(line: tuple[str, ...]) -> set[str]:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.packaging.documents import BRIDGE, EXTRAS, documented, documents, extras_of, install_lines
+from tests.packaging.documents import EXTRAS, documented, documents, extras_of, install_lines
 
 #: A module of the package, the extra that it needs, and a library of this extra.
 MODULES = [
@@ -35,10 +35,8 @@ def test_all_has_every_extra() -> None:
 
 
 def test_every_install_line_is_found() -> None:
-    """`make wheels` runs the lines that this finds, and no mention of an extra stands outside of a line."""
+    """`make wheels` runs the lines that this finds."""
     for path in documents():
         text = path.read_text("utf-8")
-        lines = install_lines(text)
-        assert len(lines) == text.count("pip install"), path
-        assert sum(bool(BRIDGE.search(" ".join(line))) for line in lines) == len(BRIDGE.findall(text)), path
+        assert len(install_lines(text)) == text.count("pip install"), path
     assert {"celery", "dramatiq"} <= {extra for line in documented() for extra in extras_of(line)}
