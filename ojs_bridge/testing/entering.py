@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -10,7 +11,6 @@ from typing import Any
 from ..errors import ConfigurationError
 from ..store import MEMORY, Store
 from .bridging import Clock, VirtualBridge, turned_into
-from .frameworks import adapters
 from .virtual import VirtualTime
 from .working import Agenda
 
@@ -48,7 +48,8 @@ def _adapter(target: Any) -> tuple[ModuleType, Any]:
     found = [(adapter, one) for adapter in known if (one := target or adapter.current()) is not None]
     fitting = [(adapter, one) for adapter, one in found if isinstance(one, adapter.TARGET)]
     if len(fitting) == 1:
-        return fitting[0]
+        [(adapter, one)] = fitting
+        return adapter, adapter.itself(one)
     if target is not None:
         raise ConfigurationError(f"virtual time: {target!r} is neither a Celery app nor a Dramatiq broker")
     if fitting:
@@ -57,3 +58,15 @@ def _adapter(target: Any) -> tuple[ModuleType, Any]:
         "virtual time: neither the current Celery app nor the global Dramatiq broker has a bridge: import "
         f"the module of your app or broker, or {_GIVE}"
     )
+
+
+def adapters() -> Iterator[ModuleType]:
+    """Yield the module of each framework that this process has imported."""
+    if "celery" in sys.modules:
+        from . import on_celery
+
+        yield on_celery
+    if "dramatiq" in sys.modules:
+        from . import on_dramatiq
+
+        yield on_dramatiq

@@ -15,7 +15,7 @@ from ..spec.duration import spoken
 from ..spec.failures import ErrorMap, Failure, Outcome, outcome_of
 from ..spec.job import Job
 from ..spec.policy import AnyPartial, RetryPolicy
-from .frameworks import adapters
+from .entering import adapters
 
 #: How an error turns into an outcome: a task's framework has rules of its own.
 Translation: TypeAlias = Callable[[BaseException, Run], Outcome]

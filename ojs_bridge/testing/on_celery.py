@@ -19,6 +19,7 @@ from celery import Celery, Task, _state, signals
 from celery.backends.cache import CacheBackend
 from celery.concurrency.base import apply_target
 from celery.exceptions import InvalidTaskError, TaskRevokedError
+from celery.local import Proxy
 from celery.worker import state
 from celery.worker.consumer.consumer import Consumer
 from kombu import pools
@@ -56,6 +57,12 @@ def current() -> Celery | None:
     """Return the current app if it has a bridge."""
     app = compat.current_apps(_state).current_app or _state.default_app
     return app if app is not None and is_prepared(app) else None
+
+
+def itself(app: Any) -> Celery:
+    """Return the app behind a proxy, such as `celery.current_app`."""
+    found: Celery = compat.get_current_object(app)() if type(app) is Proxy else app
+    return found
 
 
 def bridge_of(app: Celery) -> Bridge:

@@ -44,7 +44,7 @@ _MANY = 1_000_000
 
 TARGET = Broker
 
-__all__ = ["TARGET", "bridge_of", "current", "settings_of", "worker_of"]
+__all__ = ["TARGET", "bridge_of", "current", "itself", "settings_of", "worker_of"]
 
 
 def current() -> Broker | None:
@@ -53,6 +53,11 @@ def current() -> Broker | None:
     broker = _broker.global_broker
     has_bridge = broker is not None and any(isinstance(m, OJSRetries) for m in broker.middleware)
     return broker if has_bridge else None
+
+
+def itself(broker: Broker) -> Broker:
+    """Return a broker as it is."""
+    return broker
 
 
 def settings_of(actor: Any) -> tuple[TaskPolicy, Callable[[BaseException, Run], Outcome]] | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import dramatiq
 import pytest
-from celery import signals
+from celery import current_app, signals
 from celery._state import _tls
 from dramatiq.brokers.stub import StubBroker
 from kombu import pools
@@ -101,6 +101,19 @@ def test_an_eager_app_is_not_eager_in_here() -> None:
         shop.send(task)
         assert ojs.run().attempts == 5
     assert shop.target.conf.task_always_eager is True
+
+
+def test_the_current_app_is_a_proxy() -> None:
+    shop = celery_shop(Bridge())
+    task = shop.task(down, **CRM)
+    before = _tls.current_app
+    shop.target.set_current()
+    try:
+        with virtual_time(current_app) as ojs:
+            shop.send(task)
+            assert ojs.run().attempts == 5
+    finally:
+        _tls.current_app = before
 
 
 def test_twice_is_an_error(shop: Shop) -> None:

@@ -43,7 +43,7 @@ def test_many_attempts_take_little_time(shop: Shop, ojs: VirtualTime) -> None:
         assert ojs.run().outcome == "discarded"
         took.append(time.process_time() - began)
     assert ojs.jobs[0].attempts == 25
-    assert min(took) < 0.5
+    assert min(took) < 1
 
 
 @pytest.mark.parametrize("kind", [amqp_shop, rabbitmq_shop])
