@@ -74,9 +74,10 @@ def test_the_links_of_the_long_description_work_from_an_index(metadata: Message)
         assert path in described
 
 
-def test_the_links_of_the_readme_lead_to_a_file() -> None:
+@pytest.mark.parametrize("document", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"])
+def test_the_links_of_a_document_lead_to_a_file(document: str) -> None:
     """A link to a place in a file leads to a heading there."""
-    for target in LINK.findall(README):
+    for target in LINK.findall((ROOT / document).read_text("utf-8")):
         if not target.startswith("https://"):
             name, _, place = target.partition("#")
             assert (ROOT / name).exists(), target
