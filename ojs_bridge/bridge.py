@@ -34,27 +34,28 @@ from .store import LetterFilter, ParkedFilter, Store
 class Bridge:
     """Retry semantics of the Open Job Spec for the app or the broker that is given this bridge.
 
-    Every argument is optional. An argument that is missing is looked for in Django's settings, in
-    OJS_BRIDGE_* variables and in a TOML table (docs/reference/settings.md). Raises InvalidRetryPolicy and
+    Every argument is optional. The bridge looks for a missing argument in Django's settings, in OJS_BRIDGE_*
+    variables and in a TOML table (docs/reference/settings.md). Raises InvalidRetryPolicy and
     ConfigurationError.
 
-    store: the URL of a store, such as `sqlite:///ojs.db`, or a store. Dead letters, parked retries and
-        reservations are kept there. Without it dead letters go to a dead queue on the broker.
-    retry: the default policy of all jobs; a task's own policy, and a job's, are merged over it.
-    errors: error types by exception class; an error type may come with a response code.
-    listeners: callables, each of which is called with every Event, on a thread of its own.
-    namespace: the name that this bridge's records have in a store that several fleets share.
-    history: how many errors a job's message carries; the store keeps the older ones.
-    header_budget: how many bytes a job's retry state may take of its message.
-    reservation: for how long an attempt is reserved; a heartbeat extends the reservation.
-    park_after: a retry that is due later than that waits in the store, not in the broker.
-    fail_open: whether jobs run without a reservation while the store cannot be reached; else they wait.
-    retention: how long dead letters are kept, and how many.
-    redact: names of arguments that are not shown, or a callable that is given the name and the value of an
-        argument and returns the value to show.
-    replay_rules: which dead letters are replayed by themselves.
-    storage_retry: how often an operation on the store or the broker is tried again when it settles a job.
-    polling_retry: how often it is tried again when the bridge looks for due retries.
+    Args:
+        store: the URL of a store, such as `sqlite:///ojs.db`, or a store. Dead letters, parked retries and
+            reservations are kept there. Without it dead letters go to a dead queue on the broker.
+        retry: the default policy of all jobs; a task's own policy, and a job's, are merged over it.
+        errors: error types by exception class; an error type may come with a response code.
+        listeners: callables, each of which is called with every Event, on a thread of its own.
+        namespace: the name that this bridge's records have in a store that several fleets share.
+        history: how many errors a job's message carries; the store keeps the older ones.
+        header_budget: how many bytes a job's retry state may take of its message.
+        reservation: for how long an attempt is reserved; a heartbeat extends the reservation.
+        park_after: a retry that is due later than that waits in the store, not in the broker.
+        fail_open: whether jobs run without a reservation while the store cannot be reached; else they wait.
+        retention: how long dead letters are kept, and how many.
+        redact: names of arguments that are not shown, or a callable. The callable gets an argument's name and
+            value, and returns the value to show.
+        replay_rules: which dead letters are replayed by themselves.
+        storage_retry: how often an operation on the store or the broker is tried again when it settles a job.
+        polling_retry: how often it is tried again when the bridge looks for due retries.
     """
 
     _scheduler: Scheduler | None = None

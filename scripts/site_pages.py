@@ -80,9 +80,10 @@ def in_code_only() -> str:
 
 def arguments() -> dict[str, str]:
     """Return what the docstring of a bridge says about each argument."""
-    entries = re.split(r"^(?=\w+: )", inspect.getdoc(Bridge) or "", flags=re.MULTILINE)[1:]
+    said = (inspect.getdoc(Bridge) or "").partition("Args:\n")[2]
+    entries = re.split(r"^(?=    \w+: )", said, flags=re.MULTILINE)[1:]
     pairs = (" ".join(entry.split()).split(": ", 1) for entry in entries)
-    return {name: said[0].upper() + said[1:] for name, said in pairs}
+    return {name: meaning[0].upper() + meaning[1:] for name, meaning in pairs}
 
 
 def policy() -> str:

@@ -1,4 +1,4 @@
-"""The guide migrating.md, word by word on both shops: real workers on Valkey, and orders all the time."""
+"""migrating.md and going-back.md, word by word on both shops: real workers, and orders all the time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from ojs_bridge.store import LetterFilter, Store
 from tests.servers import Valkey, eventually
 
 ROOT = Path(__file__).parent.parent
-GUIDE = (ROOT / "docs" / "how-to" / "migrating.md").read_text()
+PAGES = [ROOT / "docs" / "how-to" / f"{name}.md" for name in ("migrating", "going-back")]
+GUIDE = "".join(page.read_text() for page in PAGES)
 SHOPS = {"Celery": ROOT / "examples" / "celery_shop", "Dramatiq": ROOT / "examples" / "dramatiq_shop"}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FOR_ONE = re.compile(r"# (Celery|Dramatiq)$")

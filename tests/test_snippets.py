@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+import subprocess
+import sys
 import textwrap
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -32,6 +35,43 @@ def test_the_snippets_of_a_page_run(name: str, tmp_path: Path, monkeypatch: pyte
     names = prepared()
     for _, code in SNIPPET.findall(PAGES[name]):
         exec(compile(textwrap.dedent(code), name, "exec"), names)
+
+
+COMMANDS = re.compile(r"^\$ (ojs-bridge (?!serve).*)$", re.MULTILINE)
+MESSAGE = {"properties": {}, "exchange": "", "routing_key": "celery", "queue": "celery"}
+SHOP = """\
+from celery import Celery
+from ojs_bridge import Bridge
+from ojs_bridge.celery import install
+app = Celery("shop", broker="memory://")
+@app.task(name="billing.charge")
+def charge(order): ...
+install(app, Bridge("sqlite:///shop.db"))
+"""
+
+
+def test_the_commands_of_a_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the page on replays: its shop has dead letters, and they are sent back."""
+    monkeypatch.chdir(tmp_path)
+    Path("shop.py").write_text(SHOP)
+    bridge = prepared()["bridge"]
+    bridge.dead_letters.purge(confirm=True)
+    for n in (1, 2):
+        bury(
+            bridge,
+            f"{LETTER}{n}",
+            framework="celery",
+            type="billing.charge",
+            message=MESSAGE | celery_message(n),
+        )
+    commands = COMMANDS.findall(PAGES["how-to/operating.md"])
+    assert len(commands) == 4
+    for command in commands:
+        words = shlex.split(command.replace("5d4f", f"{LETTER}1"))[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "ojs_bridge.cli", *words], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
 
 
 def prepared() -> dict[str, Any]:

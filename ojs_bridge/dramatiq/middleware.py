@@ -36,16 +36,19 @@ logger = logging.getLogger("ojs_bridge")
 class OJSRetries(Retries):
     """Retries Dramatiq jobs as the Open Job Spec says, in place of the stock `Retries`.
 
-    policies: partial policies by actor name pattern, or the path of a TOML or JSON file of them. An actor
-        that no pattern names keeps the native retries. Without `policies`, OJS_BRIDGE_POLICIES counts.
-        Without both, every actor is under the bridge.
-    canary: the percentage of jobs that are under the bridge, or percentages by actor name pattern. Without
-        it, OJS_BRIDGE_CANARY counts. A job or an actor with an `ojs_retry` is always under the bridge.
-    in_flight: what becomes of a job that was retried natively more often than its policy allows: it ends when
-        it fails again (`"counted"`), or it begins at attempt 1 (`"afresh"`).
-
     Raises ConfigurationError. Raises InvalidRetryPolicy for the `ojs_retry` of an actor where the actor is
     declared, and for that of a message where the message is enqueued.
+
+    Args:
+        bridge: the bridge of the broker; without it, a `Bridge()` of the settings.
+        policies: partial policies by actor name pattern, or the path of a TOML or JSON file of them. An actor
+            that no pattern names keeps the native retries. Without `policies`, OJS_BRIDGE_POLICIES counts.
+            Without both, every actor is under the bridge.
+        canary: the percentage of jobs that are under the bridge, or percentages by actor name pattern.
+            Without it, OJS_BRIDGE_CANARY counts. A job or an actor with an `ojs_retry` is always under the
+            bridge.
+        in_flight: what becomes of a job that was retried natively more often than its policy allows. With
+            `"counted"` it ends when it fails again; with `"afresh"` it begins at attempt 1.
     """
 
     def __init__(
