@@ -92,7 +92,7 @@ def test_the_facade_shows_what_a_user_may_call() -> None:
     assert len([name for name in dir(bridge) if not name.startswith("_")]) <= 12
     text = inspect.getdoc(ojs_bridge.Bridge) or ""
     for argument in inspect.signature(ojs_bridge.Bridge).parameters:
-        assert f"\n{argument}: " in text, argument
+        assert f"\n    {argument}: " in text, argument
 
 
 def test_the_package_is_typed() -> None:
