@@ -153,6 +153,16 @@ def memory_broker() -> Iterator[None]:
         memory.Channel.queues.clear()
 
 
+@pytest.fixture(autouse=True)
+def shared_tasks() -> Iterator[None]:
+    """Forget a test's Celery tasks: all apps that are finalized later in the process would get them, too."""
+    state: Any = sys.modules.get("celery._state")
+    before = set(state._on_app_finalizers) if state else set()
+    yield
+    if state:
+        state._on_app_finalizers.intersection_update(before)
+
+
 @pytest.fixture
 def unique() -> str:
     """A short name that no other test uses, for queues, tables and keys."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, Task, _state, shared_task
+from celery import Celery, Task, shared_task
 from celery.worker.request import Request
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, RetryPolicy
@@ -133,9 +132,8 @@ def test_the_apps_own_task_class_stays_the_base() -> None:
 
 
 @pytest.fixture(autouse=True)
-def shared_tasks() -> Iterator[None]:
+def shared(shared_tasks: None) -> None:
     """Two tasks that all apps get, until the test is over."""
-    before = set(_state._on_app_finalizers)
 
     @ojs_task
     def shared() -> str:
@@ -144,9 +142,6 @@ def shared_tasks() -> Iterator[None]:
     @ojs_task(retry={"max_attempts": 2}, name="shared_twice")
     def shared_twice() -> str:
         raise OSError("shared")
-
-    yield
-    _state._on_app_finalizers.intersection_update(before)
 
 
 def test_a_shared_task_has_the_bridge_of_each_app() -> None:
