@@ -24,7 +24,7 @@ bridge = Bridge(
     },
     listeners=[page],
 )
-app = Celery("shop", broker=os.environ["BROKER_URL"])
+app = Celery("shop", broker=os.environ.get("BROKER_URL", "redis://localhost:6379/0"))
 install(app, bridge)
 
 

@@ -25,7 +25,7 @@ bridge = Bridge(
     },
     listeners=[page],
 )
-broker = RedisBroker(url=os.environ["BROKER_URL"])
+broker = RedisBroker(url=os.environ.get("BROKER_URL", "redis://localhost:6379/0"))
 broker.add_middleware(OJSRetries(bridge))
 dramatiq.set_broker(broker)
 

@@ -1,4 +1,4 @@
-"""The shops on Flask and FastAPI have tests of their own, as their users write them."""
+"""The shops have tests of their own, as their users write them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ pytest.importorskip("fastapi")
 @pytest.mark.parametrize(
     ("name", "variables", "tests"),
     [
+        ("celery_shop", {}, 6),
+        ("dramatiq_shop", {}, 6),
         # With its settings in a pyproject.toml, and with settings in variables and a file of policies.
         ("flask_shop", {}, 2),
         ("fastapi_shop", {"OJS_BRIDGE_POLICIES": "policies.toml"}, 4),
