@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -137,7 +138,26 @@ def test_what_should_follow_follows_once(fleet: Fleet, valkey: Valkey) -> None:
     wanted = {(case.role, case.fault): expected(case, results) for case in cases}
     with suppress(TimeoutError):
         eventually(lambda: seen(fleet, cases) == wanted, seconds=60)
-    assert seen(fleet, cases) == wanted
+    found = seen(fleet, cases)
+    joined_again = [key for key in wanted if key[0] == "header" and found[key] == once_more(wanted[key])]
+    assert len(joined_again) <= joins_again(fleet)
+    assert {**found, **{key: wanted[key] for key in joined_again}} == wanted
+
+
+def once_more(told: tuple[str, int, int, int]) -> tuple[str, int, int, int]:
+    """The same with one more run of the job that follows."""
+    state, runs, after, errors_told = told
+    return state, runs, after + 1, errors_told
+
+
+def joins_again(fleet: Fleet) -> int:
+    """How often Celery has joined a chord that was joined already.
+
+    Its job that joins a chord sends its next look, and is then acknowledged: a worker that is killed between
+    the two leaves both.
+    """
+    joins = re.findall(r"celery\.chord_unlock\[(\S+)\] succeeded", fleet.worker.log)
+    return len(joins) - len(set(joins))
 
 
 def seen(fleet: Fleet, cases: list[Case]) -> dict[tuple[str, str], tuple[str, int, int, int]]:
