@@ -19,8 +19,7 @@ from ojs_bridge.operations.letters import said, says
 from ojs_bridge.spec.fingerprint import fingerprint
 from ojs_bridge.store import LetterFilter, Store
 from ojs_bridge.store.sql import texts as sql_texts
-from tests.servers import Postgres
-from tests.store.test_groups import as_before, bury_as_before, died
+from tests.store.test_groups import bury_as_before, died
 from tests.store.test_store import NOW, ids
 
 OPEN = Redactor(None)
@@ -138,28 +137,57 @@ def test_a_search_of_many_letters_is_many_short_ones(
         assert brought == (wanted if oldest_first else wanted[::-1])
 
 
-def test_a_store_without_the_table_is_searched_all_the_same(postgres: Postgres, postgres_url: str) -> None:
-    """Its role may create nothing."""
-    store = open_store(postgres_url)
-    store.bury(died("a", 0, "needle"))
-    indexed(store)
-    as_before(postgres_url)
+@pytest.fixture
+def role(postgres_url: str) -> Iterator[str]:
+    """A role of PostgreSQL that may create nothing."""
     role = f"{urlsplit(postgres_url).path[1:]}_role"
-    with sa.create_engine(postgres_url).begin() as connection:
-        for statement in (
-            "drop table ojs_letter_texts",
-            f"create role {role} login",
-            "revoke create on schema public from public",
-            f"grant select, insert, update, delete on all tables in schema public to {role}",
-        ):
+    run(postgres_url, f"create role {role} login", "revoke create on schema public from public")
+    yield role
+    run(postgres_url, f"drop owned by {role}", f"drop role {role}")
+
+
+def run(url: str, *statements: str) -> None:
+    """Run statements."""
+    with sa.create_engine(url).begin() as connection:
+        for statement in statements:
             connection.execute(sa.text(statement))
-    poor = open_store(postgres_url.replace("ojs@", f"{role}@"))
-    assert found(poor, "needle") == ["a"]
-    assert indexed(poor) == 0
-    assert poor.prune(poor.list(LetterFilter(), limit=1, cursor=None).letters, now=NOW) == 1
+
+
+@pytest.mark.parametrize(
+    "poor", ["drop table ojs_letter_texts", "revoke all on ojs_letter_texts from {}",
+             "revoke insert, update, delete on ojs_letter_texts from {}"]
+)  # fmt: skip
+def test_a_role_that_may_not_use_the_index_uses_the_store(postgres_url: str, role: str, poor: str) -> None:
+    """Burials, replays and searches go on; the table is of the administrator, or of another release."""
+    store = open_store(postgres_url)
+    for letter_id in "abc":
+        store.bury(died(letter_id, 0, "needle"))
+    indexed(store)
+    rights = f"grant select, insert, update, delete on all tables in schema public to {role}"
+    run(postgres_url, rights, poor.format(role))
+    store = open_store(postgres_url.replace("ojs@", f"{role}@"))
+    assert store.bury(died("a", 0, "needle again"))
+    claimed = store.claim(["b"], now=NOW, seconds=9)
+    assert store.delete(["b"], claimed.claim) == 1
+    assert store.prune(store.list(LetterFilter(), limit=1, cursor=None).letters, now=NOW)
+    assert found(store, "needle") == ids(store) == ["a"]
+
+
+def test_an_index_that_is_locked_stops_no_job(postgres_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Such as by an administrator's REINDEX: dead letters are buried, and leave the store."""
+    store = open_store(postgres_url, patience=1)
+    for letter_id in "ab":
+        store.bury(died(letter_id, 0))
+    indexed(store)
     with sa.create_engine(postgres_url).begin() as connection:
-        connection.execute(sa.text(f"drop owned by {role}"))
-        connection.execute(sa.text(f"drop role {role}"))
+        connection.execute(sa.text("lock table ojs_letter_texts in access exclusive mode"))
+        assert store.bury(died("c", 0))
+        claimed = store.claim(["a"], now=NOW, seconds=9)
+        assert store.delete(["a"], claimed.claim) == 1
+        assert ids(store) == ["c", "b"]
+    assert caplog.text.count("are still in the index") == 2
+    assert indexed(store) == 1
+    assert found(store, "no such") == []
 
 
 #: Letters with unusual cases, wildcards, and what a database cannot hold.

@@ -24,14 +24,11 @@ from ..reservations import Settle
 from .database import Database
 from .reservations import mark_settled
 from .statements import Upsert, batches, beginning, equals, matching, page, updated, write_cursor
-from .tables import FINGERPRINT, errors, letters, texts
+from .tables import FINGERPRINT, errors, letters
 
 _REPLACED = ("type", "queue", "error_type", "discarded_ms", "claimed_until", "record")
 _BURY, _BURY_UNGROUPED = Upsert(letters, *_REPLACED, "fingerprint"), Upsert(letters, *_REPLACED)
 _KEEP = Upsert(errors)
-_FORGET_TEXT = sa.delete(texts).where(
-    texts.c.namespace == sa.bindparam("namespace"), texts.c.id == sa.bindparam("id")
-)
 
 #: A claim is the moment when it ends, and then random bits, so that no two claims are alike.
 _BITS = 20
@@ -61,9 +58,6 @@ class SQLLetters(Database):
             else:
                 _BURY_UNGROUPED(connection, row)
             connection.execute(sa.delete(errors).where(self._of(letter.id)))
-            if self._has(texts.name):
-                # An import may have the time of the letter that it replaces.
-                connection.execute(_FORGET_TEXT, row)
         return True
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:

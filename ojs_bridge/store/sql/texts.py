@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
+from ...errors import StoreError
 from ..protocol import Claim, Letter, LetterFilter, Page
 from ..records import index_id, letter_from_json, plain
+from ..reservations import Settle
 from .groups import SQLGroups
 from .statements import Upsert, batches, beyond, page, page_end, up_to
 from .tables import letters, texts
+
+logger = logging.getLogger("ojs_bridge")
 
 #: How many letters one statement searches.
 SEARCHED = 20_000
@@ -91,21 +96,34 @@ class SQLTexts(SQLGroups):
         text = None if told is None or len(told) > LONGEST else plain(told)
         return {"namespace": self._namespace, "id": row.id, "discarded_ms": row.discarded_ms, "text": text}
 
+    def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
+        """Write a letter as `SQLLetters` does; an imported one may have the time of the one it replaces."""
+        buried = super().bury(letter, settle)
+        if settle is None:
+            self._forget_texts([letter.id])
+        return buried
+
     def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
-        """Delete the letters whose claim is still ours, and the texts, which can be written anew."""
+        """Delete letters as `SQLLetters` does, and their texts."""
+        deleted = super().delete(letter_ids, claim)
         self._forget_texts(letter_ids)
-        return super().delete(letter_ids, claim)
+        return deleted
 
     def prune(self, letters_: Sequence[Letter], *, now: datetime) -> int:
-        """Delete letters that nobody replays and whose jobs have not died again."""
+        """Delete letters as `SQLLetters` does, and their texts."""
+        pruned = super().prune(letters_, now=now)
         self._forget_texts([letter.id for letter in letters_])
-        return super().prune(letters_, now=now)
+        return pruned
 
     def _forget_texts(self, letter_ids: Sequence[str]) -> None:
-        self._get_ready()
-        if self._has(texts.name):
-            forget = sa.delete(texts).where(_t.namespace == self._namespace)
+        """Delete texts, which can be written anew; the letters are safe whether this succeeds or not."""
+        if not self._has(texts.name):
+            return
+        forget = sa.delete(texts).where(_t.namespace == self._namespace)
+        try:
             self._change(forget, map(_t.id.in_, batches([*map(index_id, letter_ids)])))
+        except StoreError as error:
+            logger.warning("the texts of %d dead letters are still in the index: %s", len(letter_ids), error)
 
     def _may_say(self, text: str) -> sa.ColumnElement[bool]:
         place = sa.func.strpos if self._is_postgres else sa.func.instr
