@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, RetryPolicy
+from ojs_bridge.engine.logs import FIELDS
 
 griffe = pytest.importorskip("griffe", reason="the site is built where its group `docs` is installed")
 
@@ -51,6 +52,7 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     shown = {line.split(" ", 1)[0] for line in inventory.splitlines()}
     assert len(public_names()) > 60
     assert public_names().keys() - shown == set()
+    assert {f"ojs_bridge.RetryPolicy.{name}" for name in RetryPolicy.model_fields} - shown == set()
 
 
 def test_every_public_name_has_a_docstring() -> None:
@@ -91,6 +93,16 @@ def test_every_field_of_an_event_is_explained() -> None:
     heard = parts()["all_events"]()
     assert {name for event in heard for name in event.data} == explained
     assert len({event.type for event in heard}) == 13
+
+
+def test_every_field_of_a_log_line_is_explained() -> None:
+    """The page has a row for each field of a record, and no other row."""
+    page = (
+        (ROOT / "docs" / "reference" / "metrics.md")
+        .read_text("utf-8")
+        .partition("## Fields of a log line")[2]
+    )
+    assert tuple(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == FIELDS
 
 
 def test_every_argument_of_a_bridge_is_in_the_settings() -> None:

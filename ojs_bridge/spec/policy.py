@@ -113,14 +113,21 @@ class RetryPolicy(BaseModel):
         },
     )
 
-    max_attempts: Annotated[int, Field(strict=True, ge=0), AfterValidator(_countable)] = Field(
-        default=3, description="Total number of attempts including the first execution. 0 means no retry."
+    max_attempts: Annotated[int, AfterValidator(_countable)] = Field(
+        default=3,
+        strict=True,
+        ge=0,
+        description="Total number of attempts including the first execution. 0 means no retry.",
     )
     initial_interval: Annotated[Interval, AfterValidator(_positive)] = Field(
         default=timedelta(seconds=1), description="ISO 8601 duration for the delay before the first retry."
     )
-    backoff_coefficient: Annotated[float, Field(strict=True, ge=1.0, allow_inf_nan=False)] = Field(
-        default=2.0, description="Multiplier for successive retry delays. Must be >= 1.0."
+    backoff_coefficient: float = Field(
+        default=2.0,
+        strict=True,
+        ge=1.0,
+        allow_inf_nan=False,
+        description="Multiplier for successive retry delays. Must be >= 1.0.",
     )
     max_interval: Interval = Field(
         default=timedelta(minutes=5), description="ISO 8601 duration cap on the computed backoff delay."
