@@ -187,6 +187,19 @@ def test_a_batch_that_is_broken_off_is_counted(fleet: Lives) -> None:
     assert (done.succeeded, done.matched, published(outbox)) == (30, 30, ids)
 
 
+def test_what_has_failed_is_counted_once(fleet: Lives) -> None:
+    """An operation that breaks off within a page meets its failed letters again."""
+    bridge, outbox = fleet
+    ids = bury_many(bridge, 30)
+    outbox.refuses |= {ids[3]: ValueError("too long"), ids[25]: Unreachable("gone")}
+    ended = bridge.operations.run(bridge.operations.begin("retry", rate=10))
+    assert (ended.state, ended.succeeded, left(bridge)) == ("failed", 24, 6)
+    del outbox.refuses[ids[25]]
+    done = bridge.operations.run(replace(bridge.operations.resume(ended.id), rate=None))
+    assert (done.matched, done.succeeded, done.failed) == (30, 29, 1)
+    assert [letter_id for letter_id, _ in done.errors] == [ids[3]]
+
+
 def test_an_interrupt_is_told_and_raised(fleet: Lives) -> None:
     bridge, outbox = fleet
     ids = bury_many(bridge, 30)

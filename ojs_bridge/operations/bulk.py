@@ -33,13 +33,13 @@ from .replaying import MAX_TOLD, Bulk, changed, override_of
 
 #: The ids of an operation are a document of their own, so that the progress is short.
 KIND, IDS = "operation", "operation-ids"
-#: An operation whose progress is older was left by its process.
-STALE = timedelta(seconds=60)
+#: An operation whose progress is older was left by its process. A batch may wait long for its broker.
+STALE = timedelta(minutes=5)
 #: How long the store keeps operations.
 KEPT = timedelta(days=30)
 #: The seconds between two writings of the progress, and between two looks for jobs that died again.
 SAVED, LOOKED = 1.0, 2.0
-#: So many of the jobs that were replayed last are watched, and so many make a share.
+#: The newest replayed jobs that are watched, and the fewest from which a share is taken.
 WATCHED, ENOUGH = 200, 20
 
 
@@ -192,7 +192,8 @@ class Operations:
         known["updated_at"] = parse_time(known["updated_at"])
         known["errors"] = tuple(map(tuple, known["errors"]))
         found = Operation(**known, began_at=document.at, revision=document.revision)
-        if not found.has_ended and found.updated_at < self.now() - STALE:
+        pace = timedelta(seconds=1 // found.rate if found.rate else 0)
+        if not found.has_ended and found.updated_at < self.now() - STALE - pace:
             return replace(found, state="interrupted")
         return found
 
@@ -240,7 +241,7 @@ class _Run:
     ) -> None:
         self._operations, self._letters, self._retries = operations, operations.letters, operations.retries
         self._store = needed(context.store, "bulk operations")
-        self._before = self._now = operation
+        self._before = self._now = self._page = operation
         self._progress = progress
         self._saved_at = self._looked_at = time.monotonic()
         self._watched: deque[str] = deque(maxlen=WATCHED)
@@ -283,7 +284,7 @@ class _Run:
             pages = source.pages_of_ids(self._operations.ids_of(asked), asked.cursor)
         for entries, cursor in pages:
             yield entries
-            self._now = replace(self._now, cursor=cursor)
+            self._now = self._page = replace(self._now, cursor=cursor)
             self._save_now_and_then()
 
     def _told(self, bulk: Bulk) -> None:
@@ -321,9 +322,10 @@ class _Run:
 
     def _save(self, operation: Operation) -> None:
         """Write the progress; raises _Stopped when an operator wants it, and NotResumable."""
-        saved = replace(operation, updated_at=self._operations.now(), revision=operation.revision + 1)
+        operation = replace(operation, updated_at=self._operations.now())
+        saved = replace(self._resumable(operation), revision=operation.revision + 1)
         if self._operations.save(saved):
-            self._now, self._saved_at = saved, time.monotonic()
+            self._now, self._saved_at = replace(operation, revision=saved.revision), time.monotonic()
             return
         found = self._operations.get(operation.id)
         if found.state != "stopping":
@@ -331,11 +333,22 @@ class _Run:
         self._now = replace(operation, revision=found.revision)
         raise _Stopped("an operator stopped it")
 
+    def _resumable(self, operation: Operation) -> Operation:
+        """Return an operation without the counts of entries that `run` meets again from its cursor on."""
+        page, succeeded = self._page, operation.succeeded
+        if operation.action == "run":
+            succeeded = page.succeeded
+        matched = page.matched + succeeded - page.succeeded
+        return replace(
+            operation, matched=matched, succeeded=succeeded, failed=page.failed, errors=page.errors
+        )
+
     def _end_if_possible(self, state: State, why: str) -> None:
         with suppress(StoreError, NotResumable):
             self._end(state, why)
 
     def _end(self, state: State, why: str) -> Operation:
+        self._now = self._resumable(self._now)
         try:
             self._save(replace(self._now, state=state, why=why))
         except _Stopped:
