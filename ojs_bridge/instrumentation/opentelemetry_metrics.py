@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import threading
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, Observation
 
+from ..engine.forks import BetweenForks
 from .measuring import DURATION, ENQUEUE_DURATION, ENQUEUED, METRICS, Measured, Metric
 
 #: The most sets of labels that are kept.
@@ -72,20 +73,27 @@ class Meters:
 
 
 class _Counter:
-    """Sums, by their labels."""
+    """Sums, by their labels. A forked child begins with none."""
 
     def __init__(self, meter: metrics.Meter, metric: Metric, named: Callable[..., dict[str, str]]) -> None:
         self._sums: dict[tuple[str, ...], float] = {}
         self._named = named
-        self._lock = threading.Lock()
+        self._lock = BetweenForks()
+        self._pid = os.getpid()
         meter.create_observable_counter(metric.name, [self._observe], description=metric.told)
 
     def add(self, value: float, labels: tuple[str, ...], _error: str | None) -> None:
         with self._lock:
+            self._forget_parent()
             self._sums[labels] = self._sums.get(labels, 0) + value
+
+    def _forget_parent(self) -> None:
+        if self._pid != os.getpid():
+            self._pid, self._sums = os.getpid(), {}
 
     def _observe(self, _: CallbackOptions) -> Iterable[Observation]:
         with self._lock:
+            self._forget_parent()
             sums = tuple(self._sums.items())
         return [Observation(value, self._named(labels, None)) for labels, value in sums]
 

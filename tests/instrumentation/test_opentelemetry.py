@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from multiprocessing import Pipe, get_context
 from typing import Any
 
 import pytest
 from dramatiq.brokers.stub import StubBroker
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from ojs_bridge.instrumentation.measuring import ENQUEUED
+from ojs_bridge.instrumentation.opentelemetry_metrics import Meters
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting, client
 from tests.on_dramatiq.fleet import Fleet as OnStub
@@ -227,3 +232,22 @@ def test_what_the_bridge_redacts_is_in_no_span(redact: set[str] | None, unique: 
     assert all((secret in span.to_json()) == (redact is None) for span in failed)
     assert all(span.attributes and "OSError" in str(span.attributes["error.type"]) for span in failed)
     assert redact is None or secret not in "".join(span.to_json() for span in found)
+
+
+def test_a_forked_child_counts_from_zero() -> None:
+    """The sums of the parent are exported by the parent alone."""
+    reader = InMemoryMetricReader()
+    meters = Meters(MeterProvider([reader]).get_meter("test"), lambda: "celery")
+    meters.add([(ENQUEUED, 3, ("default", "mail"))])
+
+    def sums() -> list[Any]:
+        found = reader.get_metrics_data()
+        told = found.resource_metrics[0].scope_metrics[0].metrics if found else ()
+        return [point.value for each in told if each.name == ENQUEUED.name for point in each.data.data_points]
+
+    there, here = Pipe()
+    child = get_context("fork").Process(target=lambda: there.send(sums()))
+    child.start()
+    assert here.recv() == []
+    child.join()
+    assert sums() == [3]
