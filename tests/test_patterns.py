@@ -147,7 +147,7 @@ def on_dramatiq(text: str) -> None:
     broker = StubBroker()
     broker.add_middleware(middleware := OJSRetries(Bridge()))
     dramatiq.actor(job, broker=broker, actor_name="job", ojs_retry=named(text))
-    middleware.after_process_boot(broker)
+    middleware.take_over(broker)
 
 
 def by_the_app(text: str) -> None:

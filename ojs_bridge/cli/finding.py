@@ -210,7 +210,7 @@ def _bridge_of_dramatiq(broker: Any, name: str) -> Bridge:
 
     for middleware in broker.middleware:
         if isinstance(middleware, OJSRetries):
-            middleware.after_process_boot(broker)
+            middleware.take_over(broker)
             return middleware.bridge
     if shadowed := bridge_of_shadow(broker):
         return shadowed

@@ -270,7 +270,7 @@ class Execution:
         # A crash between two steps would leave two messages of one job, which only a store tells apart.
         swaps = self._engine.store is None and is_redis(self._broker)
         with replacing(self._proxy) if swaps else nullcontext():
-            self._engine.insist(enqueue, outages())
+            self._engine.context.insist(enqueue, outages())
 
     def _finish(self, ended: Ended, settlement: Settlement) -> None:
         """Mark the message failed, so that results, pipelines and other middleware see the end of the job."""

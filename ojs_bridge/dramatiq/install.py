@@ -29,7 +29,7 @@ def install(
     if not any(isinstance(m, Retries) for m in broker.middleware):
         middleware.expect_no_retries()
     broker.add_middleware(middleware)
-    middleware.after_process_boot(broker)
+    middleware.take_over(broker)
     return middleware
 
 
@@ -37,6 +37,6 @@ def bridge_of(broker: Broker) -> Bridge:
     """Return a broker's bridge, ready to replay its dead letters; raises ConfigurationError."""
     for middleware in broker.middleware:
         if isinstance(middleware, OJSRetries):
-            middleware.after_process_boot(broker)
+            middleware.take_over(broker)
             return middleware.bridge
     raise ConfigurationError(f"broker: {broker!r} has no bridge: add the middleware OJSRetries to it")

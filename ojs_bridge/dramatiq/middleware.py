@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import threading
 from typing import Any
 
@@ -67,7 +66,7 @@ class OJSRetries(Retries):
         self._holding = Holding()
         self._processing = Processing(self._engine, self.actors, self._holding)
         self._watches: dict[Any, Watch] = {}
-        self._swapped = False
+        self._swapped = self._is_program = False
         #: The job that a thread sends, and the context in which instruments are told of it.
         self._sending = threading.local()
 
@@ -82,26 +81,27 @@ class OJSRetries(Retries):
 
     def before_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         """Resolve the policy of an actor; an invalid one is an error where the actor is declared."""
-        self._take_over(broker)
+        self.take_over(broker)
         self.actors.declare(actor)
 
     def after_declare_actor(self, broker: Broker, actor: Actor[..., Any]) -> None:
         """Resolve the policy of an actor that was declared before this middleware was added."""
-        self._take_over(broker)
+        self.take_over(broker)
         if actor.actor_name not in self.actors:
             self.actors.declare(actor)
 
     def after_declare_queue(self, broker: Broker, queue_name: str) -> None:
         """Take the place of the stock `Retries` as soon as the broker is known."""
-        self._take_over(broker)
+        self.take_over(broker)
 
     def after_process_boot(self, broker: Broker) -> None:
-        """Take the place of the stock `Retries` if no queue was declared before."""
-        self._take_over(broker)
+        """Take note that this is a process of Dramatiq's program; its worker begins later."""
+        self._is_program = True
+        self.take_over(broker)
 
     def before_worker_boot(self, broker: Broker, worker: Any) -> None:
         """Check the set-up, and wrap the broker's consumers; raises BootError."""
-        self._take_over(broker)
+        self.take_over(broker)
         self._check(broker)
         count_members_once(broker)
         wrap(broker)
@@ -114,11 +114,9 @@ class OJSRetries(Retries):
         self.bridge.start()
 
     def _try_store(self) -> None:
-        # Dramatiq's program forks its workers; that of a test is in the process of the test.
-        is_program = multiprocessing.parent_process() is not None
         dead_queue = "the broker's own dead queues (.XQ), which forget them in time"
         try:
-            self._engine.try_store(dead_queue, is_program=is_program)
+            self._engine.try_store(dead_queue, is_program=self._is_program)
         except ConfigurationError as error:
             raise BootError(str(error)) from None
 
@@ -190,7 +188,7 @@ class OJSRetries(Retries):
         if not self._processing.end(broker, message, exception):
             super().after_process_message(broker, message, result=result, exception=exception)
 
-    def _take_over(self, broker: Broker) -> None:
+    def take_over(self, broker: Broker) -> None:
         """Take the place of the stock `Retries` once; other middleware is placed relative to it."""
         if self._swapped:
             return
