@@ -173,11 +173,10 @@ class Bridge:
     def _chores(self) -> tuple[Chore, ...]:
         seconds = PRUNE_PERIOD.total_seconds()
         prune = Chore("pruning", seconds, self.dead_letters.prune_once_a_period)
-        forget = Chore("old rates", seconds, self.engine.forget_rates)
         replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.dead_letters.apply_replay_rules)
         index = Chore("indexes", INDEX_PERIOD.total_seconds(), Indexing(self.engine.context).once_a_period)
         beat = Chore("telling that this worker lives", BEAT.total_seconds(), Beat(self.engine.context).tell)
-        return prune, forget, replay, index, beat
+        return prune, replay, index, beat
 
     def stop(self) -> None:
         """End the scheduler, and let the listeners hear the last events."""

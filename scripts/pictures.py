@@ -28,7 +28,7 @@ def title_of(source: str) -> str:
 
 def picture_of(source: str) -> Path:
     """Return the path of a diagram's picture."""
-    name = re.sub(r"[^a-z]+", "-", title_of(source).lower())
+    name = re.sub(r"[^a-z0-9]+", "-", title_of(source).lower())
     return DOCS / "pictures" / f"{name}.svg"
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     """Draw the pictures that are not drawn, or drawn from another text."""
     texts = (path.read_text("utf-8") for path in DOCS.rglob("*.md"))
     wanted = [source for text in texts for source in DIAGRAM.findall(text) if not is_drawn(source)]
-    for source, svg in zip(wanted, drawn(wanted), strict=True):
+    for source, svg in zip(wanted, drawn(wanted) if wanted else (), strict=True):
         picture_of(source).write_text(f"{svg}{mark_of(source)}\n", "utf-8")
         print(f"drew {picture_of(source).name}")
 

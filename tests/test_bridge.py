@@ -39,7 +39,7 @@ def url(tmp_path: Path) -> str:
 def test_without_arguments_and_environment() -> None:
     """The bridge has the spec's default policy, no store and no listeners."""
     bridge = Bridge()
-    assert (bridge.store, bridge.settings.retry, bridge.engine.listened_to) == (None, None, False)
+    assert (bridge.store, bridge.settings.retry, bridge.settings.listeners) == (None, None, ())
     assert (bridge.engine.task().policy.max_attempts, bridge.engine.task().policy.on_exhaustion) == (
         3,
         "discard",
@@ -129,8 +129,8 @@ def test_an_invalid_argument(arguments: dict[str, Any], message: str) -> None:
 
 def test_listeners_may_be_any_iterable() -> None:
     """The bridge reads the iterable once."""
-    assert Bridge(listeners=(listener for listener in [print])).engine.listened_to  # type: ignore[arg-type]
-    assert not Bridge(listeners=(listener for listener in [])).engine.listened_to  # type: ignore[arg-type]
+    assert Bridge(listeners=(listener for listener in [print])).engine.context.events  # type: ignore[arg-type]
+    assert not Bridge(listeners=(listener for listener in [])).engine.context.events  # type: ignore[arg-type]
 
 
 @pytest.mark.requirement("RET-10")

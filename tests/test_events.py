@@ -381,7 +381,7 @@ def test_without_listeners_there_is_no_thread() -> None:
     before = {*threading.enumerate()}
     bridge = Bridge()
     bridge.engine.begin(JOB, JOB, bridge.engine.task())
-    assert not bridge.engine.listened_to
+    assert not bridge.engine.context.events
     assert bridge.flush()
     assert {*threading.enumerate()} <= before
 

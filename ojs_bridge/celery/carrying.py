@@ -152,7 +152,7 @@ class Conclusion:
         wire, options = self._asked_for()
         # Nobody is told of a postponement: Celery itself would hold the message.
         told = onward.decision is not None
-        self._engine.insist(
+        self._engine.context.insist(
             lambda: sending.publish(
                 *(self._task.app, wire, self._headers, self._engine.now()),
                 due=onward.at,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from typing_extensions import assert_never
 
@@ -28,8 +28,6 @@ from .reservations import Reservations, TakenOver, was_lost
 from .runs import Postpone, Refuse, Run
 
 logger = logging.getLogger("ojs_bridge")
-
-T = TypeVar("T")
 
 #: The kinds of brokers that only tests use, and after how many seconds a test has waited for long.
 IN_MEMORY = frozenset({"memory", "stub"})
@@ -240,7 +238,7 @@ class Carrying:
     def _write(self, begun: Run | Refuse | Postpone, write: Callable[[Settle | None], bool]) -> None:
         """Write to the store how a run ends, and settle its reservation in the same step."""
         if not isinstance(begun, Run) or begun.reservation is None:
-            self.insist(lambda: write(None))
+            self.context.insist(lambda: write(None))
         elif not self._reservations.settle_with(begun, write):
             raise TakenOver(begun.job)
 
@@ -248,10 +246,6 @@ class Carrying:
         if self.store is None:
             raise StoreError("this bridge has no store")
         return self.store
-
-    def insist(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...] = (StoreError,)) -> T:
-        """Run an operation on the store or the broker under the bridge's `storage_retry`."""
-        return self.context.insistence.run(operation, retry_on)
 
     def at_once(self) -> AbstractContextManager[None]:
         """Have this thread try each operation once, because it must not wait."""
@@ -341,10 +335,6 @@ class Carrying:
         if self._rates:
             self._rates.close(seconds)
         return self._events.flush(deadline - time.monotonic())
-
-    def forget_rates(self) -> None:
-        """Delete the rates that were kept long enough; workers call it. Raises StoreError."""
-        self._needed().forget_rates(self.now())
 
     def now(self) -> datetime:
         """Return the time, in UTC."""

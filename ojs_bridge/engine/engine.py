@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from datetime import timedelta
-from typing import TypeVar
 
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible, StoreError
 from ..spec.backoff import Rng
@@ -47,8 +46,6 @@ logger = logging.getLogger("ojs_bridge")
 #: How many seconds the clocks of a worker and its store may differ before a worker says so.
 MAX_SKEW = 2.0
 
-T = TypeVar("T")
-
 
 class Engine(Carrying):
     """The retry semantics of one bridge, for the adapters.
@@ -68,10 +65,8 @@ class Engine(Carrying):
         fail_open: bool,
     ) -> None:
         super().__init__(context, reservation, park_after, fail_open=fail_open)
-        #: Whether anybody listens to events.
-        self.listened_to = bool(context.events)
         #: Whether nobody needs to know that a job has begun.
-        self.is_silent = context.store is None and not self.listened_to
+        self.is_silent = context.store is None and not context.events
         self._retry = retry
         self._errors = errors
         self._budget = budget

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-from ..operations.letters import Kind
-from ..store import Page, ParkedPage, Stats, matches
+from ..operations.letters import AnyPage, Kind
+from ..store import Stats, matches
 from .answers import invalid
 from .requests import Paging
 from .shapes import Pagination
 
-AnyPage = TypeVar("AnyPage", Page, ParkedPage)
 #: Reads a page: so many entries, after a cursor.
 Read: TypeAlias = Callable[[int, str | None], AnyPage]
 

@@ -174,7 +174,8 @@ class Audit:
         """Change the record of an operation that has ended; the log has what cannot be written."""
         try:
             found = self._store.get_document(KIND, record_id)
-        except StoreError:
+        except StoreError as error:
+            logger.warning("record %s: the action is %s, count %d; %s", record_id, outcome, count, error)
             found = None
         if found is not None:
             record = replace(_read(found), outcome=outcome, count=count)

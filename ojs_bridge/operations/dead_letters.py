@@ -120,11 +120,9 @@ class DeadLetters:
         (where, text), changes = self._until_now(kind), override_of(override or {})
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
-        told = _counting(progress)
         with self._recording("dead_letter.replay", kind, changes=changed(override or {})) as entry:
-            done = self.replayer().many(self._pages(where, text), changes, rate=rate, told=told)
-            entry.count = done.succeeded
-        return done
+            told = _counting(progress, entry)
+            return self.replayer().many(self._pages(where, text), changes, rate=rate, told=told)
 
     def why_not(self, letter: Letter) -> str | None:
         """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
@@ -160,9 +158,7 @@ class DeadLetters:
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
         with self._recording("dead_letter.delete", kind) as entry:
-            done = self.purge_pages(self._pages(where, text), _counting(progress))
-            entry.count = done.succeeded
-        return done
+            return self.purge_pages(self._pages(where, text), _counting(progress, entry))
 
     def purge_pages(self, pages: Iterable[Sequence[Letter]], told: Callable[[Bulk], object]) -> Bulk:
         """Delete pages of letters; `told` is called with the outcome so far."""
@@ -223,9 +219,9 @@ class DeadLetters:
         """
         letters = [loaded(n, line) for n, line in enumerate(lines, 1) if line.strip()]
         with self._audit.recording("dead_letter.import") as entry:
-            for letter in letters:
+            entry.count = 0
+            for entry.count, letter in enumerate(letters, 1):
                 self._store.bury(letter)
-            entry.count = len(letters)
         return len(letters)
 
     def prune(self) -> int:
@@ -296,8 +292,7 @@ class DeadLetters:
     def pages(self, kind: Kind, cursor: str | None) -> Iterator[tuple[Sequence[Letter], str | None]]:
         """Yield pages of letters as they are stored, the oldest first, each with the cursor after it."""
         where, text = self._until_now(kind)
-
-        yield from self._paged(where, text, cursor)
+        return self._paged(where, text, cursor)
 
     def pages_of_ids(
         self, ids: Sequence[str], cursor: str | None
@@ -331,10 +326,8 @@ class DeadLetters:
         oldest_first: bool = False,
     ) -> Page:
         """Return a page of stored letters; some may lack the text."""
-        if text is None:
-            return self._store.list(where, limit=limit, cursor=cursor, oldest_first=oldest_first)
-        text = text.casefold()
-        return self._store.search(where, text, limit=limit, cursor=cursor, oldest_first=oldest_first)
+        text = None if text is None else text.casefold()
+        return self._store.list(where, limit=limit, cursor=cursor, oldest_first=oldest_first, text=text)
 
     def _page(self, where: LetterFilter, text: str | None, limit: int, cursor: str | None) -> Page:
         if text is None:
@@ -364,5 +357,13 @@ class DeadLetters:
         return needed(self._context.store, "dead letters")
 
 
-def _counting(progress: Callable[[int], object] | None) -> Callable[[Bulk], object]:
-    return lambda done: progress and progress(done.matched)
+def _counting(progress: Callable[[int], object] | None, entry: Entry) -> Callable[[Bulk], object]:
+    """Return a function that tells the audit, and the caller, of the progress."""
+    entry.count = 0
+
+    def told(done: Bulk) -> None:
+        entry.count = done.succeeded
+        if progress:
+            progress(done.matched)
+
+    return told

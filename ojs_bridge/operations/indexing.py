@@ -1,4 +1,4 @@
-"""A chore of the workers: groups for letters of earlier releases, and what letters say, for searches."""
+"""A chore of the workers: it groups letters of earlier releases, and indexes the texts of all letters."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ class Indexing:
         self._store = needed(context.store, "dead letters")
 
     def once_a_period(self) -> None:
-        """Do so on a thread, unless another worker of the fleet does in this period."""
+        """Start `work` on a thread. Only one worker of the fleet starts it in a period."""
         begin = threading.Thread(target=self._safely, name="ojs-indexing", daemon=True).start
         once_a_period(self._store, "indexes", PERIOD, self._context.clock, begin)
 
     def work(self) -> int:
-        """Do so now, for four minutes at most; return how many letters were grouped.
+        """Group and index letters for four minutes at most; return how many were grouped.
 
-        It may be broken off at any time, and begun again. Others, which may wait for the store, have half of
-        the time.
+        The work may stop at any time and go on later. It pauses for as long as each batch took.
         """
         ends = time.monotonic() + WORKED.total_seconds()
         grouped = _through(self._store.group_older(), ends)
@@ -56,7 +55,7 @@ class Indexing:
             logger.exception("dead letters were not all grouped and indexed this time")
 
     def _text_of(self, letter: Letter) -> str | None:
-        """Return what a letter says to those that see all, and to those that see it redacted."""
+        """Return the text of a letter, followed by its redacted text."""
         redactor = self._context.redactor
         try:
             texts = [said(letter), said(shown(letter, redactor))] if redactor else [said(letter)]

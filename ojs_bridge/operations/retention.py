@@ -101,6 +101,7 @@ class Pruner:
     def _prune_and_forget(self) -> int:
         for kind, kept in RECORDS.items():
             self._store.forget_documents(kind, before=self._clock() - kept)
+        self._store.forget_rates(self._clock())
         return self.prune()
 
     def _enforce(self, where: LetterFilter, limits: Retention) -> int:

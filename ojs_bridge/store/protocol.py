@@ -243,24 +243,18 @@ class Store(Parking, Reserving, Shadowing, Documenting, Rating, Protocol):
         """Delete the kept entries of a job."""
 
     def list(
-        self, where: LetterFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
-    ) -> Page:
-        """Return a page of dead letters; raises ValueError for a cursor that no page gave out."""
-
-    def search(
         self,
         where: LetterFilter,
-        text: str,
-        /,
         *,
         limit: int,
         cursor: str | None,
         oldest_first: bool = False,
+        text: str | None = None,
     ) -> Page:
-        """Return a page of dead letters that may have a text; it is casefolded, as `index_texts` has them.
+        """Return a page of dead letters; raises ValueError for a cursor that no page gave out.
 
-        Some that lack the text are left out, in SQL most of them. A page may be short, or empty, and still
-        have a cursor. Raises ValueError as `list` does.
+        The SQL stores leave out most letters that lack the text; it is casefolded, as `index_texts` has them.
+        Then a page may be short, or empty, and still have a cursor.
         """
 
     def cursor_after(self, letter: Letter) -> str:
@@ -309,7 +303,7 @@ class Store(Parking, Reserving, Shadowing, Documenting, Rating, Protocol):
         """
 
     def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
-        """Write down what dead letters say, where `search` makes use of it; None for what is not known.
+        """Index the texts of dead letters for `list`; `text_of` returns None for a letter it cannot read.
 
         It yields and ends as `group_older` does.
         """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sa
@@ -18,7 +17,7 @@ from ojs_bridge.store.redis import RedisStore
 from ojs_bridge.store.redis.index import LOT
 from ojs_bridge.store.redis.server import Word
 from ojs_bridge.store.sql import groups as sql_groups
-from tests.servers import Postgres
+from tests.store.conftest import grant_to, run
 from tests.store.test_store import NOW, entry, ids, letter
 
 HOUR = timedelta(hours=1)
@@ -175,9 +174,7 @@ on conflict (namespace, id) do update set queue = excluded.queue, record = exclu
 
 def as_before(url: str) -> None:
     """Take from an SQL store what the release before did not have."""
-    with sa.create_engine(url).begin() as connection:
-        connection.execute(sa.text("drop index ojs_dead_letters_grouped"))
-        connection.execute(sa.text("alter table ojs_dead_letters drop column fingerprint"))
+    run(url, "drop index ojs_dead_letters_grouped", "alter table ojs_dead_letters drop column fingerprint")
 
 
 def bury_as_before(url: str, *letters: Letter) -> None:
@@ -227,21 +224,33 @@ def test_a_letter_that_the_release_before_has_replaced_leaves_its_old_group(
     ] == 1
 
 
+def test_many_letters_that_the_release_before_has_replaced_leave_together(sql_url: str) -> None:
+    """The groups are read anew once, not once for each letter."""
+    store = open_store(sql_url)
+    for n in range(60):
+        store.bury(died(f"j-{n}", n, "one error"))
+    bury_as_before(sql_url, *(died(f"j-{n}", 60 + n, "another error") for n in range(1, 60)))
+    asked = 0
+
+    def count(*_: object) -> None:
+        nonlocal asked
+        asked += 1
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", count)
+    try:
+        assert [group.count for group in groups(store)] == [1]
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", count)
+    assert asked < 40
+
+
 def test_a_role_that_may_create_nothing_goes_on_with_the_store_of_the_release_before(
-    postgres: Postgres, postgres_url: str, caplog: pytest.LogCaptureFixture
+    postgres_url: str, role: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It has neither rates nor documents nor groups, and the log says so once."""
     fill(open_store(postgres_url))
     as_before(postgres_url)
-    role = f"{urlsplit(postgres_url).path[1:]}_role"
-    with sa.create_engine(postgres_url).begin() as connection:
-        for statement in (
-            "drop table ojs_rates, ojs_documents, ojs_letter_texts",
-            f"create role {role} login",
-            "revoke create on schema public from public",
-            f"grant select, insert, update, delete on all tables in schema public to {role}",
-        ):
-            connection.execute(sa.text(statement))
+    run(postgres_url, "drop table ojs_rates, ojs_documents, ojs_letter_texts", grant_to(role))
     store = open_store(postgres_url.replace("ojs@", f"{role}@"))
     for n in range(3):
         assert store.bury(died(f"d{n}", 4, "user 4 is slow"))
@@ -252,9 +261,6 @@ def test_a_role_that_may_create_nothing_goes_on_with_the_store_of_the_release_be
     assert sum(store.group_older()) == 0
     said = [record.message for record in caplog.records if "goes on without" in record.message]
     assert len(said) == 4, said
-    with sa.create_engine(postgres_url).begin() as connection:
-        connection.execute(sa.text(f"drop owned by {role}"))
-        connection.execute(sa.text(f"drop role {role}"))
 
 
 def test_letters_are_grouped_in_small_batches(sql_url: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sa
@@ -19,6 +18,7 @@ from ojs_bridge.operations.letters import said, says
 from ojs_bridge.spec.fingerprint import fingerprint
 from ojs_bridge.store import LetterFilter, Store
 from ojs_bridge.store.sql import texts as sql_texts
+from tests.store.conftest import grant_to, run
 from tests.store.test_groups import bury_as_before, died
 from tests.store.test_store import NOW, ids
 
@@ -30,8 +30,8 @@ def found(store: Store, text: str, *, limit: int = 9, oldest_first: bool = False
     brought: list[str] = []
     cursor = None
     while True:
-        page = store.search(
-            LetterFilter(**where), text, limit=limit, cursor=cursor, oldest_first=oldest_first
+        page = store.list(
+            LetterFilter(**where), limit=limit, cursor=cursor, oldest_first=oldest_first, text=text
         )
         brought += [letter.id for letter in page.letters]
         cursor = page.next_cursor
@@ -129,7 +129,7 @@ def test_a_search_of_many_letters_is_many_short_ones(
     for n in range(11):
         store.bury(died(f"j-{n:02}", n // 3, "needle" if n in {0, 5, 6} else "hay"))
     assert indexed(store) == 11
-    first = store.search(LetterFilter(), "no such", limit=9, cursor=None, oldest_first=oldest_first)
+    first = store.list(LetterFilter(), limit=9, cursor=None, oldest_first=oldest_first, text="no such")
     assert (first.letters, first.next_cursor is None) == ((), False)
     wanted = ["j-00", "j-05", "j-06"]
     for limit in (1, 2, 9):
@@ -137,20 +137,15 @@ def test_a_search_of_many_letters_is_many_short_ones(
         assert brought == (wanted if oldest_first else wanted[::-1])
 
 
-@pytest.fixture
-def role(postgres_url: str) -> Iterator[str]:
-    """A role of PostgreSQL that may create nothing."""
-    role = f"{urlsplit(postgres_url).path[1:]}_role"
-    run(postgres_url, f"create role {role} login", "revoke create on schema public from public")
-    yield role
-    run(postgres_url, f"drop owned by {role}", f"drop role {role}")
-
-
-def run(url: str, *statements: str) -> None:
-    """Run statements."""
-    with sa.create_engine(url).begin() as connection:
-        for statement in statements:
-            connection.execute(sa.text(statement))
+def test_the_text_of_a_letter_that_is_gone_goes_too(sql_url: str) -> None:
+    """A worker of an earlier release deletes the letter alone."""
+    store = open_store(sql_url)
+    for letter_id in "abcd":
+        store.bury(died(letter_id, 0))
+    indexed(store)
+    run(sql_url, "delete from ojs_dead_letters where id in ('b', 'd')")
+    assert indexed(store) == 0
+    assert texts_of(sql_url).keys() == {"a", "c"}
 
 
 @pytest.mark.parametrize(
@@ -163,8 +158,7 @@ def test_a_role_that_may_not_use_the_index_uses_the_store(postgres_url: str, rol
     for letter_id in "abc":
         store.bury(died(letter_id, 0, "needle"))
     indexed(store)
-    rights = f"grant select, insert, update, delete on all tables in schema public to {role}"
-    run(postgres_url, rights, poor.format(role))
+    run(postgres_url, grant_to(role), poor.format(role))
     store = open_store(postgres_url.replace("ojs@", f"{role}@"))
     assert store.bury(died("a", 0, "needle again"))
     claimed = store.claim(["b"], now=NOW, seconds=9)

@@ -46,19 +46,6 @@ class RedisLetters:
             words += settle_words(settle)
         return bool(self._redis.run("bury", keys, words))
 
-    def search(
-        self,
-        where: LetterFilter,
-        _text: str,
-        /,
-        *,
-        limit: int,
-        cursor: str | None,
-        oldest_first: bool = False,
-    ) -> Page:
-        """Return a page, whatever its letters say."""
-        return self.list(where, limit=limit, cursor=cursor, oldest_first=oldest_first)
-
     def index_texts(self, _text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
         """Write nothing."""
         return iter(())
@@ -83,7 +70,13 @@ class RedisLetters:
         self._redis.ask("DEL", self._kept(job_id))
 
     def list(
-        self, where: LetterFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
+        self,
+        where: LetterFilter,
+        *,
+        limit: int,
+        cursor: str | None,
+        oldest_first: bool = False,
+        text: str | None = None,  # noqa: ARG002 - Redis has no index of texts
     ) -> Page:
         """Return a page, newest first. A cursor names a letter, so that new letters do not shift the page."""
         found, more = self._index(where).page(

@@ -17,28 +17,31 @@ _IS_BUILDING = sa.text(
     "SELECT count(*) FROM pg_stat_progress_create_index"
     " WHERE relid = to_regclass(:table) AND datname = current_database()"
 )
-_MAY_READ = sa.text("SELECT has_table_privilege(to_regclass(:table), 'SELECT')")
+_MAY_USE = sa.text(
+    "SELECT bool_and(has_table_privilege(to_regclass(:table), word))"
+    " FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS word"
+)
 _IS_VALID = sa.text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:index)")
 
 
 def missing(connection: Connection) -> list[str]:
     """Return the names of the tables that are missing, and that of the fingerprint's column if it is.
 
-    A table that this role may not read is missing to it.
+    A table that this role may not read and write is missing to it.
     """
     inspector = sa.inspect(connection)
     columns = {each["name"] for each in inspector.get_columns(letters.name)}
     tables = [
         table.name
         for table in LATER
-        if not (inspector.has_table(table.name) and _may_read(connection, table.name))
+        if not (inspector.has_table(table.name) and _may_use(connection, table.name))
     ]
     return tables if FINGERPRINT.name in columns else [*tables, FINGERPRINT.name]
 
 
-def _may_read(connection: Connection, table: str) -> bool:
+def _may_use(connection: Connection, table: str) -> bool:
     return connection.dialect.name != "postgresql" or bool(
-        connection.execute(_MAY_READ, {"table": table}).scalar()
+        connection.execute(_MAY_USE, {"table": table}).scalar()
     )
 
 

@@ -1,4 +1,4 @@
-"""What dead letters say, beside them: a search then reads no record that surely lacks its text."""
+"""An index of the texts of dead letters. With it, a search reads no letter that lacks the text."""
 
 from __future__ import annotations
 
@@ -32,20 +32,19 @@ _RECORDS = sa.select(_c.id, _c.discarded_ms, _c.record)
 class SQLTexts(SQLGroups):
     """The part of a store that searches dead letters for a text."""
 
-    def search(
+    def list(
         self,
         where: LetterFilter,
-        text: str,
-        /,
         *,
         limit: int,
         cursor: str | None,
         oldest_first: bool = False,
+        text: str | None = None,
     ) -> Page:
-        """Return a page without letters that lack the text; it ends after 20,000 letters at the latest."""
+        """Return a page of letters that may have the text. One page searches at most 20,000 letters."""
         self._get_ready()
-        if not self._has(texts.name):
-            return self.list(where, limit=limit, cursor=cursor, oldest_first=oldest_first)
+        if text is None or not self._has(texts.name):
+            return super().list(where, limit=limit, cursor=cursor, oldest_first=oldest_first)
         newest = not oldest_first
         kind = _LISTED.where(*self._matching(where))
         with self._statement() as connection:
@@ -57,8 +56,9 @@ class SQLTexts(SQLGroups):
         return Page(tuple(each for each in found if where.group in (None, each.group)), more or end)
 
     def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
-        """Write the texts of letters that have none, the newest first."""
+        """Delete the texts of letters that are gone; write those that are missing, the newest first."""
         self._get_ready()
+        yield from self._forget_strays()
         ours, cursor = _LISTED.where(_c.namespace == self._namespace), None
         while self._has(texts.name):
             with self._statement() as connection:
@@ -72,20 +72,35 @@ class SQLTexts(SQLGroups):
             yield 0
             cursor = end
 
+    def _forget_strays(self) -> Iterator[int]:
+        """Delete texts without a letter, as a worker of an earlier release leaves them."""
+        ours, after = sa.select(_t.id).where(_t.namespace == self._namespace).order_by(_t.id), ""
+        has_letter = sa.exists().where(_c.namespace == _t.namespace, _c.id == _t.id)
+        while self._has(texts.name):
+            with self._statement() as connection:
+                end = connection.execute(ours.where(_t.id > after).offset(SEARCHED - 1).limit(1)).scalar()
+                here = (_t.id > after, *(() if end is None else (_t.id <= end,)))
+                strays = connection.scalars(ours.where(*here, ~has_letter)).all()
+            self._forget_texts(strays)
+            if end is None:
+                return
+            yield 0
+            after = end
+
     def _index(self, letter_ids: Sequence[str], text_of: Callable[[Letter], str | None]) -> int:
         told = [self._told(row, text_of) for row in self._records(letter_ids)]
         if told:
-            # In the order of their ids no two writers wait for each other.
+            # All writers go by the order of the ids, so that no two block each other.
             with self._transaction() as connection:
                 _WRITE.all(connection, sorted(told, key=lambda row: str(row["id"])))
         return len(told)
 
-    def _records(self, letter_ids: Sequence[str]) -> list[Any]:
-        found = list[Any]()
+    def _records(self, letter_ids: Sequence[str]) -> Sequence[Any]:
+        found: Sequence[Any] = ()
         for batch in batches(letter_ids):
             ours = sa.and_(_c.namespace == self._namespace, _c.id.in_(batch))
             with self._statement() as connection:
-                found += connection.execute(_RECORDS.where(ours)).all()
+                found = [*found, *connection.execute(_RECORDS.where(ours))]
         return found
 
     def _told(self, row: Any, text_of: Callable[[Letter], str | None]) -> Mapping[str, Any]:
@@ -97,7 +112,7 @@ class SQLTexts(SQLGroups):
         return {"namespace": self._namespace, "id": row.id, "discarded_ms": row.discarded_ms, "text": text}
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
-        """Write a letter as `SQLLetters` does; an imported one may have the time of the one it replaces."""
+        """Write a letter; an imported one may have the time of the letter that it replaces."""
         buried = super().bury(letter, settle)
         if settle is None:
             self._forget_texts([letter.id])
