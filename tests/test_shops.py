@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +36,25 @@ def test_the_tests_of_a_shop_pass(
         monkeypatch.setenv(variable, value)
     said = pytest_in(folder)
     assert f"{tests} passed" in said, said
+
+
+@pytest.mark.parametrize("name", ["django_shop", "django_dramatiq_shop"])
+def test_the_tests_of_a_shop_on_django_pass(tmp_path: Path, name: str) -> None:
+    """Django's own test runner runs them, within the transaction of its TestCase."""
+    pytest.importorskip("django_dramatiq")
+    folder = tmp_path / name
+    shutil.copytree(EXAMPLES / name, folder, ignore=shutil.ignore_patterns("__pycache__", "*.db", "order-*"))
+    environment = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run(
+        [sys.executable, "manage.py", "test"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Ran 2 tests" in done.stderr
 
 
 def test_all_shops_have_the_same_bank() -> None:
