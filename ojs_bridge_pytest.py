@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     """Say what the marker is for."""
     config.addinivalue_line(
-        "markers", "ojs(jitter, store): arguments of virtual_time for the fixture `ojs`, such as a seed"
+        "markers", "ojs(jitter): arguments of virtual_time for the fixture `ojs`: the seed of its jitter"
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 
-from .config.settings import settings_of
+from .config.settings import Settings, settings_of
 from .engine.context import Context
 from .engine.engine import Engine
 from .engine.events import Dispatcher, Listener
@@ -79,8 +79,7 @@ class Bridge:
         storage_retry: StorageRetry = INSISTING,
         polling_retry: StorageRetry = POLLING,
     ) -> None:
-        #: The settings as they were found.
-        self.settings = settings_of(
+        settings = settings_of(
             store=store,
             namespace=namespace,
             retry=retry,
@@ -93,18 +92,6 @@ class Bridge:
             fail_open=fail_open,
             retention=retention,
         )
-        self.store = self.settings.store
-        #: For the adapters.
-        self.engine = self._engine(storage_retry, redact)
-        self._polling = polling_retry
-        rules = checked(replay_rules)
-        self.dead_letters = DeadLetters(self.engine.context, self.settings.retention, rules)
-        self.broker_letters = BrokerLetters(self.engine.context)
-        self.retries = ParkedRetries(self.engine.context)
-        self.operations = Operations(self.engine.context, self.dead_letters, self.retries)
-
-    def _engine(self, storage_retry: StorageRetry, redact: Redaction | None) -> Engine:
-        settings = self.settings
         context = Context(
             settings.store,
             self._now,
@@ -113,7 +100,22 @@ class Bridge:
             Dispatcher(settings.listeners),
             Redactor(redact),
         )
-        return Engine(
+        self._polling = polling_retry
+        self._assemble(settings, context, checked(replay_rules), Engine)
+
+    def _assemble(
+        self,
+        settings: Settings,
+        context: Context,
+        rules: tuple[ReplayRule, ...],
+        engine: Callable[..., Engine],
+    ) -> None:
+        """Make the parts of the bridge; a test makes them of other settings, and with its own engine."""
+        #: The settings as they were found.
+        self.settings = settings
+        self.store = settings.store
+        #: For the adapters.
+        self.engine = engine(
             context,
             retry=settings.retry,
             errors=settings.errors,
@@ -122,6 +124,11 @@ class Bridge:
             park_after=settings.park_after,
             fail_open=settings.fail_open,
         )
+        self._rules = rules
+        self.dead_letters = DeadLetters(context, settings.retention, rules)
+        self.broker_letters = BrokerLetters(context)
+        self.retries = ParkedRetries(context)
+        self.operations = Operations(context, self.dead_letters, self.retries)
 
     def _now(self) -> datetime:
         return datetime.now(timezone.utc)

@@ -55,6 +55,7 @@ _REQUEST, _STATE = "celery.worker.request:Request", "celery.worker.state"
 _CONSUMER = "celery.worker.consumer.consumer:Consumer"
 _AMQP, _CONNECTION = "celery.app.amqp:AMQP", "kombu.connection:Connection"
 _CHANNEL, _QOS = "kombu.transport.redis:Channel", "kombu.transport.redis:QoS"
+_MEMORY = "kombu.transport.memory:Channel"
 
 # Apps and tasks
 tasks = minor("_tasks", _APP, "look a task up while its app is not finalized")
@@ -202,3 +203,9 @@ _testing = partial(minor, only=TESTING)
 app_pool = _testing("_pool", _APP, "keep in memory what a test sends")
 producer_pool = _testing("_producer_pool", _AMQP, "keep in memory what a test sends")
 current_apps = _testing("_tls", "celery._state", "have the app of a test be the current app for a while")
+default_app = _testing("default_app", "celery._state", "find the app of a test")
+tracer = _testing("__trace__", _TASK, "have a task's result kept in memory")
+limit_task = _testing("_limit_task", _CONSUMER, "stand in a test for a worker's consumer")
+limit_post_eta = _testing("_limit_post_eta", _CONSUMER, "stand in a test for a worker's consumer")
+put = _testing("_put", _MEMORY, "note the order of the messages of a test")
+put_fanout = _testing("_put_fanout", _MEMORY, "note the order of the messages of a test")

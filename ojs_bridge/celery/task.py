@@ -226,11 +226,11 @@ def _is_outside(outside: Outside | None, request: Any) -> bool:
 
 def autoretrying_outside(task: Task) -> Callable[..., Any]:
     """Return a task's `run`, whose `autoretry_for` works unless the bridge runs the job."""
-    plain, autoretrying = compat.orig_run(task), task.run
+    autoretrying = task.run
 
-    @functools.wraps(plain)
+    @functools.wraps(compat.orig_run(task))
     def run(*args: Any, **kwargs: Any) -> Any:
-        return (plain if run_of(task.request) else autoretrying)(*args, **kwargs)
+        return (compat.orig_run(task) if run_of(task.request) else autoretrying)(*args, **kwargs)
 
     return run
 

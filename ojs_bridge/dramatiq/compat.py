@@ -106,7 +106,8 @@ inactivity_timeout = minor(
     only=RABBITMQ,
 )
 
-# StubBroker
+# StubBroker, and tests
+global_broker = _stub("global_broker", "dramatiq.broker", "find the broker of a test")
 dead_letters_by_queue = _stub(
     "dead_letters_by_queue", f"{STUB}:StubBroker", "show and replay dead letters in unit tests"
 )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 from typing_extensions import assert_never
 
@@ -20,7 +20,6 @@ from ..store import Settle, Store
 from . import events
 from .context import Context
 from .harmless import Harmless
-from .heartbeat import Heartbeat
 from .keeping import letter_of, parked_of
 from .ports import Ended, Onward, Outlet
 from .rates import Rates
@@ -46,8 +45,6 @@ class NotCarried(Exception):
 class Carrying:
     """Carries out the decisions about the runs of one bridge, and settles the runs."""
 
-    heart: ClassVar[type[Heartbeat]] = Heartbeat
-
     def __init__(
         self, context: Context, reservation: timedelta, park_after: timedelta, *, fail_open: bool
     ) -> None:
@@ -61,12 +58,7 @@ class Carrying:
         self._surely_held = reservation.total_seconds()
         self._rates = Rates(context.store, context.clock, park_after) if context.store else None
         self._reservations = Reservations(
-            context.store,
-            context.insistence,
-            reservation,
-            context.clock,
-            fail_open=fail_open,
-            heart=self.heart,
+            context.store, context.insistence, reservation, context.clock, fail_open=fail_open
         )
 
     def carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet) -> None:

@@ -143,10 +143,6 @@ class Heartbeat:
         self.start()
         self._done.append((time.monotonic(), reservation))
 
-    def lose(self) -> None:
-        """Hold nothing any more; what comes is held under another name."""
-        self._pid = 0
-
     def close(self) -> None:
         """Settle and release the reservations that still have to be; those that are held run out."""
         if self._pid == os.getpid():

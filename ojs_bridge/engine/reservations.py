@@ -176,11 +176,6 @@ class Reservations:
         self._store.reserve(proof, publication="", holder="proof", mark=proof.key, now=now, until=until)
         self._store.release(Settle(proof, "proof", now))
 
-    def lose(self) -> None:
-        """Hold no reservation any more, as a worker that has died; the next one has another holder."""
-        if self._heart:
-            self._heart.lose()
-
     def close(self) -> None:
         """Settle and release the reservations that still have to be; raises StoreError."""
         if self._heart:

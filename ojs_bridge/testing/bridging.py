@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 from ..bridge import Bridge
 from ..engine.context import Context
@@ -15,13 +17,13 @@ from ..engine.engine import Engine
 from ..engine.events import Dispatcher, Event
 from ..engine.heartbeat import Heartbeat
 from ..engine.history import History
-from ..engine.redaction import Redaction
+from ..engine.reservations import Reservations
 from ..engine.runs import Begun, Run
-from ..engine.storage_retry import StorageRetry
 from ..spec.decision import Decision
 from ..spec.job import Job
-from ..spec.policy import PartialPolicy
-from ..store import Store
+from ..store import MEMORY, Store, open_store
+
+logger = logging.getLogger("ojs_bridge")
 
 #: The parts of a bridge that other objects may know: an adapter, or a user's module.
 _PARTS = ("engine", "dead_letters", "broker_letters", "retries", "operations")
@@ -50,7 +52,7 @@ class Clock:
 
 
 class WorkerDied(BaseException):
-    """Ends an attempt as the death of its worker does: nothing of it is carried out."""
+    """Ends an attempt like the death of its worker: the bridge carries nothing out."""
 
 
 class _StillHeart(Heartbeat):
@@ -63,10 +65,18 @@ class _StillHeart(Heartbeat):
 class VirtualEngine(Engine):
     """The engine of a bridge under virtual time; it counts runs, and lets workers die."""
 
-    heart = _StillHeart
-
     def __init__(self, context: Context, *, jitter: int | None, **settings: Any) -> None:
         super().__init__(context, **settings)
+        self._hold_anew = partial(
+            Reservations,
+            context.store,
+            context.insistence,
+            settings["reservation"],
+            context.clock,
+            fail_open=settings["fail_open"],
+            heart=_StillHeart,
+        )
+        self.revive()
         self._hints = False
         self._has_jitter = jitter is not None
         self._rng = random.Random(jitter)
@@ -76,8 +86,6 @@ class VirtualEngine(Engine):
         self.deaths = 0
         #: Called with the time at which each retry is due that was parked.
         self.parked_until: Callable[[datetime], object] = id
-        #: Whether the worker of the present run has died.
-        self.is_dead = False
 
     def begin(self, *args: Any, **options: Any) -> Begun:
         """Begin a job; raises WorkerDied for a run whose worker is to die."""
@@ -108,70 +116,59 @@ class VirtualEngine(Engine):
         raise WorkerDied
 
     def revive(self) -> None:
-        """Put another worker in the place of the dead one."""
+        """Put another worker in the place of the dead one, which holds no reservation."""
+        #: Whether the worker of the present run has died.
         self.is_dead = False
-        self._reservations.lose()
+        self._reservations = self._hold_anew()
 
 
 class Recorder(Dispatcher):
-    """Keeps every event, and calls the listeners at once."""
+    """Keeps every event, and calls the listeners at once, in the thread of the test."""
 
     def __init__(self, listeners: Sequence[Callable[[Event], object]]) -> None:
         super().__init__(listeners)
         self.events: list[Event] = []
+        #: The Ctrl-C, or the end of the test, that a listener has raised last.
+        self.raised: BaseException | None = None
 
     def __bool__(self) -> bool:
         return True
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Keep events, and tell the listeners of each."""
+        """Keep events, and call the listeners with each; raises what is more than an error of a listener."""
         for event in events:
             self.events.append(event)
-            self.tell(event)
+            for listener in self._listeners:
+                self._call(listener, event)
+
+    def _call(self, listener: Callable[[Event], object], event: Event) -> None:
+        try:
+            listener(event)
+        except Exception:
+            logger.exception("listener %r failed on %s of job %s", listener, event.type, event.subject)
+        except BaseException as error:
+            # A framework may take it for an error of the job: whoever has the job run raises it again.
+            self.raised = error
+            raise
 
 
 class VirtualBridge(Bridge):
-    """A bridge with the settings of another one, a clock of its own and another store."""
+    """A bridge with the settings of another one, a clock of its own and a store in memory."""
 
     engine: VirtualEngine
     store: Store
 
-    def __init__(self, like: Bridge, store: str | Store, clock: Clock, jitter: int | None) -> None:
-        self._like, self._clock, self._jitter = like.engine.context, clock, jitter
-        self.recorder = Recorder(like.settings.listeners)
-        settings = like.settings
-        super().__init__(
-            store,
-            cast("PartialPolicy | None", settings.retry),
-            settings.errors,
-            settings.listeners,
-            history=settings.history,
-            header_budget=settings.header_budget,
-            reservation=settings.reservation,
-            park_after=settings.park_after,
-            fail_open=settings.fail_open,
-            retention=settings.retention,
-        )
-
-    def _engine(self, storage_retry: StorageRetry, redact: Redaction | None) -> VirtualEngine:  # noqa: ARG002 - as Bridge calls it
-        settings = self.settings
+    def __init__(self, like: Bridge, clock: Clock, jitter: int | None) -> None:
+        settings = replace(like.settings, store=open_store(MEMORY))
+        self.recorder = Recorder(settings.listeners)
         context = replace(
-            self._like,
+            like.engine.context,
             store=settings.store,
-            clock=self._clock,
+            clock=clock,
             history=History(settings.store, settings.history, settings.header_budget),
             events=self.recorder,
         )
-        return VirtualEngine(
-            context,
-            jitter=self._jitter,
-            retry=settings.retry,
-            errors=settings.errors,
-            budget=settings.header_budget,
-            reservation=settings.reservation,
-            park_after=settings.park_after,
-            fail_open=settings.fail_open,
-        )
+        self._assemble(settings, context, like._rules, partial(VirtualEngine, jitter=jitter))
 
     def start(self) -> None:
         """Start no thread: parked retries are published when a test lets time pass."""
@@ -184,7 +181,10 @@ class VirtualBridge(Bridge):
 
 @contextmanager
 def turned_into(bridge: Bridge, other: VirtualBridge) -> Iterator[None]:
-    """Have a bridge, and all its parts, be another one for a while, for those who hold them, too."""
+    """Give a bridge and its parts the classes and the state of another bridge, until the block ends.
+
+    Objects that hold them then use the other bridge.
+    """
     pairs = [(bridge, other), *((getattr(bridge, part), getattr(other, part)) for part in _PARTS)]
     before = [(one, type(one), vars(one)) for one, _ in pairs]
     for one, another in pairs:

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..store import MEMORY, Store
 from .bridging import Clock, VirtualBridge, turned_into
 from .virtual import VirtualTime
 from .working import Agenda
@@ -18,28 +17,25 @@ _GIVE = "give it to virtual_time(...), or return it from a fixture `ojs_app`"
 
 
 @contextmanager
-def virtual_time(
-    target: Any = None, *, store: str | Store = MEMORY, jitter: int | None = None
-) -> Iterator[VirtualTime]:
+def virtual_time(target: Any = None, *, jitter: int | None = None) -> Iterator[VirtualTime]:
     """Run the jobs of a Celery app or a Dramatiq broker in a test, in memory, and without waiting.
 
-    Without a target it is the current Celery app or the global Dramatiq broker, whichever has a bridge. In
-    here the bridge of the app or broker has another store, and a clock that only the test moves; the broker
-    and the results are in memory. Afterwards everything is as it was. Delays have no jitter, or that of the
-    seed `jitter`. Raises ConfigurationError.
+    The target is by default the current Celery app or the global Dramatiq broker, if it has a bridge. Within
+    the block its bridge has a store in memory and a clock that only the test moves. The messages and the
+    results are in memory, too. After the block everything is as it was. Without a seed `jitter`, delays have
+    no jitter. Raises ConfigurationError.
     """
     adapter, target = _adapter(target)
     bridge, clock = adapter.bridge_of(target), Clock()
     if isinstance(bridge, VirtualBridge):
         raise ConfigurationError(f"virtual time: {target!r} is under virtual time already")
-    other, agenda = VirtualBridge(bridge, store, clock, jitter), Agenda(clock)
+    other, agenda = VirtualBridge(bridge, clock, jitter), Agenda(clock)
     try:
         with turned_into(bridge, other), adapter.worker_of(target, agenda) as worker:
             yield VirtualTime(other, clock, agenda, worker)
     finally:
         other.flush()
-        if store == MEMORY:
-            other.store.close()
+        other.store.close()
 
 
 def _adapter(target: Any) -> tuple[ModuleType, Any]:
@@ -49,7 +45,7 @@ def _adapter(target: Any) -> tuple[ModuleType, Any]:
     fitting = [(adapter, one) for adapter, one in found if isinstance(one, adapter.TARGET)]
     if len(fitting) == 1:
         [(adapter, one)] = fitting
-        return adapter, adapter.itself(one)
+        return adapter, one
     if target is not None:
         raise ConfigurationError(f"virtual time: {target!r} is neither a Celery app nor a Dramatiq broker")
     if fitting:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -12,10 +13,11 @@ from ..engine.retry_on import EVERY_FAILURE
 from ..engine.runs import Run, TaskPolicy
 from ..spec.decision import DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
 from ..spec.duration import spoken
-from ..spec.failures import ErrorMap, Failure, Outcome, outcome_of
+from ..spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, ErrorMap, Failure, Outcome, outcome_of
 from ..spec.job import Job
 from ..spec.policy import AnyPartial, RetryPolicy
 from .entering import adapters
+from .working import instance_of
 
 #: How an error turns into an outcome: a task's framework has rules of its own.
 Translation: TypeAlias = Callable[[BaseException, Run], Outcome]
@@ -104,21 +106,33 @@ def explain(
     """Explain what would happen to each attempt that fails with an error; nothing is run.
 
     `policy` is a policy, or a Celery task or Dramatiq actor under the bridge. `error` is an exception, its
-    class, or an error type such as `external.timeout`. Raises InvalidRetryPolicy, and TypeError for a task
-    that is not under the bridge.
+    class, or an error type such as `external.timeout` or `builtins.OSError`. Raises InvalidRetryPolicy, and
+    TypeError for a task that is not under the bridge.
     """
     task, translate = _settings_of(policy)
-    if isinstance(error, type):
-        error = error()
     run = Run(Job("", "", ""), task.policy, task, 0.0)
-    outcome = Failure(error) if isinstance(error, str) else translate(error, run)
+    known = _class_of(error) if isinstance(error, str) else error
+    outcome = translate(instance_of(known), run) if known else _failure(str(error), run)
     if outcome is None:
         raise TypeError(f"error: {error!r} is no failure")
     return Explanation(task.policy, tuple(_steps(task, outcome)))
 
 
+def _class_of(error_type: str) -> type[BaseException] | None:
+    """Return the exception class that has this error type, if its module is loaded."""
+    module, _, name = error_type.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def _failure(error_type: str, run: Run) -> Failure:
+    """Return the failure of an error type; a task may not ask to retry it, unless the worker was lost."""
+    is_lost = error_type in (VISIBILITY_TIMEOUT, WORKER_DEATH)
+    return Failure(error_type, final=None if is_lost else run.retry_on.rules_out(Exception()))
+
+
 def _settings_of(policy: Any) -> tuple[TaskPolicy, Translation]:
-    """Return the settings of a task, or of one with this policy."""
+    """Return the settings and the translation of a task; a plain policy becomes a task's settings."""
     for adapter in adapters():
         found = adapter.settings_of(policy)
         if found is not None:
@@ -157,7 +171,7 @@ class _Drawn:
 
 def _decided(task: TaskPolicy, outcome: Outcome, attempt: int, drawn: float | None) -> Decision:
     """Return the decision about an attempt with a number for its jitter; None is no jitter."""
-    policy = RetryPolicy.merge(task.policy, {"jitter": False}) if drawn is None else task.policy
+    policy = task.policy.model_copy(update={"jitter": False}) if drawn is None else task.policy
     capped = not task.keeps_waits(None)
     job = Job("", "", "", attempt)
     return decide(policy, job, outcome, now=_NOW, rng=_Drawn(drawn or 0.0), capped=capped)

@@ -14,7 +14,7 @@ Outcome: TypeAlias = Literal["completed", "discarded", "dead_letter", "cancelled
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a test. After a replay, all but its events tells of the replay alone."""
+    """A job of a test. After a replay, all fields but `events` describe the replay only."""
 
     id: str
     type: str

@@ -11,33 +11,26 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
-from functools import partial
+from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
 
-from celery import Celery, Task, _state, signals
+from celery import Celery, Task, signals
 from celery.backends.cache import CacheBackend
 from celery.concurrency.base import apply_target
 from celery.exceptions import InvalidTaskError, TaskRevokedError
-from celery.local import Proxy
 from celery.worker import state
 from celery.worker.consumer.consumer import Consumer
-from kombu import pools
+from kombu.common import Broadcast
 from kombu.connection import Connection
 from kombu.exceptions import ContentDisallowed, DecodeError
+from kombu.pools import connections, producers
 from kombu.transport import memory, virtual
 from kombu.utils.functional import LRUCache
 
 from ..bridge import Bridge
 from ..celery import compat
-from ..celery.attach import (
-    FRAMEWORK,
-    attach,
-    is_bridged,
-    is_prepared,
-    settle_success,
-    task_policy,
-)
+from ..celery.attach import FRAMEWORK, attach, is_bridged, is_prepared, settle_success, task_policy
 from ..celery.outcomes import task_outcome
 from ..engine.runs import Run, TaskPolicy
 from ..errors import ConfigurationError
@@ -47,26 +40,18 @@ from .working import Agenda, Handler
 
 logger = logging.getLogger("ojs_bridge")
 
-_TRACE, _RUN = "__trace__", "run"
-
-
 TARGET = Celery
 
 
 def current() -> Celery | None:
     """Return the current app if it has a bridge."""
-    app = compat.current_apps(_state).current_app or _state.default_app
+    app = compat.current_apps.find().current_app or compat.default_app.find()
     return app if app is not None and is_prepared(app) else None
-
-
-def itself(app: Any) -> Celery:
-    """Return the app behind a proxy, such as `celery.current_app`."""
-    found: Celery = compat.get_current_object(app)() if type(app) is Proxy else app
-    return found
 
 
 def bridge_of(app: Celery) -> Bridge:
     """Return an app's bridge; raises ConfigurationError."""
+    app = _behind_proxy(app)
     app.finalize()
     if not is_prepared(app):
         raise ConfigurationError(
@@ -74,6 +59,12 @@ def bridge_of(app: Celery) -> Bridge:
             "define its tasks with @ojs_task(app)"
         )
     return attach(app)
+
+
+def _behind_proxy(app: Celery) -> Celery:
+    """Return the app itself, also for a proxy such as `celery.current_app`."""
+    found: Celery = compat.get_current_object(app, lambda: app)()
+    return found
 
 
 def settings_of(task: Any) -> tuple[TaskPolicy, Callable[[BaseException, Run], Outcome]] | None:
@@ -93,10 +84,12 @@ def settings_of(task: Any) -> tuple[TaskPolicy, Callable[[BaseException, Run], O
 @contextmanager
 def worker_of(app: Celery, agenda: Agenda) -> Iterator[CeleryWorker]:
     """Keep all that an app sends in memory; yield the worker that takes it."""
+    app, apps = _behind_proxy(app), compat.current_apps.find()
     connection = Connection(transport=_transport())
     worker = CeleryWorker(app, connection, agenda)
     with ExitStack() as stack:
-        stack.enter_context(_current(app))
+        stack.callback(setattr, apps, "current_app", apps.current_app)
+        app.set_current()
         stack.enter_context(_in_memory(app, connection, agenda.clock))
         stack.enter_context(_traced_anew(app))
         if all(receiver is not settle_success for _, receiver in signals.task_postrun.receivers):
@@ -108,7 +101,7 @@ def worker_of(app: Celery, agenda: Agenda) -> Iterator[CeleryWorker]:
 
 
 class CeleryWorker:
-    """All that Celery's code asks of a worker and its consumer to handle a message; it has one place."""
+    """Stands for Celery's worker, consumer, pool and timer; it runs one task at a time."""
 
     framework = FRAMEWORK
     event_dispatcher = None
@@ -116,7 +109,6 @@ class CeleryWorker:
     disable_rate_limits = True
     hostname = f"ojs@{socket.gethostname()}"
     apply_eta_task = Consumer.apply_eta_task
-    _limit_task = _limit_post_eta = None
 
     def __init__(self, app: Celery, connection: Connection, agenda: Agenda) -> None:
         self.app = app
@@ -127,7 +119,13 @@ class CeleryWorker:
         self._agenda = agenda
         self._handlers: dict[str, Any] = {}
         self._request: Any = None
-        self._put_in: list[tuple[Any, dict[str, Any]]] = []
+        self._put_in: list[tuple[Any, str, Any]] = []
+        compat.limit_task.set(self, None)
+        compat.limit_post_eta.set(self, None)
+        for queue in app.amqp.queues.values():
+            if isinstance(queue, Broadcast):
+                # A worker declares it, and no producer.
+                queue(self._channel).declare()
 
     def deliver(self) -> bool:
         """Deliver the next message that waits; False if none does. Raises WorkerDied."""
@@ -137,7 +135,7 @@ class CeleryWorker:
             return False
         found = self._channel.basic_get(self._channel.order.popleft())
         if found is not None:
-            self._handle(self._channel.message_to_python(found))
+            self._handle(found)
         return True
 
     def _handle(self, message: Any) -> None:
@@ -160,14 +158,14 @@ class CeleryWorker:
         if name not in self.app.tasks:
             return None
         self.task_buckets[name] = None
-        handler = self._handlers[name] = self.app.tasks[name].start_strategy(self.app, self)
+        handler = self._handlers[name] = compat.start_strategy(self.app.tasks[name])(self.app, self)
         return handler
 
     def on_task_request(self, request: Any) -> None:
         """Run a task, as Celery's worker does."""
         self._request = request
         try:
-            request.execute_using_pool(self)
+            compat.execute_using_pool(request)(self)
         except TaskRevokedError:
             logger.info("job %s was revoked", request.id)
 
@@ -188,34 +186,34 @@ class CeleryWorker:
 
     decrement_eventually = increment_eventually
 
-    def replace(self) -> bool:
-        """Have the broker deliver the message of the dead worker again; False if it was acknowledged."""
-        request = self._request
-        compat.task_ready(state)(request)
-        if request.acknowledged:
-            return False
-        request.message.requeue()
-        return True
+    def replace(self) -> None:
+        """Have the broker deliver the message of the dead worker again, unless it was acknowledged."""
+        compat.task_ready(state)(self._request)
+        if not self._request.acknowledged:
+            self._request.message.requeue()
 
-    def put_in(self, task: Any, make: Callable[[Handler], Handler]) -> str:
-        """Put a function in the place of a task's own, made of it; return the task's name."""
-        name = getattr(task, "name", task)
+    def put_in(self, name: str, make: Callable[[Handler], Handler]) -> None:
+        """Put a function in the place of a task's own, made of it; raises LookupError."""
         if name not in self.app.tasks:
             raise LookupError(f"no task of this app has the name {name!r}")
-        found = self.app.tasks[name]
-        own = vars(found)
-        self._put_in.append((found, {_RUN: own[_RUN]} if _RUN in own else {}))
-        found.run = make(found.run)
+        task = self.app.tasks[name]
+        # The wrapper of `autoretry_for` stays: it calls the function that it has put aside.
+        own = compat.orig_run(task, task.run)
+        made = wraps(own)(make(own))
+        for place in ("run", compat.orig_run.name):
+            if getattr(task, place, None) == own:
+                self._put_in.append((task, place, vars(task).get(place)))
+                setattr(task, place, made)
         # Celery's tracer has kept the function of a task that is not under the bridge.
-        own.pop(_TRACE, None)
-        return str(name)
+        vars(task).pop(compat.tracer.name, None)
 
     def take_out(self) -> None:
         """Give all tasks back their own functions."""
         while self._put_in:
-            task, own = self._put_in.pop()
-            del task.run
-            vars(task).update(own)
+            task, place, before = self._put_in.pop()
+            delattr(task, place)
+            if before is not None:
+                setattr(task, place, before)
 
 
 class _Channel(memory.Channel):
@@ -223,21 +221,33 @@ class _Channel(memory.Channel):
 
     order: deque[str]
 
-    def _put(self, queue: str, message: Any, **options: Any) -> None:
-        super()._put(queue, message, **options)
+    def ojs_put(self, queue: str, message: Any, **options: Any) -> None:
+        """Put a message into a queue."""
+        compat.put(super())(queue, message, **options)
         self.order.append(queue)
+
+    def ojs_put_fanout(self, exchange: str, message: Any, routing_key: Any = None, **options: Any) -> None:
+        """Put a message into all queues of an exchange."""
+        for queue in compat.lookup(self)(exchange, routing_key):
+            self.ojs_put(queue, message, **options)
 
 
 def _transport() -> type[virtual.Transport]:
     """Return a transport with queues of its own."""
-    queues: dict[str, Any] = {"queues": {}, "events": defaultdict(set), "order": deque()}
-    own = {"Channel": type("Channel", (_Channel,), queues), "global_state": virtual.BrokerState()}
+    members = {
+        "queues": {},
+        "events": defaultdict(set),
+        "order": deque(),
+        compat.put.name: _Channel.ojs_put,
+        compat.put_fanout.name: _Channel.ojs_put_fanout,
+    }
+    own = {"Channel": type("Channel", (_Channel,), members), "global_state": virtual.BrokerState()}
     return type("Transport", (memory.Transport,), own)
 
 
 @contextmanager
 def _in_memory(app: Celery, connection: Connection, clock: Clock) -> Iterator[None]:
-    """Have an app connect to memory, read the clock, and keep results, if it has any, in memory."""
+    """Connect an app to queues in memory. Give it the virtual clock, and keep its results in memory."""
     results = CacheBackend(app, url="memory://") if app.conf.result_backend or app.backend_cls else None
     if results:
         # Otherwise all such backends share their results.
@@ -250,8 +260,9 @@ def _in_memory(app: Celery, connection: Connection, clock: Clock) -> Iterator[No
         **({"backend": results} if results else {}),
     }
     cls, eager = type(app), app.conf.task_always_eager
-    leading = [(name, owner, name(owner)) for name, owner in _leading(app)]
-    for name, owner, _ in leading:
+    pools = ((compat.app_pool, app), (compat.producer_pool, app.amqp))
+    before = [name(owner) for name, owner in pools]
+    for name, owner in pools:
         name.set(owner, None)
     app.__class__ = type(cls.__name__, (cls,), {"__module__": cls.__module__, **attributes})
     app.conf.task_always_eager = False
@@ -260,45 +271,23 @@ def _in_memory(app: Celery, connection: Connection, clock: Clock) -> Iterator[No
     finally:
         app.conf.task_always_eager = eager
         app.__class__ = cls
-        for name, owner, before in leading:
-            name.set(owner, before)
-        _forget(connection)
-
-
-def _leading(app: Celery) -> Iterator[tuple[Any, Any]]:
-    """Yield the names of what leads to the broker, and the objects that have them."""
-    yield compat.app_pool, app
-    yield compat.producer_pool, app.amqp
-
-
-def _forget(connection: Connection) -> None:
-    """Close the pools of a connection, and have kombu forget them."""
-    for group in (pools.producers, pools.connections):
-        for key in [key for key in group if key[0] is connection.transport_cls]:
-            group.pop(key).force_close_all()
-    connection.release()
+        for (name, owner), pool in zip(pools, before, strict=True):
+            name.set(owner, pool)
+        for group in (producers, connections):
+            for key in [key for key in group if connection.transport_cls in key]:
+                group.pop(key).force_close_all()
+        connection.release()
 
 
 @contextmanager
 def _traced_anew(app: Celery) -> Iterator[None]:
     """Have Celery forget its tracers, which know the result backend, and have them back at the end."""
-    before = {task: vars(task).pop(_TRACE, None) for task in app.tasks.values()}
+    trace = compat.tracer
+    before = {task: vars(task).pop(trace.name) for task in app.tasks.values() if trace.is_own(task)}
     try:
         yield
     finally:
         for task in app.tasks.values():
-            vars(task).pop(_TRACE, None)
-            if before.get(task):
-                setattr(task, _TRACE, before[task])
-
-
-@contextmanager
-def _current(app: Celery) -> Iterator[None]:
-    """Have an app be the current one, as in its worker."""
-    apps = compat.current_apps(_state)
-    before = apps.current_app
-    app.set_current()
-    try:
-        yield
-    finally:
-        apps.current_app = before
+            vars(task).pop(trace.name, None)
+        for task, tracer in before.items():
+            trace.set(task, tracer)

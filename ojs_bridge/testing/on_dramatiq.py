@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from queue import Empty
+from queue import Empty, PriorityQueue
 from typing import Any
 from uuid import uuid4
 
 from dramatiq import Actor, Message
-from dramatiq import broker as _broker
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import dq_name, q_name
@@ -44,20 +43,15 @@ _MANY = 1_000_000
 
 TARGET = Broker
 
-__all__ = ["TARGET", "bridge_of", "current", "itself", "settings_of", "worker_of"]
+__all__ = ["TARGET", "bridge_of", "current", "settings_of", "worker_of"]
 
 
 def current() -> Broker | None:
     """Return the global broker if it has a bridge."""
     # `get_broker` would make a broker if there is none.
-    broker = _broker.global_broker
+    broker: Broker | None = compat.global_broker.find()
     has_bridge = broker is not None and any(isinstance(m, OJSRetries) for m in broker.middleware)
     return broker if has_bridge else None
-
-
-def itself(broker: Broker) -> Broker:
-    """Return a broker as it is."""
-    return broker
 
 
 def settings_of(actor: Any) -> tuple[TaskPolicy, Callable[[BaseException, Run], Outcome]] | None:
@@ -143,8 +137,9 @@ class DramatiqWorker:
         self.worker = Worker(broker, worker_timeout=0, worker_threads=1)
         self._broker = broker
         self._consumers: dict[str, Any] = {}
+        self._work: PriorityQueue[Any] = PriorityQueue()
         self._runner: Any = WorkerThread(
-            broker=broker, consumers=self._consumers, work_queue=self.worker.work_queue, worker_timeout=0
+            broker=broker, consumers=self._consumers, work_queue=self._work, worker_timeout=0
         )
         self._held: bytes = b""
         self._put_in: list[tuple[Any, Any]] = []
@@ -166,7 +161,7 @@ class DramatiqWorker:
 
     def _run(self) -> None:
         try:
-            item = self.worker.work_queue.get_nowait()
+            item = self._work.get_nowait()
         except Empty:
             # Dramatiq knows no such actor, and has put the message away.
             return
@@ -182,28 +177,25 @@ class DramatiqWorker:
                 broker=self._broker,
                 queue_name=queue_name,
                 prefetch=_MANY,
-                work_queue=self.worker.work_queue,
+                work_queue=self._work,
                 worker_timeout=0,
             )
             found.consumer = self._broker.consume(queue_name=queue_name, prefetch=_MANY, timeout=0)
         return found
 
-    def replace(self) -> bool:
+    def replace(self) -> None:
         """Have the broker deliver the message of the dead worker again."""
         name = Message.decode(self._held).queue_name
         self._broker.queues[name].put(self._held)
         self._broker.ojs_order.append(name)
-        return True
 
-    def put_in(self, task: Any, make: Callable[[Handler], Handler]) -> str:
-        """Put a function in the place of an actor's own, made of it; return the actor's name."""
-        name = getattr(task, "actor_name", task)
+    def put_in(self, name: str, make: Callable[[Handler], Handler]) -> None:
+        """Put a function in the place of an actor's own, made of it; raises LookupError."""
         if name not in self._broker.actors:
             raise LookupError(f"no actor of this broker has the name {name!r}")
         actor = self._broker.actors[name]
         self._put_in.append((actor, actor.fn))
         actor.fn = make(actor.fn)
-        return str(name)
 
     def take_out(self) -> None:
         """Give all actors back their own functions."""

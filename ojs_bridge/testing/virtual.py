@@ -11,16 +11,15 @@ from typing import Any
 from ..bridge import Bridge
 from ..engine.events import Event
 from ..engine.scheduler import Scheduler
+from ..operations.letters import MAX_PAGE, every_page
 from ..spec.duration import read_duration
 from ..store import Letter, Parked
 from .bridging import Clock, VirtualBridge, WorkerDied
 from .jobs import Job, jobs_of
-from .working import Agenda, Handler, VirtualWorker
+from .working import Agenda, Handler, VirtualWorker, instance_of
 
 #: After so many deliveries in one run a test is told that its jobs do not end.
 MOST = 10_000
-#: So many letters or retries of a store are shown at most.
-_SHOWN = 1000
 
 
 class NothingRan(AssertionError):
@@ -69,12 +68,16 @@ class VirtualTime:
     @property
     def dead_letters(self) -> tuple[Letter, ...]:
         """The dead letters, newest first."""
-        return self.bridge.dead_letters.list(limit=_SHOWN).letters
+        read = self.bridge.dead_letters.list
+        pages = every_page(lambda cursor: read(limit=MAX_PAGE, cursor=cursor))
+        return tuple(letter for page in pages for letter in page.letters)
 
     @property
     def parked(self) -> tuple[Parked, ...]:
         """The retries that wait in the store, the next one due first."""
-        return self.bridge.retries.list(limit=_SHOWN).retries
+        read = self.bridge.retries.list
+        pages = every_page(lambda cursor: read(limit=MAX_PAGE, cursor=cursor))
+        return tuple(retry for page in pages for retry in page.retries)
 
     def run(self) -> Job:
         """Run all that there is to run, and jump over every delay; return the job that began first.
@@ -94,19 +97,20 @@ class VirtualTime:
         self._clock.move(until)
 
     def crash(self) -> None:
-        """Have the worker of the next attempt die as the attempt begins, or at once that of the present one.
+        """Kill the worker of the next attempt as the attempt begins.
 
-        The attempt is lost: when its reservation has run out, its policy decides.
+        Called in a task, kill the worker of this attempt at once. The attempt is lost: when its reservation
+        has run out, its policy decides.
         """
         if self._delivering:
             self._engine.die()
         self._engine.deaths += 1
 
     def fail(self, task: Any, error: BaseException | type[BaseException], times: int = 1) -> None:
-        """Have a task or actor, or that of a name, raise an error in the place of its next runs."""
+        """Have a task or actor, or the one of this name, raise an error instead of its next runs."""
         name: str = getattr(task, "actor_name", None) or getattr(task, "name", task)
         if name not in self._failures:
-            self._worker.put_in(task, lambda own: _failing(own, self._failures[name]))
+            self._worker.put_in(name, lambda own: _failing(own, self._failures[name]))
         self._failures[name].extend([error] * times)
 
     def _told(self, go: Callable[[], object]) -> Job:
@@ -140,7 +144,7 @@ class VirtualTime:
 
     def _deliver_next(self, until: datetime | None) -> bool:
         """Deliver a message, or jump to the time at which the next is due; False if there is none."""
-        if self._delivered():
+        if self._deliver():
             return True
         due = min((due for due in (self._agenda.next_due(), *self._dues[:1]) if due), default=None)
         if due is None or (until is not None and due > until):
@@ -151,18 +155,21 @@ class VirtualTime:
             self._scheduler.publish_due(self._worker.framework, self._publisher)
         return True
 
-    def _delivered(self) -> bool:
+    def _deliver(self) -> bool:
         if self._delivering:
             raise RuntimeError("a task cannot have other jobs run while it runs itself")
-        self._delivering = True
+        self._delivering, self._recorder.raised = True, None
         try:
-            return self._worker.deliver()
+            delivered = self._worker.deliver()
         except WorkerDied:
             self._engine.revive()
             self._worker.replace()
-            return True
+            delivered = True
         finally:
             self._delivering = False
+        if self._recorder.raised:
+            raise self._recorder.raised
+        return delivered
 
     def _parked_until(self, due: datetime) -> None:
         heapq.heappush(self._dues, due)
@@ -175,7 +182,7 @@ class VirtualTime:
 def _failing(own: Handler, failures: deque[BaseException | type[BaseException]]) -> Handler:
     def run(*args: Any, **kwargs: Any) -> Any:
         if failures:
-            raise failures.popleft()
+            raise instance_of(failures.popleft())
         return own(*args, **kwargs)
 
     return run

@@ -1,4 +1,4 @@
-"""The worker of a test, for both frameworks: what is due later, and what a worker of either must do."""
+"""The agenda of a test, and the methods that the worker of each framework has."""
 
 from __future__ import annotations
 
@@ -45,8 +45,18 @@ class VirtualWorker(Protocol):
     def deliver(self) -> bool:
         """Deliver the next message that waits; False if none does. Raises WorkerDied."""
 
-    def replace(self) -> bool:
-        """Have the broker deliver the message of the dead worker again; False if it was acknowledged."""
+    def replace(self) -> None:
+        """Have the broker deliver the message of the dead worker again, unless it was acknowledged."""
 
-    def put_in(self, task: Any, make: Callable[[Handler], Handler]) -> str:
-        """Put a function in the place of a task's own, made of it; return the task's name."""
+    def put_in(self, name: str, make: Callable[[Handler], Handler]) -> None:
+        """Put a function in the place of a task's own, made of it; raises LookupError."""
+
+
+def instance_of(error: BaseException | type[BaseException]) -> BaseException:
+    """Return an exception, or one of a class, which may need arguments."""
+    if not isinstance(error, type):
+        return error
+    try:
+        return error()
+    except TypeError:
+        return error.__new__(error)

@@ -9,6 +9,7 @@ from typing import Any
 import dramatiq
 import pytest
 from celery import Celery, chain, chord, group, signals
+from kombu.common import Broadcast
 
 import ojs_bridge.celery
 import ojs_bridge.dramatiq
@@ -116,6 +117,37 @@ def lambda_named(name: str) -> Any:
 
     function.__name__ = name
     return function
+
+
+def test_an_injected_failure_of_a_task_that_celery_retries() -> None:
+    ran = []
+
+    def charge() -> None:
+        ran.append(1)
+
+    app = Celery("shop", broker=NOWHERE, set_as_current=False)
+    task = app.task(charge, name="charge", shared=False, autoretry_for=(OSError,), default_retry_delay=60)
+    app.finalize()
+    ojs_bridge.celery.install(app, Bridge(), policies={})
+    own = task.run
+    with virtual_time(app) as ojs:
+        ojs.fail(task, OSError, times=2)
+        task.delay()
+        ojs.advance("PT1M")
+        assert ran == []
+        ojs.advance("PT1M")
+        assert ran == [1]
+    assert task.run == own
+
+
+def test_a_broadcast_reaches_its_queue(celery: Shop) -> None:
+    celery.target.conf.task_queues = [Broadcast("news")]
+    ran = []
+    task = celery.task(lambda: ran.append(1), "tells")
+    with virtual_time(celery.target) as ojs:
+        celery.send(task, queue="news")
+        assert ojs.run().outcome == "completed"
+    assert ran == [1]
 
 
 def test_a_task_that_the_app_does_not_have(celery: Shop, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,8 +9,9 @@ import dramatiq
 import pytest
 from celery import Celery
 
-from ojs_bridge import Discard, InvalidRetryPolicy, Jitter, Retry, RetryPolicy, Snooze
-from ojs_bridge.testing import VirtualTime, explain
+import ojs_bridge.celery
+from ojs_bridge import Bridge, Discard, InvalidRetryPolicy, Jitter, Retry, RetryPolicy, Snooze
+from ojs_bridge.testing import VirtualTime, explain, virtual_time
 from tests.cli.running import run
 from tests.testing.conftest import CRM, Shop
 
@@ -36,6 +37,33 @@ def test_it_says_what_happens(shop: Shop, ojs: VirtualTime, error: Exception, re
     job = ojs.run()
     assert (explained.outcome, explained.waits) == (job.outcome, job.waits)
     assert (explained.steps[-1].attempt, explained.steps[-1].reason) == (job.attempts, job.reason)
+
+
+@pytest.mark.parametrize(
+    ("asks_for", "error_type", "raised"),
+    [
+        ((), "external.timeout", OSError),
+        ((OSError,), "external.timeout", KeyError),
+        ((OSError,), "builtins.ConnectionError", ConnectionError),
+        ((Exception,), "external.timeout", KeyError),
+    ],
+)
+def test_under_install_alone_a_task_keeps_its_rule(asks_for: Any, error_type: str, raised: Any) -> None:
+    def fails() -> None:
+        raise raised
+
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    task = app.task(fails, name="fails", shared=False, autoretry_for=asks_for)
+    ojs_bridge.celery.install(app, Bridge())
+    with virtual_time(app) as ojs:
+        task.delay()
+        assert explain(task, error_type).waits == ojs.run().waits
+    assert explain(task, "visibility_timeout").waits
+
+
+def test_a_class_whose_exceptions_need_arguments() -> None:
+    explained = explain({"max_attempts": 1}, UnicodeDecodeError)
+    assert explained.steps[0].reason.startswith("attempt 1 of 1 failed with builtins.UnicodeDecodeError")
 
 
 def test_as_text() -> None:
@@ -116,6 +144,9 @@ def test_the_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         "app = celery.Celery('shop', set_as_current=False)\n"
         "@ojs_bridge.celery.ojs_task(app, name='crm', retry={'max_attempts': 1}, shared=False)\n"
         "def crm(): ...\n"
+        "@app.task(name='plain', shared=False)\n"
+        "def plain(): ...\n"
+        "ojs_bridge.celery.install(app)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     told = run("policy", "explain", "--app", "explained_shop:app", "--task", "crm", "--error", "a.b")
@@ -123,6 +154,8 @@ def test_the_command(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         0,
         "crm:\nattempt 1 of 1 failed with a.b, and no attempt is left: discarded\n",
     )
+    told = run("policy", "explain", "--app", "explained_shop:app", "--task", "plain")
+    assert "which this task does not ask to retry" in told.out
     told = run("policy", "explain", "--app", "explained_shop:app", "--task", "other")
     assert told.code == 2
     assert "task: explained_shop:app has no 'other'; it has" in told.err

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, DeadLetter, Discard, Retry, Snooze
+from ojs_bridge import Bridge, DeadLetter, Discard, Event, ReplayRule, Retry, Snooze
 from ojs_bridge.spec.job import parse_time
 from ojs_bridge.testing import NothingRan, VirtualTime, virtual_time
-from tests.testing.conftest import CRM, Shop, amqp_shop, rabbitmq_shop
+from tests.testing.conftest import CRM, Shop, amqp_shop, celery_shop, dramatiq_shop, rabbitmq_shop
 
 
 def down(*_: object) -> None:
@@ -122,6 +123,19 @@ def test_what_an_operator_does_with_parked_retries(shop: Shop, ojs: VirtualTime)
     assert {job.id: job.outcome for job in ojs.jobs} == {now: "dead_letter", never: "cancelled"}
 
 
+def test_more_parked_retries_and_letters_than_a_page_has(
+    shop: Shop, ojs: VirtualTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ojs_bridge.testing.virtual.MAX_PAGE", 2)
+    task = shop.task(down, **{**CRM, "initial_interval": "PT10M", "max_attempts": 2})
+    for _ in range(5):
+        shop.send(task)
+    ojs.advance("PT1M")
+    assert len(ojs.parked) == 5
+    ojs.run()
+    assert (len(ojs.parked), len(ojs.dead_letters)) == (0, 5)
+
+
 def test_a_job_that_is_sent_for_later(shop: Shop, ojs: VirtualTime) -> None:
     shop.send(shop.task(lambda: None, "later"), delay=7200)
     ojs.advance("PT1H")
@@ -165,6 +179,13 @@ def test_injected_failures(shop: Shop, ojs: VirtualTime) -> None:
     assert (ojs.run().outcome, ran) == ("completed", [1])
     with pytest.raises(LookupError, match=r"no .* has the name 'refund'"):
         ojs.fail("refund", OSError)
+
+
+def test_an_injected_class_may_need_arguments(shop: Shop, ojs: VirtualTime) -> None:
+    task = shop.task(down, max_attempts=1)
+    ojs.fail(task, UnicodeDecodeError)
+    shop.send(task)
+    assert ojs.run().errors == ["builtins.UnicodeDecodeError"]
 
 
 def test_a_replay_begins_afresh(shop: Shop, ojs: VirtualTime) -> None:
@@ -226,6 +247,39 @@ def test_listeners_hear_at_once() -> None:
         shop.send(task)
         ojs.run()
         assert heard == ["job.started", "job.completed"]
+
+
+@pytest.mark.parametrize("kind", [celery_shop, dramatiq_shop])
+@pytest.mark.parametrize("event_type", ["job.started", "job.completed"])
+def test_a_listener_can_end_the_test_but_its_errors_do_not(kind: Any, event_type: str) -> None:
+    raised: list[BaseException] = [OSError(), KeyboardInterrupt(), pytest.fail.Exception("wrong event")]
+
+    def hears(event: Event) -> None:
+        if event.type == event_type:
+            raise raised.pop(0)
+
+    shop = kind(Bridge(listeners=[hears]))
+    task = shop.task(lambda: None, "fine")
+    with virtual_time(shop.target) as ojs:
+        shop.send(task)
+        assert ojs.run().outcome == "completed"
+        for end in (KeyboardInterrupt, pytest.fail.Exception):
+            shop.send(task)
+            with pytest.raises(end):
+                ojs.run()
+
+
+@pytest.mark.parametrize("kind", [celery_shop, dramatiq_shop])
+def test_replay_rules_are_those_of_the_bridge(kind: Any) -> None:
+    shop = kind(Bridge(replay_rules=[ReplayRule("again", delay="PT1H")]))
+    task = shop.task(down, **CRM)
+    with virtual_time(shop.target) as ojs:
+        shop.send(task)
+        ojs.run()
+        ojs.advance("PT61M")
+        ojs.fail(task, Discard("gone"))
+        ojs.bridge.dead_letters.apply_replay_rules()
+        assert ojs.run().outcome == "discarded"
 
 
 def test_nothing_has_run(ojs: VirtualTime) -> None:
