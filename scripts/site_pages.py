@@ -149,7 +149,7 @@ def all_events() -> list[Event]:
             charge.send()
             ojs.step()
             ojs.bridge.retries.cancel(ojs.parked[0].id)
-            return [*ojs.events, *_given_back()]
+            return [*ojs.events, *_of_workers()]
     finally:
         logging.disable(logging.NOTSET)
 
@@ -163,13 +163,12 @@ def _snooze(pauses: list[Snooze]) -> None:
         raise pauses.pop()
 
 
-def _given_back() -> list[Event]:
-    """Return the event of an attempt that a shutdown interrupts."""
-    now = datetime.now(timezone.utc)
+def _of_workers() -> list[Event]:
+    """Return the events of a shutdown and of a replay rule: virtual time has neither."""
+    now, job = datetime.now(timezone.utc), Job(id="j-1", type="charge", queue="default")
     decision = GiveBack(reason="the worker is shutting down")
-    return events.of(
-        Job(id="j-1", type="charge", queue="default"), decision, max_attempts=2, seconds=1.0, at=now
-    )
+    given_back = events.of(job, decision, max_attempts=2, seconds=1.0, at=now)
+    return [*given_back, events.dead_letter("replayed", job, now, replay_count=1, rule="timeouts")]
 
 
 def command_line() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, ReplayRule
+from ojs_bridge.instrumentation.measuring import REPLAYED, of_event
 from ojs_bridge.operations.replay_rules import PERIOD
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import eventually
@@ -58,6 +59,7 @@ def test_what_a_rule_names_is_replayed_after_its_delay(url: str) -> None:
     assert [(e.type, e.subject, e.data["rule"], e.data["replay_count"]) for e in events] == [
         ("dead_letter.replayed", "due", "timeouts", 2)
     ]
+    assert [*of_event(events[0])] == [(REPLAYED, 1, ("default", "billing.charge"))]
 
 
 @pytest.mark.requirement("DLQ-R003")

@@ -92,7 +92,7 @@ def test_every_field_of_an_event_is_explained() -> None:
     }
     heard = parts()["all_events"]()
     assert {name for event in heard for name in event.data} == explained
-    assert len({event.type for event in heard}) == 13
+    assert len({event.type for event in heard}) == 14
 
 
 def test_every_field_of_a_log_line_is_explained() -> None:
