@@ -13,10 +13,12 @@ from site_pages import PARTS
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([\w./-]+)\)")
+#: A place for what the site makes of the code, and the sentence for those who read the page without the site.
+PLACE = r"^<!-- {} -->\n\*\(The site shows .+\)\*$"
 #: The place for the public names of a module.
-NAMES = re.compile(r"^<!-- names of ([\w.]+) -->$", re.MULTILINE)
+NAMES = re.compile(PLACE.format(r"names of ([\w.]+)"), re.MULTILINE)
 #: The place for a part that is made from the code.
-MADE = re.compile(r"^<!-- made: ([\w ]+) -->$", re.MULTILINE)
+MADE = re.compile(PLACE.format(r"made: ([\w ]+)"), re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -25,6 +27,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = NAMES.sub(lambda place: names_of(place[1]), markdown)
     folder = (ROOT / "docs" / page.file.src_uri).parent
     markdown = DIAGRAM.sub(lambda diagram: picture(diagram[1], folder), markdown)
+    if "<!--" in markdown:
+        raise ValueError(f"{page.file.src_uri}: a place is not filled")
     return LINK.sub(lambda link: without_outside(link, folder), markdown)
 
 
