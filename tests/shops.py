@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,36 @@ from tests.servers import Server, eventually
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 _BIN = Path(sys.executable).parent
+#: The words by which a web server is told its port, by its program.
+PORTS = {"python": "--noreload {}", "flask": "--port {}", "uvicorn": "--port {}"}
+
+
+def told_by(name: str) -> tuple[dict[str, str], list[str]]:
+    """Return the variables and the commands in a shop's README, after the installation."""
+    block = (EXAMPLES / name / "README.md").read_text("utf-8").split("```")[1]
+    lines = [line.strip(" $\n") for line in re.split(r"&&?|\n", block.removeprefix("console"))]
+    exported = [word for line in lines if line.startswith("export ") for word in line.split()[1:]]
+    commands = [line for line in lines if line and not line.startswith(("export ", "pip "))]
+    return dict(word.split("=", 1) for word in exported), commands
 
 
 class Shop(Server):
     """A copy of an example in a folder of its own, with one worker and one web server."""
 
-    def __init__(
-        self, name: str, broker_url: str, worker: str, web: str, *, prepare: str = "", **variables: str
-    ) -> None:
+    def __init__(self, name: str, broker_url: str) -> None:
         super().__init__()
-        self._worker, self._web, self._prepare = worker, web, prepare
+        variables, (*self._prepare, self._worker, web) = told_by(name)
+        self._web = f"{web} {PORTS[web.split()[0]]}"
         ours = {k: v for k, v in os.environ.items() if not k.startswith(("OJS_BRIDGE_", "DJANGO_"))}
-        self._environment: Mapping[str, str] = {
+        self._environment = {
             **ours,
             "PATH": f"{_BIN}{os.pathsep}{ours['PATH']}",
             "BROKER_URL": broker_url,
             "PYTHONUNBUFFERED": "1",
             **variables,
         }
+        if (EXAMPLES / name / "manage.py").exists():
+            self._environment["DJANGO_SETTINGS_MODULE"] = "shop.settings"
         left_out = shutil.ignore_patterns("__pycache__", "*.db", "order-*")
         shutil.copytree(EXAMPLES / name, self.folder, ignore=left_out, dirs_exist_ok=True)
 
@@ -44,8 +56,8 @@ class Shop(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def _launch(self) -> None:
-        if self._prepare:
-            self.run(self._prepare)
+        for command in self._prepare:
+            self.run(command)
         self._spawn(self._words(self._worker), env=self._environment)
         self._spawn(self._words(self._web), env=self._environment)
 

@@ -1,4 +1,4 @@
-"""Both shops on Django, each with its web server and its worker, and jobs that are sent on commit."""
+"""Django: jobs that are sent on commit, and middleware by its dotted path."""
 
 from __future__ import annotations
 
@@ -15,46 +15,11 @@ from dramatiq.brokers.stub import StubBroker
 from ojs_bridge import ConfigurationError
 from ojs_bridge.celery import ojs_task
 from ojs_bridge.dramatiq import OJSRetries, bridge_of
-from tests.servers import eventually
-from tests.shops import EXAMPLES, Shop
+from tests.shops import EXAMPLES
 
 pytest.importorskip("django")
 pytest.importorskip("django_dramatiq")
 from django_dramatiq.utils import load_middleware
-
-MIGRATE = "python manage.py migrate --run-syncdb"
-SETTINGS = {"DJANGO_SETTINGS_MODULE": "shop.settings"}
-WEB = "python manage.py runserver --noreload {}"
-
-
-@pytest.mark.parametrize(
-    ("name", "worker", "task", "app"),
-    [
-        (
-            "django_shop",
-            "python -m celery -A shop worker --loglevel INFO --concurrency 2",
-            "shop.tasks.charge",
-            "shop",
-        ),
-        (
-            "django_dramatiq_shop",
-            "python manage.py rundramatiq --processes 1 --threads 2",
-            "charge",
-            "django_dramatiq.setup",
-        ),
-    ],
-    ids=["celery", "dramatiq"],
-)
-def test_a_shop(name: str, worker: str, task: str, app: str, valkey_url: str) -> None:
-    """Django's settings hold the bridge's; an order is charged only after it is in the database."""
-    with Shop(name, valkey_url, worker, WEB, prepare=MIGRATE, **SETTINGS) as shop:
-        shop.sells(order="/orders", task=task)
-        eventually(lambda: shop.ask("/orders/1") == {"charged": True}, what="the charge")
-        assert shop.ask("/orders/2") == {"charged": False}
-        said = shop.run(f"ojs-bridge dead-letters list --json --app {app}")
-        [letter] = map(json.loads, said.splitlines())
-        assert letter["type"] == task
-
 
 ON_COMMIT = """
     import json, os, sys, types
@@ -146,7 +111,7 @@ def test_a_middleware_by_its_dotted_path(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("OJS_BRIDGE_POLICIES", str(EXAMPLES / "fastapi_shop" / "policies.toml"))
     broker = StubBroker(middleware=[load_middleware("ojs_bridge.dramatiq.OJSRetries")])
     for name in ("charge", "ship"):
-        dramatiq.actor(test_a_shop, actor_name=name, broker=broker)
+        dramatiq.actor(print, actor_name=name, broker=broker)
     [middleware] = broker.middleware
     assert isinstance(middleware, OJSRetries)
     task = middleware.actors.tasks["charge"]
@@ -165,4 +130,4 @@ def test_a_middleware_by_its_dotted_path(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_task_that_is_not_djangos() -> None:
     """The task gets no method that it cannot carry out."""
     app = Celery("plain", set_as_current=False)
-    assert not hasattr(ojs_task(app)(test_a_shop), "apply_async_on_commit")
+    assert not hasattr(ojs_task(app)(print), "apply_async_on_commit")

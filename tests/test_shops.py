@@ -1,7 +1,8 @@
-"""The shops have tests of their own, as their users write them."""
+"""The web shops run as their READMEs say; all shops have tests of their own, as their users write them."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,11 +11,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.shops import EXAMPLES
+from tests.servers import eventually
+from tests.shops import EXAMPLES, Shop
 from tests.testing.test_plugin import pytest_in
 
 pytest.importorskip("flask")
 pytest.importorskip("fastapi")
+pytest.importorskip("django_dramatiq")
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "task", "app"),
+    [
+        ("django_shop", "/orders", "shop.tasks.charge", "shop"),
+        ("django_dramatiq_shop", "/orders", "charge", "django_dramatiq.setup"),
+        ("flask_shop", "/orders/{number}", "shop.charge", "shop"),
+        ("fastapi_shop", "/orders/{number}?card={card}", "charge", "shop"),
+    ],
+)
+def test_a_web_shop(name: str, order: str, task: str, app: str, valkey_url: str) -> None:
+    """With real servers: each reads its settings in its own way, and so does the command line."""
+    with Shop(name, valkey_url) as shop:
+        shop.sells(order=order, task=task)
+        if order == "/orders":
+            eventually(lambda: shop.ask("/orders/1") == {"charged": True}, what="the charge")
+            assert shop.ask("/orders/2") == {"charged": False}
+        said = shop.run(f"ojs-bridge dead-letters list --json --app {app}")
+        [letter] = map(json.loads, said.splitlines())
+        assert letter["type"] == task
 
 
 @pytest.mark.parametrize(
@@ -41,7 +65,6 @@ def test_the_tests_of_a_shop_pass(
 @pytest.mark.parametrize("name", ["django_shop", "django_dramatiq_shop"])
 def test_the_tests_of_a_shop_on_django_pass(tmp_path: Path, name: str) -> None:
     """Django's own test runner runs them, within the transaction of its TestCase."""
-    pytest.importorskip("django_dramatiq")
     folder = tmp_path / name
     shutil.copytree(EXAMPLES / name, folder, ignore=shutil.ignore_patterns("__pycache__", "*.db", "order-*"))
     environment = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
