@@ -181,6 +181,10 @@ def test_a_thread_waits_for_a_free_connection_in_time() -> None:
     """SQLAlchemy itself waits for half a minute, which is longer than a reservation may be."""
     store: Any = open_store("postgresql+psycopg://h/db", patience=PATIENCE)
     assert [engine.pool.timeout() for engine in (store._quick, store._durable)] == [PATIENCE] * 2
+    assert store._quick.pool is store._durable.pool, (
+        "they share the connections that the page on stores counts"
+    )
+    assert (store._quick.pool.size(), store._quick.pool._max_overflow) == (5, 10)
 
 
 @pytest.mark.parametrize(
