@@ -24,7 +24,7 @@ from ojs_bridge import (
     Unreachable,
 )
 from ojs_bridge.engine.ports import Override
-from ojs_bridge.operations import bulk
+from ojs_bridge.operations import operation, running
 from ojs_bridge.spec.job import Header
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
 from tests.servers import Valkey, eventually
@@ -138,7 +138,7 @@ def test_a_killed_process_leaves_it_interrupted(fleet: Lives, url: str, monkeypa
     runner.join(30)
     with pytest.raises(NotResumable, match="is running, and cannot be resumed"):
         bridge.operations.resume(begun.id)
-    monkeypatch.setattr(bulk, "STALE", timedelta(0))
+    monkeypatch.setattr(operation, "STALE", timedelta(0))
     assert bridge.operations.get(begun.id).state == "interrupted"
     # A letter that the killed process had claimed stays until its claim is over.
     resumed = bridge.operations.resume(begun.id)
@@ -155,8 +155,8 @@ def test_two_processes_never_carry_it_out_together(fleet: Lives, monkeypatch: An
     bridge, outbox = fleet
     ids = bury_many(bridge, 40)
     begun = bridge.operations.begin("retry")
-    monkeypatch.setattr(bulk, "STALE", timedelta(0))
-    monkeypatch.setattr(bulk, "SAVED", 0.0)
+    monkeypatch.setattr(operation, "STALE", timedelta(0))
+    monkeypatch.setattr(running, "SAVED", 0.0)
     resumed = bridge.operations.resume(begun.id)
     with pytest.raises(NotResumable, match="was taken up by another process"):
         bridge.operations.run(begun)
@@ -222,7 +222,7 @@ def test_a_store_that_dies_under_it_loses_no_letter(monkeypatch: pytest.MonkeyPa
             bridge.operations.run(begun)
         server.start()
         outbox.refuses.clear()
-        monkeypatch.setattr(bulk, "STALE", timedelta(0))
+        monkeypatch.setattr(operation, "STALE", timedelta(0))
         resumed = bridge.operations.resume(begun.id)
         monkeypatch.undo()
         ended = bridge.operations.run(replace(resumed, rate=None))
@@ -246,18 +246,18 @@ class KillsTheStore(Exception):
 def test_it_stops_when_the_replayed_jobs_die_again(fleet: Lives, monkeypatch: Any) -> None:
     bridge, _ = fleet
     bury_many(bridge, 200)
-    monkeypatch.setattr(bulk, "LOOKED", 0.0)
+    monkeypatch.setattr(running, "LOOKED", 0.0)
     bridge.engine.context.publishers[FRAMEWORK] = Failing(bridge)
     ended = bridge.operations.run(bridge.operations.begin("retry", rate=50, stop_if_failing=0.5))
     assert ended.state == "stopped"
     assert ended.why.endswith("replayed jobs have died again")
-    assert bulk.ENOUGH <= ended.succeeded < 200
+    assert running.ENOUGH <= ended.succeeded < 200
 
 
 def test_jobs_that_succeed_stop_nothing(fleet: Lives, monkeypatch: Any) -> None:
     bridge, _ = fleet
     bury_many(bridge, 60)
-    monkeypatch.setattr(bulk, "LOOKED", 0.0)
+    monkeypatch.setattr(running, "LOOKED", 0.0)
     ended = bridge.operations.run(bridge.operations.begin("retry", rate=1000, stop_if_failing=0.0))
     assert (ended.state, ended.died_again) == ("done", 0)
 

@@ -1,18 +1,27 @@
-"""A bulk operation as the store keeps it: its choice, its state and its progress."""
+"""Bulk operations as the store keeps them: their choice, their state and their progress."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias, get_args
 
-from ..spec.job import format_time
-from .letters import Kind, wanted
+from ..engine.context import Context
+from ..errors import OperationNotFound
+from ..spec.job import format_time, parse_time
+from ..store import Document, Store, from_ms, to_ms
+from .letters import Kind, needed, wanted
 from .replaying import check_rate, override_of
 
 Action: TypeAlias = Literal["retry", "purge", "run", "cancel"]
+#: The ids of an operation are a document of their own, so that the progress is short.
+KIND, IDS = "operation", "operation-ids"
+#: An operation whose progress is older was left by its process. A batch may wait long for its broker.
+STALE = timedelta(minutes=5)
+#: How long the store keeps operations.
+KEPT = timedelta(days=30)
 #: The actions on parked retries; the others are on dead letters.
 ON_RETRIES = ("run", "cancel")
 #: The names of the actions in the audit.
@@ -112,3 +121,64 @@ def check(
         raise ValueError(
             "stop_if_failing: it needs a rate, so that the first jobs end before the last are sent"
         )
+
+
+class Ledger:
+    """The operations in the store of one bridge."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def get(self, operation_id: str) -> Operation:
+        """Return an operation; raises OperationNotFound."""
+        found = self.store.get_document(KIND, operation_id)
+        if found is None:
+            raise OperationNotFound(f"there is no operation {operation_id!r}")
+        return self._read(found)
+
+    def newest(self, limit: int) -> Sequence[Operation]:
+        """Return the newest operations."""
+        return tuple(map(self._read, self.store.list_documents(KIND, limit=limit, cursor=None).documents))
+
+    def _read(self, document: Document) -> Operation:
+        known = {name: value for name, value in document.body.items() if name in Operation.__slots__}
+        known["updated_at"] = parse_time(known["updated_at"])
+        known["errors"] = tuple(map(tuple, known["errors"]))
+        found = Operation(**known, began_at=document.at, revision=document.revision)
+        pace = timedelta(seconds=1 // found.rate if found.rate else 0)
+        if not found.has_ended and found.updated_at < self.now() - STALE - pace:
+            return replace(found, state="interrupted")
+        return found
+
+    def save(self, operation: Operation) -> bool:
+        """Write the next revision of an operation; False when another process has written one."""
+        body = {**asdict(operation), "updated_at": format_time(operation.updated_at)}
+        del body["revision"], body["began_at"]
+        return self.store.write_document(
+            Document(KIND, operation.id, operation.began_at, body, operation.revision)
+        )
+
+    def write_ids(self, operation: Operation, ids: Sequence[str]) -> None:
+        """Write the ids that an operation begins with."""
+        self.store.write_document(Document(IDS, operation.id, operation.began_at, {"ids": ids}))
+
+    def ids_of(self, operation: Operation) -> Sequence[str]:
+        """Return the ids that an operation was begun with; raises OperationNotFound when they are gone."""
+        found = self.store.get_document(IDS, operation.id)
+        if found is None:
+            raise OperationNotFound(f"the ids of operation {operation.id!r} are gone")
+        return tuple(found.body["ids"])
+
+    def forget_older(self, operation: Operation) -> None:
+        """Delete the operations that began 30 days before this one."""
+        for kind in (KIND, IDS):
+            self.store.forget_documents(kind, before=operation.began_at - KEPT)
+
+    def now(self) -> datetime:
+        """Return the time, in whole milliseconds, as the store keeps it."""
+        return from_ms(to_ms(self._context.clock()))
+
+    @property
+    def store(self) -> Store:
+        """The store; raises ConfigurationError without one."""
+        return needed(self._context.store, "bulk operations")

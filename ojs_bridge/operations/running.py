@@ -1,0 +1,169 @@
+"""The carrying out of a bulk operation by the process that began or resumed it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol, TypeVar, cast
+
+from ..errors import NotResumable, StoreError, Unreachable
+from ..spec.job import Job, parse_time
+from .audit import Audit
+from .dead_letters import DeadLetters
+from .letters import Kind
+from .operation import Ledger, Operation, State
+from .parked_retries import ParkedRetries
+from .replaying import MAX_TOLD, Bulk, override_of
+
+#: The seconds between two writings of the progress, and between two looks for jobs that died again.
+SAVED, LOOKED = 1.0, 2.0
+#: The newest replayed jobs that are watched, and the fewest from which a share is taken.
+WATCHED, ENOUGH = 200, 20
+Entries_co = TypeVar("Entries_co", covariant=True)
+
+
+class _Paged(Protocol[Entries_co]):
+    """Dead letters, or parked retries, in pages that each have the cursor after them."""
+
+    def pages(self, kind: Kind, cursor: str | None) -> Iterator[tuple[Entries_co, str | None]]: ...
+
+    def pages_of_ids(
+        self, ids: Sequence[str], cursor: str | None
+    ) -> Iterator[tuple[Entries_co, str | None]]: ...
+
+
+class _Stopped(Exception):
+    """The operation ends before its end."""
+
+
+class Running:
+    """One operation as this process carries it out; it writes its progress and looks for a stop."""
+
+    def __init__(
+        self,
+        operation: Operation,
+        ledger: Ledger,
+        audit: Audit,
+        letters: DeadLetters,
+        retries: ParkedRetries,
+        progress: Callable[[Operation], object] | None,
+    ) -> None:
+        self._ledger, self._audit, self._letters, self._retries = ledger, audit, letters, retries
+        self._before = self._now = self._page = operation
+        self._progress = progress
+        self._saved_at = self._looked_at = time.monotonic()
+        self._watched: deque[str] = deque(maxlen=WATCHED)
+
+    def to_its_end(self) -> Operation:
+        """Carry the operation out, as `Operations.run` says."""
+        try:
+            self._carry_out()
+        except _Stopped as stopped:
+            return self._end("stopped", str(stopped))
+        except Unreachable as error:
+            return self._end("failed", str(error))
+        except KeyboardInterrupt:
+            self._end_if_possible("stopped", "its process was interrupted")
+            raise
+        except Exception as error:
+            self._end_if_possible("failed", str(error))
+            raise
+        return self._end("done", "")
+
+    def _carry_out(self) -> None:
+        asked = self._now
+        if asked.action == "purge":
+            self._letters.purge_pages(self._pages(self._letters), self._told)
+        elif asked.action == "retry":
+            override = override_of(asked.override)
+            replayer = self._letters.replayer(self._sent)
+            replayer.many(self._pages(self._letters), override, rate=asked.rate, told=self._told)
+        else:
+            due = asked.began_at if asked.action == "run" else None
+            self._retries.change_pages(self._pages(self._retries), due, self._told)
+
+    def _pages(self, source: _Paged[Entries_co]) -> Iterator[Entries_co]:
+        """Yield pages of letters or retries from the cursor on; the cursor moves when a page is done."""
+        asked = self._now
+        if asked.ids is None:
+            times = {n: parse_time(asked.kind[n]) for n in ("since", "until") if n in asked.kind}
+            pages = source.pages(cast(Kind, {**asked.kind, **times}), asked.cursor)
+        else:
+            pages = source.pages_of_ids(self._ledger.ids_of(asked), asked.cursor)
+        for entries, cursor in pages:
+            yield entries
+            self._now = self._page = replace(self._now, cursor=cursor)
+            self._save_now_and_then()
+
+    def _told(self, bulk: Bulk) -> None:
+        before = self._before
+        self._now = replace(
+            self._now,
+            matched=before.matched + bulk.matched,
+            succeeded=before.succeeded + bulk.succeeded,
+            failed=before.failed + bulk.failed,
+            errors=(*before.errors, *bulk.errors)[:MAX_TOLD],
+        )
+        if self._progress is not None:
+            self._progress(self._now)
+        self._look_for_deaths()
+        self._save_now_and_then()
+
+    def _sent(self, job: Job) -> None:
+        # A batch that is broken off is not told of, but its jobs were sent.
+        self._now = replace(self._now, matched=self._now.matched + 1, succeeded=self._now.succeeded + 1)
+        self._watched.append(job.id)
+
+    def _look_for_deaths(self) -> None:
+        limit, watched = self._now.stop_if_failing, len(self._watched)
+        if limit is None or watched < ENOUGH or time.monotonic() < self._looked_at + LOOKED:
+            return
+        again = sum(self._ledger.store.get(job_id) is not None for job_id in self._watched)
+        self._now = replace(self._now, died_again=again)
+        self._looked_at = time.monotonic()
+        if again > limit * watched:
+            raise _Stopped(f"{again} of the last {watched} replayed jobs have died again")
+
+    def _save_now_and_then(self) -> None:
+        if time.monotonic() >= self._saved_at + SAVED:
+            self._save(self._now)
+
+    def _save(self, operation: Operation) -> None:
+        """Write the progress; raises _Stopped when an operator wants it, and NotResumable."""
+        operation = replace(operation, updated_at=self._ledger.now())
+        saved = replace(self._resumable(operation), revision=operation.revision + 1)
+        if self._ledger.save(saved):
+            self._now, self._saved_at = replace(operation, revision=saved.revision), time.monotonic()
+            return
+        found = self._ledger.get(operation.id)
+        if found.state != "stopping":
+            raise NotResumable(f"operation {operation.id!r} was taken up by another process")
+        self._now = replace(operation, revision=found.revision)
+        raise _Stopped("an operator stopped it")
+
+    def _resumable(self, operation: Operation) -> Operation:
+        """Return an operation without the counts of entries that `run` meets again from its cursor on."""
+        page, succeeded = self._page, operation.succeeded
+        if operation.action == "run":
+            succeeded = page.succeeded
+        matched = page.matched + succeeded - page.succeeded
+        return replace(
+            operation, matched=matched, succeeded=succeeded, failed=page.failed, errors=page.errors
+        )
+
+    def _end_if_possible(self, state: State, why: str) -> None:
+        with suppress(StoreError, NotResumable):
+            self._end(state, why)
+
+    def _end(self, state: State, why: str) -> Operation:
+        self._now = self._resumable(self._now)
+        try:
+            self._save(replace(self._now, state=state, why=why))
+        except _Stopped:
+            # The operation has ended by itself meanwhile.
+            self._save(replace(self._now, state=state, why=why))
+        self._audit.end(self._now.record, state, self._now.succeeded)
+        return self._now
