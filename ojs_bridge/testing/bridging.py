@@ -147,7 +147,7 @@ class Recorder(Dispatcher):
         except Exception:
             logger.exception("listener %r failed on %s of job %s", listener, event.type, event.subject)
         except BaseException as error:
-            # A framework may take it for an error of the job: whoever has the job run raises it again.
+            # A framework may take it for an error of the job. VirtualTime raises it again after the delivery.
             self.raised = error
             raise
 

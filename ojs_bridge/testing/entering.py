@@ -30,6 +30,7 @@ def virtual_time(target: Any = None, *, jitter: int | None = None) -> Iterator[V
     if isinstance(bridge, VirtualBridge):
         raise ConfigurationError(f"virtual time: {target!r} is under virtual time already")
     other, agenda = VirtualBridge(bridge, clock, jitter), Agenda(clock)
+    other.store.prepare()
     try:
         with turned_into(bridge, other), adapter.worker_of(target, agenda) as worker:
             yield VirtualTime(other, clock, agenda, worker)
