@@ -92,7 +92,12 @@ class Bridge:
             fail_open=fail_open,
             retention=retention,
         )
-        context = Context(
+        self._polling = polling_retry
+        context = self._context(settings, storage_retry, redact)
+        self._assemble(settings, context, checked(replay_rules), Engine)
+
+    def _context(self, settings: Settings, storage_retry: StorageRetry, redact: Redaction | None) -> Context:
+        return Context(
             settings.store,
             self._now,
             History(settings.store, settings.history, settings.header_budget),
@@ -100,8 +105,6 @@ class Bridge:
             Dispatcher(settings.listeners),
             Redactor(redact),
         )
-        self._polling = polling_retry
-        self._assemble(settings, context, checked(replay_rules), Engine)
 
     def _assemble(
         self,
