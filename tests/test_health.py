@@ -122,6 +122,7 @@ def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
     """Also where the store was of this version when the process began."""
     url = f"sqlite:///{tmp_path}/ojs.db"
     bridge = Bridge(url)
+    assert bridge.operations.health.check().checks["store"].message == "empty"
     bridge.dead_letters.stats()
     assert bridge.operations.health.check().checks["store"].facts == {"schema": 4}
     engine = sa.create_engine(url)

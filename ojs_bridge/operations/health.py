@@ -114,10 +114,11 @@ class Probe:
             return {"store": Check("unknown", "there is no store")}
         # A store of a newer version raises its own words.
         version = store.schema()
+        told = "empty" if version is None else f"schema {version}"
         return {
             "workers": _workers(store, now),
             "retries": _retries(store, now),
-            "store": Check("ok", f"schema {version}", {"schema": version}),
+            "store": Check("ok", told, {"schema": version}),
         }
 
     def _of_brokers(self) -> Mapping[str, Check]:
