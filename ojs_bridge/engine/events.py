@@ -178,6 +178,11 @@ def log(job: Job, decision: Decision) -> None:
         logger.log(level, "job %s (%s) %s: %s", job, *said, extra=facts)
 
 
+def log_failure(listener: Listener, event: Event) -> None:
+    """Log the error that a listener has just raised."""
+    logger.exception("listener %r failed on %s of job %s", listener, event.type, event.subject)
+
+
 class Dispatcher:
     """Calls the listeners with each event, in order, on a thread of its own: a slow listener delays no job.
 
@@ -249,9 +254,7 @@ class Dispatcher:
             try:
                 with self._listening:
                     listener(event)
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - it is logged
                 # Not even a sys.exit() may end the thread: the other listeners need it.
                 with suppress(Exception):
-                    logger.exception(
-                        "listener %r failed on %s of job %s", listener, event.type, event.subject
-                    )
+                    log_failure(listener, event)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import Any
 from ..bridge import Bridge
 from ..engine.context import Context
 from ..engine.engine import Engine
-from ..engine.events import Dispatcher, Event
+from ..engine.events import Dispatcher, Event, log_failure
 from ..engine.heartbeat import Heartbeat
 from ..engine.history import History
 from ..engine.reservations import Reservations
@@ -22,8 +21,6 @@ from ..engine.runs import Begun, Run
 from ..spec.decision import Decision
 from ..spec.job import Job
 from ..store import MEMORY, Store, open_store
-
-logger = logging.getLogger("ojs_bridge")
 
 #: The parts of a bridge that other objects may know: an adapter, or a user's module.
 _PARTS = ("engine", "dead_letters", "broker_letters", "retries", "operations")
@@ -144,8 +141,8 @@ class Recorder(Dispatcher):
     def _call(self, listener: Callable[[Event], object], event: Event) -> None:
         try:
             listener(event)
-        except Exception:
-            logger.exception("listener %r failed on %s of job %s", listener, event.type, event.subject)
+        except Exception:  # noqa: BLE001 - it is logged
+            log_failure(listener, event)
         except BaseException as error:
             # A framework may take it for an error of the job. VirtualTime raises it again after the delivery.
             self.raised = error
