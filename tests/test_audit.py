@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, Event, LetterNotFound, Retention
-from ojs_bridge.errors import RetryNotFound, StoreError, Unpublishable
+from ojs_bridge.errors import RetryNotFound, StoreError, Unpublishable, Unreachable
 from ojs_bridge.operations import audit, running
 from ojs_bridge.operations.audit import Actor, Record, acting, some
 from tests.lives import Outbox, bridge_with_outbox
@@ -285,3 +285,15 @@ def test_marks(fleet: Lives) -> None:
     for text, at in (("", None), ("x" * 1001, None), ("v1", now.replace(tzinfo=None))):
         with pytest.raises(ValueError, match=r"text|at"):
             marks.add(text, at=at)
+
+
+def test_an_action_that_breaks_off_tells_how_far_it_came(fleet: Lives) -> None:
+    """The audit has the number of the jobs that were sent, also within a batch."""
+    bridge, outbox = fleet
+    for n in range(30):
+        bury(bridge, f"j-{n:02}", discarded_at=bridge.engine.now() - timedelta(seconds=60 - n))
+    outbox.refuses["j-10"] = Unreachable("gone")
+    with pytest.raises(Unreachable):
+        bridge.dead_letters.retry_all(confirm=True)
+    [record] = bridge.operations.audit.list(action="dead_letter.replay").records
+    assert (record.outcome, record.count) == ("failed", 10)

@@ -200,6 +200,13 @@ def test_what_has_failed_is_counted_once(fleet: Lives) -> None:
     assert [letter_id for letter_id, _ in done.errors] == [ids[3]]
 
 
+def test_a_slow_rate_does_not_spoil_the_list(fleet: Lives) -> None:
+    """However slow it is."""
+    bridge, _ = fleet
+    begun = bridge.operations.begin("retry", rate=1e-300)
+    assert [found.id for found in bridge.operations.list()] == [begun.id]
+
+
 def test_an_interrupt_is_told_and_raised(fleet: Lives) -> None:
     bridge, outbox = fleet
     ids = bury_many(bridge, 30)

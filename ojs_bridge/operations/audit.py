@@ -124,6 +124,10 @@ class Entry:
     count: int | None = None
     outcome: str = "done"
 
+    def add(self, count: int) -> None:
+        """Add to the number of letters or retries, which an action that breaks off has, too."""
+        self.count = (self.count or 0) + count
+
 
 class Audit:
     """The records of one bridge. Reading them raises StoreError, and ConfigurationError without a store."""

@@ -121,8 +121,9 @@ class DeadLetters:
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
         with self._recording("dead_letter.replay", kind, changes=changed(override or {})) as entry:
-            told = _counting(progress, entry)
-            return self.replayer().many(self._pages(where, text), changes, rate=rate, told=told)
+            entry.add(0)
+            replayer = self.replayer(lambda _job: entry.add(1))
+            return replayer.many(self._pages(where, text), changes, rate=rate, told=_counting(progress))
 
     def why_not(self, letter: Letter) -> str | None:
         """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
@@ -158,7 +159,13 @@ class DeadLetters:
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
         with self._recording("dead_letter.delete", kind) as entry:
-            return self.purge_pages(self._pages(where, text), _counting(progress, entry))
+            entry.add(0)
+
+            def told(done: Bulk) -> None:
+                entry.count = done.succeeded
+                _counting(progress)(done)
+
+            return self.purge_pages(self._pages(where, text), told)
 
     def purge_pages(self, pages: Iterable[Sequence[Letter]], told: Callable[[Bulk], object]) -> Bulk:
         """Delete pages of letters; `told` is called with the outcome so far."""
@@ -219,9 +226,10 @@ class DeadLetters:
         """
         letters = [loaded(n, line) for n, line in enumerate(lines, 1) if line.strip()]
         with self._audit.recording("dead_letter.import") as entry:
-            entry.count = 0
-            for entry.count, letter in enumerate(letters, 1):
+            entry.add(0)
+            for letter in letters:
                 self._store.bury(letter)
+                entry.add(1)
         return len(letters)
 
     def prune(self) -> int:
@@ -357,13 +365,5 @@ class DeadLetters:
         return needed(self._context.store, "dead letters")
 
 
-def _counting(progress: Callable[[int], object] | None, entry: Entry) -> Callable[[Bulk], object]:
-    """Return a function that tells the audit, and the caller, of the progress."""
-    entry.count = 0
-
-    def told(done: Bulk) -> None:
-        entry.count = done.succeeded
-        if progress:
-            progress(done.matched)
-
-    return told
+def _counting(progress: Callable[[int], object] | None) -> Callable[[Bulk], object]:
+    return lambda done: progress and progress(done.matched)

@@ -145,8 +145,9 @@ class Ledger:
         known["updated_at"] = parse_time(known["updated_at"])
         known["errors"] = tuple(map(tuple, known["errors"]))
         found = Operation(**known, began_at=document.at, revision=document.revision)
-        pace = timedelta(seconds=1 // found.rate if found.rate else 0)
-        if not found.has_ended and found.updated_at < self.now() - STALE - pace:
+        # No operation is kept for longer, however slow it is.
+        pace = timedelta(seconds=min(KEPT.total_seconds(), 1 // found.rate) if found.rate else 0)
+        if not found.has_ended and self.now() - found.updated_at > STALE + pace:
             return replace(found, state="interrupted")
         return found
 

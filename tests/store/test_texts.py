@@ -19,7 +19,7 @@ from ojs_bridge.spec.fingerprint import fingerprint
 from ojs_bridge.store import LetterFilter, Store
 from ojs_bridge.store.sql import texts as sql_texts
 from tests.store.conftest import grant_to, run
-from tests.store.test_groups import bury_as_before, died
+from tests.store.test_groups import bury_as_before, died, groups
 from tests.store.test_store import NOW, ids
 
 OPEN = Redactor(None)
@@ -165,6 +165,19 @@ def test_a_role_that_may_not_use_the_index_uses_the_store(postgres_url: str, rol
     assert store.delete(["b"], claimed.claim) == 1
     assert store.prune(store.list(LetterFilter(), limit=1, cursor=None).letters, now=NOW)
     assert found(store, "needle") == ids(store) == ["a"]
+
+
+def test_a_role_that_may_only_read_sees_everything(postgres_url: str, role: str) -> None:
+    """Such as that of a page for readers: the index, the groups, the rates and the records are there."""
+    store = open_store(postgres_url)
+    store.bury(died("a", 0, "needle"))
+    store.bury(died("b", 1, "hay"))
+    indexed(store)
+    run(postgres_url, f"grant select on all tables in schema public to {role}")
+    reader = open_store(postgres_url.replace("ojs@", f"{role}@"))
+    assert found(reader, "needle") == ["a"]
+    assert [group.count for group in groups(reader)] == [1, 1]
+    assert reader.list_documents("operation", limit=9, cursor=None).documents == ()
 
 
 def test_an_index_that_is_locked_stops_no_job(postgres_url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -40,44 +40,34 @@ class SQLGroups(SQLLetters):
         offset: int,
     ) -> list[Group]:
         """Return groups; the deaths of those on the page are counted."""
+        self._get_ready()
+        if not self._has(FINGERPRINT.name):
+            raise StoreError(
+                f"the store {self._shown!r} has no groups: it lacks a column, and the log says why"
+            )
         while True:
-            found = self._found(where, order, but, times, limit, offset)
+            with self._statement() as connection:
+                heads = self._heads(connection, where, order, {*map(group_number, but)}, limit, offset)
+                if not heads:
+                    return []
+                numbers = [head[0] for head in heads]
+                deaths = _by_number(connection.execute(self._deaths(numbers, where, times)))
+                newest = _by_number(
+                    connection.execute(self._newest(numbers, where, NEWEST, _c.type, _c.queue))
+                )
+                samples = _by_number(connection.execute(self._newest(numbers, where, 1, _c.record)))
+            found = [
+                _group(head, [each[2] for each in sorted(deaths[head[0]])], newest[head[0]], samples[head[0]])
+                for head in heads
+                # A letter may have gone meanwhile.
+                if samples[head[0]]
+            ]
             strays = [group for group in found if group.sample.group != group.fingerprint]
             if not strays:
                 return found
             for group in strays:
                 # A listing takes those that it meets out of the group.
                 self.list(replace(where, group=group.fingerprint), limit=_BATCH, cursor=None)
-
-    def _found(
-        self,
-        where: LetterFilter,
-        order: Order,
-        but: Collection[str],
-        times: Sequence[datetime],
-        limit: int,
-        offset: int,
-    ) -> list[Group]:
-        """Return groups; an earlier release may have replaced their newest letters by others."""
-        self._get_ready()
-        if not self._has(FINGERPRINT.name):
-            raise StoreError(
-                f"the store {self._shown!r} has no groups: it lacks a column, and the log says why"
-            )
-        with self._statement() as connection:
-            heads = self._heads(connection, where, order, {*map(group_number, but)}, limit, offset)
-            if not heads:
-                return []
-            numbers = [head[0] for head in heads]
-            deaths = _by_number(connection.execute(self._deaths(numbers, where, times)))
-            newest = _by_number(connection.execute(self._newest(numbers, where, NEWEST, _c.type, _c.queue)))
-            samples = _by_number(connection.execute(self._newest(numbers, where, 1, _c.record)))
-        return [
-            _group(head, [each[2] for each in sorted(deaths[head[0]])], newest[head[0]], samples[head[0]])
-            for head in heads
-            # A letter may have gone meanwhile.
-            if samples[head[0]]
-        ]
 
     def _heads(
         self,

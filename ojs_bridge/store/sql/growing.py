@@ -18,7 +18,8 @@ _IS_BUILDING = sa.text(
     " WHERE relid = to_regclass(:table) AND datname = current_database()"
 )
 _MAY_USE = sa.text(
-    "SELECT bool_and(has_table_privilege(to_regclass(:table), word))"
+    "SELECT bool_and(has_table_privilege(to_regclass(:table), word)"
+    " OR NOT has_table_privilege(to_regclass(:letters), word))"
     " FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS word"
 )
 _IS_VALID = sa.text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:index)")
@@ -27,7 +28,7 @@ _IS_VALID = sa.text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regcl
 def missing(connection: Connection) -> list[str]:
     """Return the names of the tables that are missing, and that of the fingerprint's column if it is.
 
-    A table that this role may not read and write is missing to it.
+    A table to which this role has fewer rights than to the letters is missing to it.
     """
     inspector = sa.inspect(connection)
     columns = {each["name"] for each in inspector.get_columns(letters.name)}
@@ -41,7 +42,7 @@ def missing(connection: Connection) -> list[str]:
 
 def _may_use(connection: Connection, table: str) -> bool:
     return connection.dialect.name != "postgresql" or bool(
-        connection.execute(_MAY_USE, {"table": table}).scalar()
+        connection.execute(_MAY_USE, {"table": table, "letters": letters.name}).scalar()
     )
 
 
