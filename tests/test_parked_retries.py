@@ -11,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, RetryNotFound, StorageRetry
+from ojs_bridge.engine.ports import Onward
 from ojs_bridge.engine.runs import Drop, Run
 from ojs_bridge.engine.scheduler import BATCH
 from ojs_bridge.errors import Unpublishable, Unreachable
@@ -42,7 +43,8 @@ class Worker:
         assert isinstance(decision, RetryAt)
         assert self.bridge.engine.parks(decision.at)
         after = self.bridge.engine.after(begun.job, decision)
-        self.bridge.engine.park(begun, after, decision.at, decision.reason, FRAMEWORK, {"args": [job_id]})
+        onward = Onward(after, self.bridge.engine.header(after), decision.at, decision)
+        self.bridge.engine.park(begun, onward, FRAMEWORK, {"args": [job_id]})
         self.bridge.engine.settle(begun, decision)
         return self.bridge.retries.get(job_id)
 

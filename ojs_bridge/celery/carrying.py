@@ -140,7 +140,7 @@ class Conclusion:
             if self._request.is_eager:
                 signal.sig = self._eager_signature(job)
                 return False
-        changes: dict[str, Any] = {HEADER: self._engine.header(job).text}
+        changes: dict[str, Any] = {HEADER: onward.header.text}
         if decision is not None:
             changes = {"retries": job.attempt - 1, **changes}
             store_retry(self._task, self._request, self._signal)

@@ -204,8 +204,7 @@ class Execution:
 
     def prepare(self, onward: Onward) -> bool:
         """Make the options of the message that goes on."""
-        header = self._engine.header(onward.job)
-        self._options = next_options(onward.job, header) | failed_options(onward.failure)
+        self._options = next_options(onward.job, onward.header) | failed_options(onward.failure)
         return True
 
     def publish(self, onward: Onward) -> None:

@@ -87,7 +87,7 @@ class Carrying:
         Raises TakenOver, and any error that may be over later.
         """
         try:
-            self._send_on(begun, Onward(begun.job, begun.at, None), outlet)
+            self._send_on(begun, self._onward(begun.job, begun.at, None), outlet)
         except Exception as error:
             # The worker that holds a reserved job ends it. Any other job would wait for ever.
             if outlet.can_wait and (begun.reservation is not None or isinstance(error, outlet.unreachable)):
@@ -103,8 +103,8 @@ class Carrying:
             case GiveBack():
                 outlet.release(decision)
             case RetryAt() | Snooze():
-                job = self.after(begun.job, decision)
-                self._send_on(begun, Onward(job, decision.at, decision), outlet)
+                onward = self._onward(self.after(begun.job, decision), decision.at, decision)
+                self._send_on(begun, onward, outlet)
             case Discard():
                 outlet.discard(Ended(begun, self.after(begun.job, decision), decision))
             case DeadLetter():
@@ -113,26 +113,28 @@ class Carrying:
             case _:
                 assert_never(decision)
 
+    def _onward(self, job: Job, at: datetime, decision: RetryAt | Snooze | None) -> Onward:
+        return Onward(job, self.header(job), at, decision)
+
     def _send_on(self, begun: Run | Refuse | Postpone, onward: Onward, outlet: Outlet) -> None:
         """Park a job or publish it, as its time asks for; if that fails, do the other."""
         if not outlet.prepare(onward):
             return
-        job, at = onward.job, onward.at
 
         def park() -> None:
-            self.park(begun, job, at, onward.reason, outlet.framework, outlet.kept(onward))
+            self.park(begun, onward, outlet.framework, outlet.kept(onward))
 
         def publish() -> None:
             outlet.publish(onward)
 
-        first, second = (park, publish) if self.parks(at) else (publish, park)
+        first, second = (park, publish) if self.parks(onward.at) else (publish, park)
         try:
             first()
         except outlet.unreachable as error:
             if self.store is None:
                 raise
             second()
-            logger.warning("job %s: %r; it is kept the other way", job, error)
+            logger.warning("job %s: %r; it is kept the other way", onward.job, error)
         outlet.sent(onward)
 
     def _is_buried(self, ended: Ended, decision: DeadLetter, outlet: Outlet) -> bool:
@@ -210,21 +212,14 @@ class Carrying:
     def park(
         self,
         begun: Run | Refuse | Postpone,
-        job: Job,
-        at: datetime,
-        reason: str,
+        onward: Onward,
         framework: str,
         message: Mapping[str, Any],
     ) -> None:
-        """Write a parked retry to the store; `job` is the job as `after` returned it.
-
-        Raises StoreError, and TakenOver.
-        """
-        store, limit = self._needed(), begun.policy.max_attempts if isinstance(begun, Run) else job.attempt
-        state = self.header(job).state
-        parked = parked_of(
-            job, at, reason, framework, message, state, max_attempts=limit, parked_at=self.now()
-        )
+        """Write a parked retry to the store; raises StoreError, and TakenOver."""
+        store, job = self._needed(), onward.job
+        limit = begun.policy.max_attempts if isinstance(begun, Run) else job.attempt
+        parked = parked_of(onward, framework, message, max_attempts=limit, parked_at=self.now())
         self._write(begun, lambda settle: store.park(parked, settle))
 
     def _write(self, begun: Run | Refuse | Postpone, write: Callable[[Settle | None], bool]) -> None:

@@ -12,6 +12,7 @@ from ..spec.decision import DeadLetter
 from ..spec.job import ErrorEntry, Job, decode
 from ..spec.policy import RetryPolicy
 from ..store import Letter, Parked
+from .ports import Onward
 
 
 def letter_of(
@@ -55,17 +56,10 @@ def _in_json(policy: RetryPolicy) -> dict[str, Any] | None:
 
 
 def parked_of(
-    job: Job,
-    at: datetime,
-    reason: str,
-    framework: str,
-    message: Mapping[str, Any],
-    state: Mapping[str, Any],
-    max_attempts: int,
-    *,
-    parked_at: datetime,
+    onward: Onward, framework: str, message: Mapping[str, Any], *, max_attempts: int, parked_at: datetime
 ) -> Parked:
     """Return a job's retry as the store keeps it until a time."""
+    job = onward.job
     return Parked(
         id=job.id,
         key=job.key,
@@ -75,10 +69,10 @@ def parked_of(
         framework=framework,
         attempt=job.attempt,
         max_attempts=max_attempts,
-        next_retry_at=at,
+        next_retry_at=onward.at,
         parked_at=parked_at,
-        reason=reason,
-        state=state,
+        reason=onward.reason,
+        state=onward.header.state,
         message=message,
     )
 

@@ -27,9 +27,10 @@ class Override:
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """A job that goes on and is due at a time; without a decision it came before its time."""
+    """A job that goes on with a header and is due at a time; without a decision it came before its time."""
 
     job: Job
+    header: Header
     at: datetime
     decision: RetryAt | Snooze | None
 

@@ -16,10 +16,10 @@ from ..engine.engine import Engine
 from ..engine.events import Dispatcher, Event, log_failure
 from ..engine.heartbeat import Heartbeat
 from ..engine.history import History
+from ..engine.ports import Onward
 from ..engine.reservations import Reservations
 from ..engine.runs import Begun, Run
 from ..spec.decision import Decision
-from ..spec.job import Job
 from ..store import MEMORY, Store, open_store
 
 #: The parts of a bridge that other objects may know: an adapter, or a user's module.
@@ -102,10 +102,10 @@ class VirtualEngine(Engine):
             run = run._replace(policy=run.policy.model_copy(update={"jitter": False}))
         return super().judge(run, outcome)
 
-    def park(self, begun: Any, job: Job, at: datetime, *rest: Any) -> None:
+    def park(self, begun: Any, onward: Onward, *rest: Any) -> None:
         """Park a retry, and tell when it is due."""
-        super().park(begun, job, at, *rest)
-        self.parked_until(at)
+        super().park(begun, onward, *rest)
+        self.parked_until(onward.at)
 
     def die(self) -> None:
         """Let the worker of the present run die; raises WorkerDied."""
