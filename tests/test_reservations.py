@@ -19,6 +19,7 @@ import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, StorageRetry, StoreError
 from ojs_bridge.engine import heartbeat
+from ojs_bridge.engine.ports import Onward
 from ojs_bridge.engine.reservations import TakenOver, reservation_of
 from ojs_bridge.engine.runs import Begun, Drop, Lost, Postpone, Run
 from ojs_bridge.spec.decision import Complete, DeadLetter, Discard, RetryAt
@@ -277,9 +278,10 @@ def test_a_run_that_was_taken_over_is_not_heard(hasty: list[Bridge]) -> None:
     decision = DeadLetter("handler", Failure("a.b"), "why")
     for begun in (late, heard):
         job = first.engine.after(begun.job, decision)
+        onward = Onward(job, first.engine.header(job), first.engine.now() + LONG, None)
         steps: list[Callable[[], None]] = [
             partial(first.engine.check, begun),
-            partial(first.engine.park, begun, job, first.engine.now() + LONG, "why", FRAMEWORK, {}),
+            partial(first.engine.park, begun, onward, FRAMEWORK, {}),
             partial(first.engine.bury, begun, job, decision, FRAMEWORK, {}),
         ]
         for step in steps:

@@ -205,6 +205,18 @@ def test_one_is_opened_by_the_keyboard(page: Page) -> None:
     expect(detail).to_be_hidden()
 
 
+def test_a_message_outlasts_what_the_page_does_by_itself(page: Page, door: Door) -> None:
+    """Such as a look for more rows, which a slow browser takes after the message was shown."""
+    page.add_init_script("requestAnimationFrame = (work) => setTimeout(work, 300)")
+    page.goto(f"{door.url}#letters?open=gone")
+    page.reload()
+    expect(page.locator("#trouble")).to_contain_text("there is no dead letter job 'gone'")
+    page.evaluate(
+        "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done))))"
+    )
+    expect(page.locator("#trouble")).to_contain_text("there is no dead letter job 'gone'")
+
+
 def test_the_address_says_where_one_is(page: Page, browser: Browser, door: Door) -> None:
     """The address has the filters and the open letter, to be shared and gone back from."""
     page.locator("#letters-filters [name=queue]").fill("celery")

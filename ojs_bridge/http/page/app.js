@@ -10,7 +10,7 @@ import * as operations from "./operations.js";
 import { read } from "./place.js";
 import * as rates from "./rates.js";
 import * as retries from "./retries.js";
-import { byId, guarded, isNear } from "./view.js";
+import { byId, guarded, isNear, trouble } from "./view.js";
 
 const views = { letters, groups, retries, rates, audit };
 const current = () => read().view;
@@ -83,6 +83,6 @@ live.start(
 );
 
 window.addEventListener("scroll", () => {
-  if (isNear(byId(`${current()}-end`))) guarded(views[current()].loadMore);
+  if (isNear(byId(`${current()}-end`))) views[current()].loadMore().catch(trouble);
 }, { passive: true });
 show();

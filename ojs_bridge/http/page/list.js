@@ -5,7 +5,7 @@ import * as detail from "./detail.js";
 import { renew, versionOf } from "./live.js";
 import * as operations from "./operations.js";
 import { keepFilters, read } from "./place.js";
-import { ago, byId, deed, guarded, isNear, make, question } from "./view.js";
+import { ago, byId, deed, guarded, isNear, make, question, trouble } from "./view.js";
 
 const PAGE = 100, HEAD = 20;
 
@@ -90,7 +90,7 @@ export function listOf({ name, kind, row, words, more = () => {}, pageOf = (page
   // A page that does not fill the window is never scrolled; a search goes on until the window is full. Rows have
   // their height when they have been drawn.
   function loadIfNear() {
-    const check = () => isNear(end) && guarded(loadMore);
+    const check = () => isNear(end) && loadMore().catch(trouble);
     requestAnimationFrame(() => requestAnimationFrame(check));
   }
 

@@ -1,7 +1,7 @@
 // Bulk operations. Each goes on by itself; the page watches, stops and resumes them.
 
 import { call, mayWrite, pathOf } from "./api.js";
-import { byId, deed, guarded, make, tell } from "./view.js";
+import { byId, deed, guarded, make, tell, trouble } from "./view.js";
 
 const KIND = "operations";
 const ACTION = { Replay: "retry", Delete: "purge", Run: "run", Cancel: "cancel" };
@@ -41,7 +41,7 @@ export async function load() {
   const ended = operations.filter((one) => !goOn.includes(one) && watched.delete(one.id));
   for (const { id } of goOn) watched.add(id);
   byId("operations").replaceChildren(...operations.filter(isShown).map(row));
-  if (goOn.length) timer = setTimeout(() => guarded(load), WATCH);
+  if (goOn.length) timer = setTimeout(() => load().catch(trouble), WATCH);
   for (const operation of ended) news(operation);
   if (ended.length) await changed();
 }

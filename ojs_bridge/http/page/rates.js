@@ -45,7 +45,7 @@ export async function load() {
 }
 
 export const refresh = load;
-export const loadMore = () => null;
+export const loadMore = async () => null;
 export const isFree = () => !byId("rates").matches(":hover");
 
 const sum = (numbers) => numbers.reduce((all, number) => all + number, 0);

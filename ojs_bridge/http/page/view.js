@@ -64,6 +64,7 @@ export function trouble(error) {
   place.hidden = !place.textContent;
 }
 
+// Does what the reader has asked for. What nobody has asked for must not hide a message when it succeeds.
 export async function guarded(work) {
   try {
     await work();
