@@ -125,7 +125,7 @@ class Entry:
     outcome: str = "done"
 
     def add(self, count: int) -> None:
-        """Add to the number of letters or retries, which an action that breaks off has, too."""
+        """Count letters as they are done, so that an action that breaks off has their number, too."""
         self.count = (self.count or 0) + count
 
 

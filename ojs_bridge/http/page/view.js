@@ -64,7 +64,7 @@ export function trouble(error) {
   place.hidden = !place.textContent;
 }
 
-// Does what the reader has asked for. What nobody has asked for must not hide a message when it succeeds.
+// Does what the reader has asked for, and then hides the last message. What the page does by itself must not hide it.
 export async function guarded(work) {
   try {
     await work();

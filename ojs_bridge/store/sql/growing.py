@@ -28,7 +28,7 @@ _IS_VALID = sa.text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regcl
 def missing(connection: Connection) -> list[str]:
     """Return the names of the tables that are missing, and that of the fingerprint's column if it is.
 
-    A table to which this role has fewer rights than to the letters is missing to it.
+    A table counts as missing if this role has fewer rights to it than to the letters.
     """
     inspector = sa.inspect(connection)
     columns = {each["name"] for each in inspector.get_columns(letters.name)}
