@@ -6,7 +6,9 @@ import re
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 
@@ -27,10 +29,28 @@ class Postgres(Server):
         """Return the URL by which SQLAlchemy connects to this database."""
         return f"postgresql+psycopg://ojs@127.0.0.1:{self.port}/{database}?connect_timeout=60"
 
-    def execute(self, statement: str) -> None:
-        """Run one statement outside any transaction, such as CREATE DATABASE."""
-        with psycopg.connect(_plain(self.url), autocommit=True) as connection:
-            connection.execute(statement.encode())
+    def execute(self, *statements: str, database: str = "postgres") -> None:
+        """Run statements outside any transaction, such as CREATE DATABASE."""
+        with psycopg.connect(_plain(self.url_of(database)), autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def cleared(self, database: str, tables: Iterable[str]) -> str | None:
+        """Empty these tables; return the new name of the database, or None if there are no such tables.
+
+        The name is new for the sake of threads that go on with the old one.
+        """
+        name = f"t{uuid4().hex[:10]}"
+        self.execute(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'",
+            f"ALTER DATABASE {database} RENAME TO {name}",
+        )
+        try:
+            self.execute(*(f"DELETE FROM {table}" for table in tables), database=name)
+        except psycopg.errors.UndefinedTable:
+            self.execute(f"DROP DATABASE {name}")
+            return None
+        return name
 
     def _launch(self) -> None:
         programs = _programs()

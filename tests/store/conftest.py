@@ -15,8 +15,13 @@ from tests.conftest import store_url
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def sql_url(request: pytest.FixtureRequest) -> str:
-    """The URL of an empty store of each kind that speaks SQL, for tests that look into its tables."""
-    return store_url(request.param, request)
+    """The URL of a new store of each kind that speaks SQL, for tests that look into its tables."""
+    fresh: str = (
+        request.getfixturevalue("postgres_url")
+        if request.param == "postgres"
+        else store_url("sqlite", request)
+    )
+    return fresh
 
 
 @pytest.fixture(params=["sqlite", "postgres", "valkey"])

@@ -36,6 +36,21 @@ def first_use(sql_url: str) -> int:
         return connection.execute(sa.text("select count(*) from ojs_schema")).scalar_one()
 
 
+def test_a_store_is_created_whole_or_not_at_all(sql_url: str) -> None:
+    """What breaks off leaves no table without its indexes, which nobody would add later."""
+    engine = sa.create_engine(sql_url)
+    with engine.begin() as connection:
+        connection.execute(sa.text("create table ojs_parked_due (mine integer)"))  # the name of an index
+    with pytest.raises(StoreError, match="ojs_parked_due"):
+        open_store(sql_url).prepare()
+    assert sa.inspect(engine).get_table_names() == ["ojs_parked_due"]
+    with engine.begin() as connection:
+        connection.execute(sa.text("drop table ojs_parked_due"))
+    open_store(sql_url).prepare()
+    assert found_versions(sql_url) == [4]
+    assert len(sa.inspect(sa.create_engine(sql_url)).get_indexes("ojs_parked")) == 3
+
+
 def test_a_store_of_a_newer_version_is_refused(sql_url: str) -> None:
     """Every method refuses it, and the error says what to do."""
     store = open_store(sql_url)

@@ -20,7 +20,7 @@ from ...errors import ConfigurationError, StoreError
 from ..protocol import without_password
 from . import growing, postgres, sqlite
 from .statements import Upsert
-from .tables import GROUPED, LATER, SCHEMA_VERSION, metadata, versions
+from .tables import LATER, SCHEMA_VERSION, metadata, versions
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -219,12 +219,7 @@ class Database:
         for tries_left in reversed(range(len(metadata.tables) + 1)):
             try:
                 with self._unprepared() as connection:
-                    tables = [table for table in metadata.sorted_tables if table not in LATER]
-                    metadata.create_all(connection, tables)
-                    # The tables of an earlier version may lack some.
-                    for index in (x for table in tables for x in table.indexes):
-                        if index is not GROUPED:
-                            index.create(connection, checkfirst=True)
+                    growing.create(connection)
             except StoreError:
                 # Another process may create a table between the check and the creation.
                 if not tries_left:

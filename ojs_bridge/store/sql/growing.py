@@ -1,4 +1,4 @@
-"""The tables, the column and the index that a store of an earlier release lacks, and how they are added.
+"""The tables of a new store; those, the column and the index that a store of an earlier release lacks.
 
 Workers of that release go on with the store meanwhile, and no statement waits for long.
 """
@@ -23,6 +23,22 @@ _MAY_USE = sa.text(
     " FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS word"
 )
 _IS_VALID = sa.text("SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(:index)")
+
+
+def create(connection: Connection) -> None:
+    """Create a new store whole, or the tables and indexes that a store of an earlier version lacks."""
+    if connection.dialect.name == "sqlite":
+        # Its driver begins no transaction before a table is created.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    has_table = sa.inspect(connection).has_table
+    if not any(has_table(name) for name in metadata.tables):
+        metadata.create_all(connection, checkfirst=False)
+        return
+    tables = [table for table in metadata.sorted_tables if table not in LATER]
+    metadata.create_all(connection, tables)
+    for index in (each for table in tables for each in table.indexes):
+        if index is not GROUPED:
+            index.create(connection, checkfirst=True)
 
 
 def missing(connection: Connection) -> list[str]:
