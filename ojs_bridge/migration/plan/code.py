@@ -169,7 +169,7 @@ def functions_around(
     """
     ids = {id(thing) for thing in things}
     ahead = [str(function.__globals__.get("__name__")) for function in functions]
-    ahead += [name for name, module in [*sys.modules.items()] if any(id(x) in ids for x in _values(module))]
+    ahead += [name for name, module in [*sys.modules.items()] if not ids.isdisjoint(map(id, _values(module)))]
     seen: set[str] = set()
     found: dict[str, list[FunctionType]] = {}
     while ahead:
