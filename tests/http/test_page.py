@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -127,10 +128,10 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Debian's Chromium, without a screen."""
+    """Debian's Chromium, without a screen; the build that never has one takes a third less of the machine."""
     with sync_playwright() as playwright:
         found = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium",
+            executable_path=shutil.which("chromium-headless-shell") or "/usr/bin/chromium",
             args=["--no-sandbox", "--disable-dev-shm-usage"],
             timeout=90_000,
         )
