@@ -20,6 +20,7 @@ from ..spec.job import ErrorEntry, Job, parse_time
 from ..spec.policy import RetryPolicy
 from ..store import Letter, LetterFilter, Page, index_text, matches, to_ms
 from .audit import Audit, some
+from .interrupts import uninterrupted
 from .letters import Kind, page_size, says, shown, wanted
 from .replaying import Changes, Sender, changed, job_of, override_of
 
@@ -100,7 +101,9 @@ class BrokerLetters:
             self._store.forget_errors(letter.id)
 
     def _take(self, letter: Letter, then: Callable[[Letter], object]) -> None:
-        if not self._context.dead_queues[letter.framework].take(letter, then):
+        with uninterrupted():
+            taken = self._context.dead_queues[letter.framework].take(letter, then)
+        if not taken:
             raise LetterNotFound(f"dead letter {letter.id!r} is being replayed, or is gone")
 
     def _get(self, letter_id: str) -> Letter:

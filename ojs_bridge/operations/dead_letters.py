@@ -20,6 +20,7 @@ from ..spec.job import Job, format_time
 from ..store import Letter, LetterFilter, Page, Stats, Store, letter_to_json
 from .audit import Audit, Entry, some
 from .groups import Groups, times_of
+from .interrupts import uninterrupted
 from .letters import (
     CLAIM_SECONDS,
     LOOK_THROUGH,
@@ -172,10 +173,11 @@ class DeadLetters:
         done = Bulk(0)
         try:
             for page in pages:
-                matched = done.matched + len(page)
-                deleted = done.succeeded + self._store.prune(page, now=self._clock())
-                done = Bulk(matched, deleted, matched - deleted)
-                told(done)
+                with uninterrupted():
+                    matched = done.matched + len(page)
+                    deleted = done.succeeded + self._store.prune(page, now=self._clock())
+                    done = Bulk(matched, deleted, matched - deleted)
+                    told(done)
         finally:
             if done.succeeded:
                 self._context.emit(pruned(done.succeeded, self._clock(), policy="purge"))
@@ -228,8 +230,9 @@ class DeadLetters:
         with self._audit.recording("dead_letter.import") as entry:
             entry.add(0)
             for letter in letters:
-                self._store.bury(letter)
-                entry.add(1)
+                with uninterrupted():
+                    self._store.bury(letter)
+                    entry.add(1)
         return len(letters)
 
     def prune(self) -> int:

@@ -13,6 +13,7 @@ from ..errors import Unreachable
 from ..spec.job import format_time
 from ..spec.patterns import matches
 from ..store import Parked, ParkedFilter, Store
+from .interrupts import uninterrupted
 from .letters import MAX_PAGE, every_page
 
 
@@ -75,6 +76,10 @@ class Draining:
         return sum(map(self._publish_lot, lots))
 
     def _publish_lot(self, keys: Sequence[str]) -> int:
+        with uninterrupted():
+            return self._claim_and_publish(keys)
+
+    def _claim_and_publish(self, keys: Sequence[str]) -> int:
         now, ends = self._context.clock(), time.monotonic() + CLAIM.total_seconds() / 2
         due = self._store.claim_parked(keys, now=now, until=now + CLAIM)
         published: list[Parked] = []

@@ -18,6 +18,7 @@ from ..spec.patterns import check_pattern, matches
 from ..store import Parked, ParkedFilter, ParkedPage, Store
 from .audit import Audit, some
 from .draining import Drained, Draining
+from .interrupts import uninterrupted
 from .letters import LOOK_THROUGH, Kind, every_page, folded, needed, only_id, page_size, wanted
 from .replaying import MAX_TOLD, READ, Bulk
 
@@ -130,14 +131,15 @@ class ParkedRetries:
         """
         done = Bulk(0)
         for lot in (page[at : at + LOT] for page in pages for at in range(0, len(page), LOT)):
-            wrong = [(parked.id, str(_gone(parked.id))) for parked in lot if not self._change(parked, due)]
-            done = Bulk(
-                done.matched + len(lot),
-                done.succeeded + len(lot) - len(wrong),
-                done.failed + len(wrong),
-                (*done.errors, *wrong)[:MAX_TOLD],
-            )
-            told(done)
+            with uninterrupted():
+                wrong = [(it.id, str(_gone(it.id))) for it in lot if not self._change(it, due)]
+                done = Bulk(
+                    done.matched + len(lot),
+                    done.succeeded + len(lot) - len(wrong),
+                    done.failed + len(wrong),
+                    (*done.errors, *wrong)[:MAX_TOLD],
+                )
+                told(done)
 
     def _change(self, parked: Parked, due: datetime | None) -> bool:
         if due is not None:

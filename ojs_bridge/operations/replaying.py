@@ -18,6 +18,7 @@ from ..messages import OWN_META
 from ..spec.job import Job
 from ..spec.policy import AnyPartial, PartialPolicy, RetryPolicy, partial_to_ojs
 from ..store import Claimed, Letter, LetterFilter, Store
+from .interrupts import uninterrupted
 from .letters import CLAIM_SECONDS, every_page, needed
 
 #: The most letters that a replay claims at a time.
@@ -143,6 +144,10 @@ class Replayer:
     def one(self, letter: Letter, override: Override) -> Job:
         """Replay a letter; raises LetterNotFound, ConfigurationError and every error of publishing."""
         self._sender.publisher_of(letter)
+        with uninterrupted():
+            return self._one(letter, override)
+
+    def _one(self, letter: Letter, override: Override) -> Job:
         claimed = self._store.claim([letter.id], now=self._clock(), seconds=CLAIM_SECONDS)
         if not claimed.letters:
             raise LetterNotFound(f"dead letter {letter.id!r} is being replayed, or is gone")
@@ -186,7 +191,9 @@ class Replayer:
         while rest:
             # A slow pace may wait for longer than a claim lasts.
             pace.wait()
-            rest = self._claim_and_send(rest, override, pace, wrong)
+            # Claimed letters wait for a second at most.
+            with uninterrupted():
+                rest = self._claim_and_send(rest, override, pace, wrong)
         return [*wrong.items()]
 
     def _claim_and_send(

@@ -13,6 +13,7 @@ from ..errors import NotResumable, StoreError, Unreachable
 from ..spec.job import Job, parse_time
 from .audit import Audit
 from .dead_letters import DeadLetters
+from .interrupts import uninterrupted
 from .letters import Kind
 from .operation import Ledger, Operation, State
 from .parked_retries import ParkedRetries
@@ -60,14 +61,18 @@ class Running:
     def to_its_end(self) -> Operation:
         """Carry the operation out, as `Operations.run` says."""
         try:
+            return self._ended()
+        except KeyboardInterrupt:
+            self._end_if_possible("stopped", "its process was interrupted")
+            raise
+
+    def _ended(self) -> Operation:
+        try:
             self._carry_out()
         except _Stopped as stopped:
             return self._end("stopped", str(stopped))
         except Unreachable as error:
             return self._end("failed", str(error))
-        except KeyboardInterrupt:
-            self._end_if_possible("stopped", "its process was interrupted")
-            raise
         except Exception as error:
             self._end_if_possible("failed", str(error))
             raise
@@ -95,8 +100,10 @@ class Running:
             pages = source.pages_of_ids(self._ledger.ids_of(asked), asked.cursor)
         for entries, cursor in pages:
             yield entries
-            self._now = self._page = replace(self._now, cursor=cursor)
-            self._save_now_and_then()
+            # The last page has no cursor after it, and none means the first page.
+            if cursor is not None:
+                self._now = self._page = replace(self._now, cursor=cursor)
+                self._save_now_and_then()
 
     def _told(self, bulk: Bulk) -> None:
         before = self._before
@@ -135,17 +142,20 @@ class Running:
         """Write the progress; raises _Stopped when an operator wants it, and NotResumable."""
         operation = replace(operation, updated_at=self._ledger.now())
         saved = replace(self._resumable(operation), revision=operation.revision + 1)
-        if self._ledger.save(saved):
-            self._now, self._saved_at = replace(operation, revision=saved.revision), time.monotonic()
-            return
+        with uninterrupted():
+            if self._ledger.save(saved):
+                self._now, self._saved_at = replace(operation, revision=saved.revision), time.monotonic()
+                return
         found = self._ledger.get(operation.id)
         if found.state != "stopping":
             raise NotResumable(f"operation {operation.id!r} was taken up by another process")
-        self._now = replace(operation, revision=found.revision)
+        self._now = replace(self._now, revision=found.revision)
         raise _Stopped("an operator stopped it")
 
     def _resumable(self, operation: Operation) -> Operation:
         """Return an operation without the counts of entries that `run` meets again from its cursor on."""
+        if operation.state == "done":
+            return operation
         page, succeeded = self._page, operation.succeeded
         if operation.action == "run":
             succeeded = page.succeeded
@@ -155,15 +165,17 @@ class Running:
         )
 
     def _end_if_possible(self, state: State, why: str) -> None:
-        with suppress(StoreError, NotResumable):
-            self._end(state, why)
+        if not self._now.has_ended:
+            with suppress(StoreError, NotResumable):
+                self._end(state, why)
 
     def _end(self, state: State, why: str) -> Operation:
-        self._now = self._resumable(self._now)
-        try:
-            self._save(replace(self._now, state=state, why=why))
-        except _Stopped:
-            # The operation has ended by itself meanwhile.
-            self._save(replace(self._now, state=state, why=why))
-        self._audit.end(self._now.record, state, self._now.succeeded)
-        return self._now
+        with uninterrupted():
+            ended = self._resumable(replace(self._now, state=state, why=why))
+            try:
+                self._save(ended)
+            except _Stopped:
+                # The operation has ended by itself meanwhile.
+                self._save(replace(ended, revision=self._now.revision))
+            self._audit.end(self._now.record, state, self._now.succeeded)
+            return self._now

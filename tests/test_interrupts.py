@@ -1,0 +1,133 @@
+"""A Ctrl-C at any line of an operation sends no job twice, loses none, and leaves each one counted."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from itertools import count, takewhile
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from ojs_bridge.operations import interrupts, operation
+from ojs_bridge.operations.interrupts import uninterrupted
+from tests.test_draining import Fleet
+from tests.test_operating import bury
+
+JOBS = [f"j-{n}" for n in range(3)]
+
+
+def press_ctrl_c(work: Callable[[], object], line: int) -> bool:
+    """Press Ctrl-C before so many lines of `ojs_bridge.operations` have run; False if there are fewer."""
+    left = line
+
+    def trace(frame: FrameType, event: str, _value: object) -> Any:
+        nonlocal left
+        file = frame.f_code.co_filename
+        if "ojs_bridge/operations" not in file or file == interrupts.__file__:
+            return None
+        left -= event == "line"
+        if not left:
+            left = -1
+            signal.raise_signal(signal.SIGINT)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except KeyboardInterrupt:
+        assert left < 0
+    else:
+        assert left > 0
+    finally:
+        sys.settrace(None)
+    return left < 0
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end the work, as in a terminal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    """A fleet whose operations may go on at once, even if nothing has been heard of them."""
+    monkeypatch.setattr(operation, "STALE", timedelta(0))
+    found = Fleet("memory://")
+    yield found
+    found.bridge.stop()
+
+
+def at_each_line(fleet: Fleet, prepare: Callable[[], Callable[[], object]]) -> Iterator[int]:
+    """Prepare some work and do it, again and again, with a Ctrl-C one line later each time."""
+
+    def interrupted(line: int) -> bool:
+        fleet.outbox.published.clear()
+        fleet.outbox.retried.clear()
+        return press_ctrl_c(prepare(), line)
+
+    line = 0
+    for line in takewhile(interrupted, count(1)):
+        yield line
+    assert line > 50
+
+
+@pytest.mark.parametrize("action", ["retry", "purge", "run", "cancel"])
+def test_an_operation_goes_on_where_ctrl_c_ended_it(action: Any, fleet: Fleet) -> None:
+    operations = fleet.bridge.operations
+
+    def prepare() -> Callable[[], object]:
+        for job in JOBS:
+            if action in ("retry", "purge"):
+                bury(fleet.bridge, job)
+            else:
+                fleet.park(job)
+        return partial(operations.run, operations.begin(action))
+
+    for line in at_each_line(fleet, prepare):
+        found = operations.list()[0]
+        ended = found if found.state == "done" else operations.run(operations.resume(found.id))
+        assert (ended.state, ended.succeeded, ended.failed) == ("done", len(JOBS), 0), line
+        sent = [letter.id for letter, _ in fleet.outbox.published]
+        assert sorted(sent) == (JOBS if action == "retry" else []), line
+        assert not fleet.left or action == "run", line
+
+
+def test_a_replay_of_a_letter(fleet: Fleet) -> None:
+    """The letter is left, or it was sent."""
+    letters = fleet.bridge.dead_letters
+
+    def prepare() -> Callable[[], object]:
+        return partial(letters.retry, bury(fleet.bridge, JOBS[0]).id)
+
+    for line in at_each_line(fleet, prepare):
+        assert len(letters.list().letters) + len(fleet.outbox.published) == 1, line
+
+
+def test_a_drain(fleet: Fleet) -> None:
+    """The parked retries that are left are those that were not published."""
+
+    def prepare() -> Callable[[], object]:
+        for job in JOBS:
+            fleet.park(job)
+        return fleet.bridge.retries.drain
+
+    for line in at_each_line(fleet, prepare):
+        assert sorted([*fleet.published, *fleet.left]) == JOBS, line
+
+
+def test_a_second_ctrl_c_strikes_at_once() -> None:
+    lines = list[int]()
+    with pytest.raises(KeyboardInterrupt), uninterrupted():
+        for line in range(3):
+            signal.raise_signal(signal.SIGINT)
+            lines.append(line)
+    assert lines == [0]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
