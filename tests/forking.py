@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 #: What every program imports, but no app: its settings are those of its process.
@@ -34,12 +35,15 @@ IMPORTED = [
     "kombu.transport.redis",
     "ojs_bridge.celery.request",
     "ojs_bridge.celery.worker",
+    "ojs_bridge.cli.program",
+    "ojs_bridge.http",
     "ojs_bridge.store.redis",
     "ojs_bridge.store.sql",
     "tests.faults",
     "tests.on_celery.project",
     "tests.on_dramatiq.fleet",
     "tests.zombies",
+    "uvicorn",
 ]
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(IMPORTED)
@@ -56,11 +60,13 @@ class Forked:
         log: Path,
         cwd: Path = ROOT,
         leads: bool = False,
+        errors: Path | None = None,
     ) -> None:
         log.touch()
         # `make quick` leaves out every test that starts a process.
         sys.audit("subprocess.Popen", sys.executable, words, str(cwd), None)
-        self._process = _forkserver.Process(target=_begin, args=(program, words, dict(env), log, cwd, leads))
+        to = (log, errors or log)
+        self._process = _forkserver.Process(target=_begin, args=(program, words, dict(env), to, cwd, leads))
         self._process.start()
         assert self._process.pid
         self.pid: int = self._process.pid
@@ -86,6 +92,10 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, sent)
 
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Kill it with signal 9."""
         self.send_signal(signal.SIGKILL)
@@ -109,6 +119,31 @@ def code(text: str, *words: str) -> None:
     exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
 
 
+class Ended(NamedTuple):
+    """The exit status of a command, and its output."""
+
+    status: int
+    out: str
+    err: str
+
+
+def started(
+    words: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path, leads: bool = False
+) -> Forked:
+    """Start a command of a shell, such as `celery -A shop worker`, `ojs-bridge serve` or `python sell.py`."""
+    program, arguments = _program_of(words)
+    return Forked(program, *arguments, env=env, log=log, cwd=cwd, leads=leads)
+
+
+def ended(words: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Ended:
+    """Run a command of a shell to its end."""
+    program, arguments = _program_of(words)
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = Path(folder, "out"), Path(folder, "err")
+        status = Forked(program, *arguments, env=env, log=out, errors=err, cwd=cwd).wait(120)
+        return Ended(status, out.read_text(), err.read_text())
+
+
 def run(program: Callable[..., object], *words: str, env: Mapping[str, str]) -> None:
     """Run a program to its end; an exit status other than 0 is a failure."""
     with tempfile.NamedTemporaryFile() as log:
@@ -116,23 +151,36 @@ def run(program: Callable[..., object], *words: str, env: Mapping[str, str]) -> 
         assert status == 0, Path(log.name).read_text()
 
 
+def _program_of(words: Sequence[str]) -> tuple[Callable[..., object], Sequence[str]]:
+    match [*words]:
+        case ["python", "-c", *rest]:
+            return code, rest
+        case ["python", "-m", *rest]:
+            return module, rest
+        case ["python", *rest]:
+            return script, rest
+        case [name, *rest]:
+            return script, [str(Path(sys.executable).with_name(name)), *rest]
+    raise ValueError("a command has a word at least")
+
+
 def _begin(
     program: Callable[..., object],
     words: tuple[str, ...],
     env: dict[str, str],
-    log: Path,
+    to: tuple[Path, Path],
     cwd: Path,
     leads: bool,
 ) -> None:
     if leads:
         os.setsid()
-    with log.open("ab") as out:
-        os.dup2(out.fileno(), 1)
-        os.dup2(out.fileno(), 2)
+    for number, path in enumerate(to, start=1):
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), number)
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    sys.path.insert(0, str(cwd))
+    sys.path[:0] = [str(cwd), *env.get("PYTHONPATH", "").split(os.pathsep)]
     # The processes that the program itself starts are started as Python does by default.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     # Celery has the garbage collected before each fork, which would look at all that is imported.

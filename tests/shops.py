@@ -6,17 +6,15 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
+from tests.forking import ended, started
 from tests.servers import Server, eventually
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-_BIN = Path(sys.executable).parent
 #: The words by which a web server is told its port, by its program.
 PORTS = {"python": "--noreload {}", "flask": "--port {}", "uvicorn": "--port {}"}
 
@@ -40,7 +38,6 @@ class Shop(Server):
         ours = {k: v for k, v in os.environ.items() if not k.startswith(("OJS_BRIDGE_", "DJANGO_"))}
         self._environment = {
             **ours,
-            "PATH": f"{_BIN}{os.pathsep}{ours['PATH']}",
             "BROKER_URL": broker_url,
             "PYTHONUNBUFFERED": "1",
             **variables,
@@ -58,11 +55,9 @@ class Shop(Server):
     def _launch(self) -> None:
         for command in self._prepare:
             self.run(command)
-        self._spawn(self._words(self._worker), env=self._environment)
-        self._spawn(self._words(self._web), env=self._environment)
-
-    def _words(self, command: str) -> list[str]:
-        return [str(_BIN / word) if word == "python" else word for word in command.format(self.port).split()]
+        for command in (self._worker, self._web):
+            words, log = command.format(self.port).split(), self.folder / "log"
+            self._children.append(started(words, env=self._environment, log=log, cwd=self.folder, leads=True))
 
     def _answers(self) -> bool:
         try:
@@ -73,16 +68,9 @@ class Shop(Server):
 
     def run(self, command: str) -> str:
         """Run a command of the shop's; return its output."""
-        done = subprocess.run(
-            self._words(command),
-            cwd=self.folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        done = ended(command.format(self.port).split(), env=self._environment, cwd=self.folder)
+        assert done.status == 0, done.err
+        return done.out
 
     def log(self) -> str:
         """Return the output of the worker and of the web server."""

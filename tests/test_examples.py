@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ import pytest
 
 from ojs_bridge import open_store
 from ojs_bridge.store import LetterFilter
+from tests.forking import ended, started
 from tests.servers import eventually
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -77,11 +76,7 @@ def told(shop: Path) -> list[str]:
 def working(folder: Path, environment: dict[str, str]) -> Iterator[Callable[[], str]]:
     """Run the example's worker; yield a function that reads its log."""
     log = folder / "worker.log"
-    with log.open("w") as output:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", *WORKERS[folder.name]],
-            cwd=folder, env=environment, stdout=output, stderr=output,
-        )  # fmt: skip
+    worker = started(WORKERS[folder.name], env=environment, log=log, cwd=folder)
     try:
         yield log.read_text
     except BaseException:
@@ -94,11 +89,9 @@ def working(folder: Path, environment: dict[str, str]) -> Iterator[Callable[[], 
 
 def python(folder: Path, environment: dict[str, str], script: str) -> str:
     """Run one of the example's scripts; return its output."""
-    done = subprocess.run(
-        [sys.executable, script], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = ended(["python", script], env=environment, cwd=folder)
+    assert done.status == 0, done.err
+    return done.out
 
 
 def test_both_shops_live_in_the_same_world() -> None:

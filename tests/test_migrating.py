@@ -9,7 +9,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from packaging.requirements import Requirement
 from ojs_bridge import open_store
 from ojs_bridge.migration.shadowing.comparing import reports
 from ojs_bridge.store import LetterFilter, Store
+from tests.forking import Forked, ended, started
 from tests.servers import Valkey, eventually
 
 ROOT = Path(__file__).parent.parent
@@ -34,13 +34,8 @@ SHOPS = {"Celery": ROOT / "examples" / "celery_shop", "Dramatiq": ROOT / "exampl
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FOR_ONE = re.compile(r"# (Celery|Dramatiq)$")
 FILE = re.compile(r"# (?P<name>\w+\.\w+), (?P<framework>Celery|Dramatiq)(?P<at_the_end>, at the end)?\n")
-#: The commands in place of the guide's programs; any other program is called as it is.
-PROGRAMS = {
-    "celery": [sys.executable, "-m", "celery"],
-    "dramatiq": [sys.executable, "-m", "dramatiq"],
-    "ojs-bridge": [sys.executable, "-m", "ojs_bridge.cli"],
-    "python": [sys.executable],
-}
+#: The guide's programs that are Python's, and those that are the shell's.
+PROGRAMS = {"celery", "dramatiq", "ojs-bridge", "python"}
 PLAIN = {"rm", "sed", "touch"}
 WORKER = re.compile(r"celery -A \w+ worker|dramatiq \w+")
 READY = {"Celery": " ready.", "Dramatiq": "Worker process is ready for action."}
@@ -121,7 +116,7 @@ def test_nothing_in_the_guide_is_skipped() -> None:
 class Workers:
     """The workers of one deployment."""
 
-    process: subprocess.Popen[bytes]
+    process: Forked
     log: Path
 
     def is_ready(self, framework: str) -> bool:
@@ -198,25 +193,18 @@ class Walk:
             pytest.fail(f"$ {step.text}\n{said[0]}\nis not what the guide shows:\n{step.shown}")
 
     def _said(self, words: list[str]) -> str:
-        program, *arguments = words
-        assert program in PROGRAMS or program in PLAIN
-        done = subprocess.run(
-            [*PROGRAMS.get(program, [program]), *arguments],
-            cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{words}: {done.stdout}"
-        return done.stdout
+        if words[0] in PROGRAMS:
+            done = ended(words, env=self.environment, cwd=self.folder)
+            assert done.status == 0, f"{words}: {done.out}{done.err}"
+            return done.out + done.err
+        assert words[0] in PLAIN
+        return subprocess.run(words, cwd=self.folder, capture_output=True, text=True, check=True).stdout
 
     def _deploy(self, words: list[str], given: dict[str, str]) -> None:
         """Start new workers and end the old ones, while orders come in."""
         old, log = self.deployed[-1:], self.folder / f"workers-{len(self.deployed)}.log"
-        with log.open("wb") as output:
-            new = subprocess.Popen(
-                [*PROGRAMS[words[0]], *words[1:]],
-                cwd=self.folder, env={**self.environment, **given}, stdout=output, stderr=output,
-                start_new_session=True,
-            )  # fmt: skip
+        environment = {**self.environment, **given}
+        new = started(words, env=environment, log=log, cwd=self.folder, leads=True)
         self.deployed.append(Workers(new, log))
         if old:
             self._said(["python", "sell.py", str(MEANWHILE)])

@@ -3,8 +3,6 @@
 import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ import httpx
 import pytest
 
 from ojs_bridge import Bridge
+from tests.forking import ended, started
 from tests.servers import eventually
 from tests.servers.ports import free_port
 
@@ -57,15 +56,7 @@ def test_every_python_snippet_names_its_module(pages: str) -> None:
 def test_a_module_of_the_readme_imports(shop: tuple[Path, dict[str, str]], name: str) -> None:
     """Each snippet is a module that works as it stands."""
     folder, environment = shop
-    done = subprocess.run(
-        [sys.executable, "-c", f"import {name}"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    _said(folder, environment, "python", "-c", f"import {name}")
 
 
 def test_the_readme_from_sending_to_replaying(readme: str, shop: tuple[Path, dict[str, str]]) -> None:
@@ -78,7 +69,7 @@ def test_the_readme_from_sending_to_replaying(readme: str, shop: tuple[Path, dic
             "tasks; tasks.charge.delay(7)",
             "fleet; fleet.sync_crm.delay('a')",
         ):
-            _python(folder, environment, "-c", f"import {job}")
+            _said(folder, environment, "python", "-c", f"import {job}")
         eventually(lambda: store.stats().total == 3, seconds=60, what="three dead letters")
         letters = {letter.type: letter for letter in store.list().letters}
         assert {name: letter.attempt for name, letter in letters.items()} == {
@@ -87,7 +78,7 @@ def test_the_readme_from_sending_to_replaying(readme: str, shop: tuple[Path, dic
             "billing.sync_crm": 3,
         }
         (replay,) = [line for line in COMMAND.findall(readme) if "replay" in line]
-        _python(folder, environment, "-m", "ojs_bridge.cli", *shlex.split(replay))
+        _said(folder, environment, "ojs-bridge", *shlex.split(replay))
         letter_id = letters["billing.sync_crm"].id
         eventually(lambda: store.stats().total == 3, seconds=60, what="the second death")
     assert store.get(letter_id).replay_count == 1
@@ -97,7 +88,7 @@ def test_the_readme_from_sending_to_replaying(readme: str, shop: tuple[Path, dic
 def test_a_policy_for_one_job(shop: tuple[Path, dict[str, str]]) -> None:
     """The producers of both frameworks send it with their job, and refuse an invalid one."""
     folder, environment = shop
-    _python(folder, environment, "send.py")
+    _said(folder, environment, "python", "send.py")
 
 
 COMMAND = re.compile(r"^\$ ojs-bridge (.*)$", re.MULTILINE)
@@ -112,9 +103,9 @@ def test_the_commands_of_the_readme(readme: str, shop: tuple[Path, dict[str, str
     assert len(commands) == 4
     *ending, (serve, *options) = commands
     for command in ending:
-        _python(folder, environment, "-m", "ojs_bridge.cli", *command)
-    command = [sys.executable, "-m", "ojs_bridge.cli", serve, "--port", str(port), *options]
-    server = subprocess.Popen(command, cwd=folder, env=environment)
+        _said(folder, environment, "ojs-bridge", *command)
+    command = ["ojs-bridge", serve, "--port", str(port), *options]
+    server = started(command, env=environment, log=folder / "server.log", cwd=folder)
     try:
         eventually(lambda: _answers(f"http://127.0.0.1:{port}/"), seconds=30, what="the page")
     finally:
@@ -138,12 +129,10 @@ def test_the_two_commands_stand_at_the_top(readme: str) -> None:
         assert f"\n{command}:" in makefile
 
 
-def _python(folder: Path, environment: dict[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def _said(folder: Path, environment: dict[str, str], *words: str) -> str:
+    done = ended(words, env=environment, cwd=folder)
+    assert done.status == 0, done.err
+    return done.out
 
 
 @contextmanager
@@ -186,10 +175,7 @@ def _workers(folder: Path, environment: dict[str, str]) -> Iterator[object]:
     )
     with ExitStack() as stack:
         for name, command in commands.items():
-            output = stack.enter_context((folder / f"{name}.log").open("w"))
-            worker = subprocess.Popen(
-                [sys.executable, "-m", *command], cwd=folder, env=environment, stdout=output, stderr=output
-            )
+            worker = started(command, env=environment, log=folder / f"{name}.log", cwd=folder)
             stack.callback(worker.wait, 20)
             stack.callback(worker.terminate)
         yield lambda name: (folder / f"{name}.log").read_text()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forking import ended
 from tests.servers import eventually
 from tests.shops import EXAMPLES, Shop
 from tests.testing.test_plugin import pytest_in
@@ -68,16 +67,9 @@ def test_the_tests_of_a_shop_on_django_pass(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     shutil.copytree(EXAMPLES / name, folder, ignore=shutil.ignore_patterns("__pycache__", "*.db", "order-*"))
     environment = {key: value for key, value in os.environ.items() if key != "DJANGO_SETTINGS_MODULE"}
-    done = subprocess.run(
-        [sys.executable, "manage.py", "test"],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Ran 2 tests" in done.stderr
+    done = ended(["python", "manage.py", "test"], env=environment, cwd=folder)
+    assert done.status == 0, done.err
+    assert "Ran 2 tests" in done.err
 
 
 def test_all_shops_have_the_same_bank() -> None:

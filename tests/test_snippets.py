@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import typer
 
 from ojs_bridge import Bridge
 from ojs_bridge.cli.program import program as command_line
+from tests.forking import ended
 from tests.lives import bridge_with_outbox
 from tests.test_operating import bury, celery_message
 
@@ -94,10 +94,9 @@ def test_the_commands_of_a_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def run_cli(*words: str, folder: Path) -> str:
     """Run a command of the command line in a folder; return its output."""
-    command = [sys.executable, "-m", "ojs_bridge.cli", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = ended(["ojs-bridge", *words], env=os.environ, cwd=folder)
+    assert done.status == 0, done.err
+    return done.out
 
 
 #: A command at a prompt, or in a sentence, where it may go on in the next line.

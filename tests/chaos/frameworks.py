@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 import dramatiq
@@ -55,7 +53,7 @@ class OnCelery:
     def command(self) -> list[str]:
         """Return the command of one worker."""
         options = ["-c", str(THREADS), "-l", "INFO", "--without-gossip", "--without-mingle"]
-        return [sys.executable, "-m", "celery", "-A", "tests.chaos.celery_app", "worker", *options]
+        return ["celery", "-A", "tests.chaos.celery_app", "worker", *options]
 
     def declare(self, settings: Settings) -> None:
         """Declare the queue."""
@@ -92,8 +90,7 @@ class OnDramatiq:
 
     def command(self) -> list[str]:
         """Return the command of one worker."""
-        program = str(Path(sys.executable).parent / "dramatiq")
-        return [program, "tests.chaos.dramatiq_app", "--processes", "1", "--threads", str(THREADS)]
+        return ["dramatiq", "tests.chaos.dramatiq_app", "--processes", "1", "--threads", str(THREADS)]
 
     def declare(self, settings: Settings) -> None:
         """Declare the queues."""

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.forking import ROOT, started
 from tests.servers import eventually
 
-ROOT = Path(__file__).parents[2]
 #: Seconds that a main process may be without a child: Dramatiq's can wait for a dead one for ever.
 CHILDLESS = 10.0
 #: The seconds more before it has its first child.
@@ -32,10 +32,7 @@ class Worker:
         self._start()
 
     def _start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, cwd=ROOT, env=self._environment, stdout=log, stderr=log, start_new_session=True
-            )
+        self._process = started(self._command, env=self._environment, log=self._log, cwd=ROOT, leads=True)
         self._groups.append(self._process.pid)
         self._had_children = time.monotonic() + STARTING
 

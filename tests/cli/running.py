@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from ojs_bridge.cli.program import program
+from tests.forking import ended
 
 #: The variables of an operator's environment or terminal, on which no test shall depend.
 _THEIRS = ("COLUMNS", "OJS_BRIDGE_STORE", "OJS_BRIDGE_NAMESPACE", "OJS_BRIDGE_APP", "OJS_BRIDGE_RETRY")
@@ -44,34 +44,18 @@ def run(*words: str, store: str | None = None, stdin: str = "", **env: str) -> R
 def spawn(*words: str, cwd: Path, program: tuple[str, ...] = ("ojs_bridge.cli",), **env: str) -> Ran:
     """Run a command as a process of its own, in a folder."""
     known = {name: value for name, value in os.environ.items() if name not in _THEIRS}
-    command = [sys.executable, "-m", *program, *words]
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**known, **env},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    return Ran(done.returncode, done.stdout, done.stderr)
+    return Ran(*ended(["python", "-m", *program, *words], env={**known, **env}, cwd=cwd))
 
 
 def spawn_all(*lines: Sequence[str], cwd: Path, **env: str) -> list[Ran]:
     """Run several commands one after the other in one process, in a folder: an app is imported but once."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from tests.cli.running import answer_all; answer_all()"],
-        cwd=cwd,
-        env={**os.environ, **env, "PYTHONPATH": str(Path(__file__).parents[2])},
-        input=json.dumps(lines),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [Ran(*told) for told in json.loads(done.stdout)]
+    program = "from tests.cli.running import answer_all; answer_all()"
+    done = ended(["python", "-c", program, json.dumps(lines)], env={**os.environ, **env}, cwd=cwd)
+    assert done.status == 0, done.err
+    return [Ran(*told) for told in json.loads(done.out)]
 
 
 def answer_all() -> None:
-    """Run the commands that stdin holds, and write the output of each to stdout."""
-    ran = [run(*words) for words in json.load(sys.stdin)]
+    """Run the commands that the first argument holds, and write the output of each to stdout."""
+    ran = [run(*words) for words in json.loads(sys.argv[1])]
     sys.stdout.write(json.dumps([[r.code, r.out, r.err] for r in ran]))

@@ -15,6 +15,7 @@ from ojs_bridge import Bridge
 from ojs_bridge.operations import operation, running
 from tests.cli.running import run, spawn
 from tests.cli.test_apps import DRAMATIQ, dramatiq_message
+from tests.forking import Forked, started
 from tests.servers import Valkey, eventually
 from tests.test_operating import bury
 
@@ -92,18 +93,12 @@ def test_a_replay_stops_and_goes_on(tmp_path: Path, valkey: Valkey, valkey_url: 
     for words, ask in ((replay, interrupt), (("operations", "resume", "{id}", *app), stop)):
         named = [word.format(id=bridge.operations.list()[0].id) if "{id}" in word else word for word in words]
         gone = len(bridge.dead_letters.list().letters)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ojs_bridge.cli", *named],
-            cwd=tmp_path,
-            env={**os.environ, "BROKER_URL": valkey.url},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        variables, log = {**os.environ, "BROKER_URL": valkey.url}, tmp_path / f"{named[0]}.log"
+        process = started(["ojs-bridge", *named], env=variables, log=log, cwd=tmp_path)
         eventually(lambda gone=gone: len(bridge.dead_letters.list().letters) < gone, seconds=30)
         ask(process, bridge, url)
-        _, err = process.communicate(timeout=30)
-        assert process.returncode == 1, err
+        status, err = process.wait(30), log.read_text()
+        assert status == 1, err
         [operation] = bridge.operations.list()
         assert operation.state == "stopped"
         assert f"go on with: ojs-bridge operations resume {operation.id}" in err
@@ -114,12 +109,12 @@ def test_a_replay_stops_and_goes_on(tmp_path: Path, valkey: Valkey, valkey_url: 
     assert bridge.dead_letters.list().letters == ()
 
 
-def interrupt(process: subprocess.Popen[str], bridge: Bridge, url: str) -> None:
+def interrupt(process: Forked, bridge: Bridge, url: str) -> None:
     """Press Ctrl-C."""
     process.send_signal(signal.SIGINT)
 
 
-def stop(process: subprocess.Popen[str], bridge: Bridge, url: str) -> None:
+def stop(process: Forked, bridge: Bridge, url: str) -> None:
     """Stop the operation from another terminal."""
     [operation] = bridge.operations.list()
     assert run("operations", "stop", operation.id, store=url).code == 0

@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +22,7 @@ from dramatiq.results import Results
 from tests.contract.dramatiq_broker import make_broker
 from tests.contract.fleet import Fleet, Wishes, Worker
 from tests.contract.notes import Settings
-from tests.forking import ROOT
+from tests.forking import Forked, module
 from tests.on_celery import fleet as celery_fleet
 from tests.on_dramatiq.fleet import left_in
 from tests.servers import eventually
@@ -234,18 +232,10 @@ class Process:
 
     def __init__(self, settings: Settings, threads: int, log: Path, env: dict[str, str]) -> None:
         self._log = log
-        words = ["-m", "dramatiq", "tests.contract.dramatiq_broker", "--processes", "1", "--threads"]
+        words = ["tests.contract.dramatiq_broker", "--processes", "1", "--threads", str(threads)]
         environment = {**os.environ, "dramatiq_worker_timeout": "50", **settings.to_env(), **env}
         self._before = self.log.count("ready for action") if log.exists() else 0
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, *words, str(threads)],
-                cwd=ROOT,
-                env=environment,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+        self.process = Forked(module, "dramatiq", *words, env=environment, log=log, leads=True)
 
     @property
     def log(self) -> str:

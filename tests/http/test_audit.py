@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from starlette.testclient import TestClient
 from ojs_bridge import ConfigurationError
 from ojs_bridge.http import app_for
 from ojs_bridge.http.guarding import Access, tokens_of
+from tests.forking import started
 from tests.http.doors import API, LETTERS, OPERATOR, OWN, READER, RETRIES, House, client_at, house, with_token
 from tests.http.test_letters import refused
 from tests.http.test_operations import begin, ended
@@ -183,13 +182,8 @@ def test_a_server_with_named_tokens(door: House, tmp_path: Path) -> None:
         "--user-header",
         "X-Forwarded-User",
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ojs_bridge.cli", *words],
-        env={**os.environ, "OJS_BRIDGE_TOKENS": f"alice:operator:{ALICE}"},
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    variables = {**os.environ, "OJS_BRIDGE_TOKENS": f"alice:operator:{ALICE}"}
+    process = started(["ojs-bridge", *words], env=variables, log=tmp_path / "log", cwd=tmp_path)
     address = f"http://127.0.0.1:{port}"
 
     def answers() -> bool:
@@ -206,10 +200,10 @@ def test_a_server_with_named_tokens(door: House, tmp_path: Path) -> None:
         assert httpx.get(f"{address}{API}/audit").status_code == 401
     finally:
         process.terminate()
-        _, err = process.communicate(timeout=20)
+        process.wait(20)
     found = listed(door.client)
     assert [(r["who"], r["via"], r["address"]) for r in found] == [
         ("dora", "http", "127.0.0.1"),
         ("alice", "http", "127.0.0.1"),
     ]
-    assert "OJS_BRIDGE_TOKENS" not in err
+    assert "OJS_BRIDGE_TOKENS" not in (tmp_path / "log").read_text()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
@@ -24,6 +22,7 @@ from ojs_bridge import Bridge, Parked, open_store
 from ojs_bridge.http import app_for
 from ojs_bridge.spec.fingerprint import fingerprint
 from ojs_bridge.store import BOUNDS, Rate
+from tests.forking import ended, started
 from tests.http.doors import OPERATOR, READER, listening
 from tests.servers import Valkey, eventually
 from tests.servers.ports import free_port
@@ -86,7 +85,7 @@ class Door:
 
     def python(self, code: str, *words: str) -> list[str]:
         """Return the command that runs some code with words."""
-        return [sys.executable, "-c", code, *words]
+        return ["python", "-c", code, *words]
 
     def ids(self) -> list[str]:
         """Return the ids of the dead letters."""
@@ -113,13 +112,13 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
         found = Door(f"sqlite:///{folder}/ojs.db", valkey.url)
 
         def start(command: list[str], log: str) -> None:
-            file = stack.enter_context((folder / log).open("wb"))
-            process = subprocess.Popen(command, env=found.environment, cwd=ROOT, stdout=file, stderr=file)
+            process = started(command, env=found.environment, log=folder / log, cwd=ROOT)
             stack.callback(lambda: (process.terminate(), process.wait(30)))
 
         for name, command in WORKERS.items():
-            start([sys.executable, "-m", *command], name)
-        subprocess.run(found.python(SEND, json.dumps(DYING)), env=found.environment, check=True)
+            start(["python", "-m", *command], name)
+        sent = ended(found.python(SEND, json.dumps(DYING)), env=found.environment, cwd=ROOT)
+        assert sent.status == 0, sent.err
         start(found.python(SERVE, str(found.port), ""), "server")
         eventually(lambda: len(found.ids()) == 2 * len(DYING), seconds=60)
         await_door(found)
@@ -722,15 +721,14 @@ def test_a_phone_and_the_dark(browser: Browser, door: Door, scheme: Any) -> None
     Bridge(door.store).dead_letters.delete(long[:180])
 
 
-def test_thousands(browser: Browser, door: Door) -> None:
+def test_thousands(browser: Browser, door: Door, tmp_path: Path) -> None:
     """The list scrolls through all letters, and the keyboard still answers."""
     broker = door.environment["OJS_DEMO_VALKEY"]
     big = Door(f"{broker.removesuffix('/0')}/1", broker)
     for n in range(3_000):
         big.store.bury(letter(f"j-{n}", discarded_at=letter().discarded_at - timedelta(seconds=n)))
-    server = subprocess.Popen(
-        big.python(SERVE, str(big.port), "a-token-of-16-characters"), env=big.environment
-    )
+    command = big.python(SERVE, str(big.port), "a-token-of-16-characters")
+    server = started(command, env=big.environment, log=tmp_path / "log", cwd=ROOT)
     try:
         await_door(big)
         page = browser.new_page()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +18,7 @@ from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.migration import shadow
 from ojs_bridge.migration.shadowing import SHADOW, bridge_of_shadow
 from ojs_bridge.migration.shadowing.comparing import TaskReport, reports
+from tests.forking import ROOT, started
 from tests.servers import Valkey, eventually
 
 AUTO = {"autoretry_for": (OSError,), "max_retries": 2, "retry_backoff": 10, "retry_jitter": False}
@@ -248,14 +247,13 @@ def test_in_a_real_worker(valkey: Valkey, unique: str, tmp_path: Path) -> None:
     """Each pool child compares its runs, and writes what is pending when the worker is told to stop."""
     url, runs = f"sqlite:///{tmp_path}/ojs.db", tmp_path / "runs"
     known = {"SHADOWED_QUEUE": unique, "SHADOWED_BROKER": valkey.url, "SHADOWED_RUNS": str(runs)}
-    command = [sys.executable, "-m", "celery", "-A", "tests.on_celery.shadowed", "worker", "-c", "2"]
+    command = ["celery", "-A", "tests.on_celery.shadowed", "worker", "-c", "2"]
     sender = Celery(broker=valkey.url, set_as_current=False)
     for _ in range(6):
         sender.send_task("hopeless", queue=unique)
     runs.touch()
-    with (tmp_path / "log").open("wb") as log:
-        environment = {**os.environ, **known, "OJS_BRIDGE_STORE": url}
-        worker = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    environment = {**os.environ, **known, "OJS_BRIDGE_STORE": url}
+    worker = started(command, env=environment, log=tmp_path / "log", cwd=ROOT)
     try:
         eventually(lambda: len(runs.read_text().split()) >= 18, seconds=50)
         worker.send_signal(signal.SIGTERM)

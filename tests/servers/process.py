@@ -10,11 +10,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from typing_extensions import Self
 
 from tests.servers.ports import free_port
+
+
+class Child(Protocol):
+    """A process, as `subprocess.Popen` names what it can do."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sent: signal.Signals) -> None: ...
+
+    def kill(self) -> None: ...
 
 
 class ServerMissing(Exception):
@@ -65,7 +80,7 @@ class Server(ABC):
             prefix="ojs-server-", dir=self.place, ignore_cleanup_errors=True
         )
         self.folder = Path(self._temporary.name).resolve()
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: list[Child] = []
 
     @property
     @abstractmethod

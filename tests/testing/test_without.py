@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import dramatiq
@@ -16,6 +14,7 @@ import ojs_bridge.celery
 import ojs_bridge.dramatiq
 from ojs_bridge import Bridge
 from ojs_bridge.testing import virtual_time
+from tests.forking import started
 from tests.servers import eventually
 
 HINT = "a test need not wait for that, see ojs_bridge.testing.virtual_time"
@@ -80,14 +79,10 @@ def test_celerys_broker_in_memory(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_program_refuses_a_store_in_memory(tmp_path: Path, text: str, command: list[str]) -> None:
     (tmp_path / "shop.py").write_text(text)
     log = tmp_path / "log"
-    with log.open("w") as output:
-        environment = {**os.environ, "PYTHONPATH": str(Path(ojs_bridge.__file__).parent.parent)}
-        worker = subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=tmp_path, env=environment, stdout=output, stderr=output
-        )
-        try:
-            eventually(lambda: worker.poll() is not None, seconds=60, what="the end of the worker")
-        finally:
-            worker.kill()
+    worker = started(command, env=os.environ, log=log, cwd=tmp_path)
+    try:
+        eventually(lambda: worker.poll() is not None, seconds=60, what="the end of the worker")
+    finally:
+        worker.kill()
     assert worker.returncode != 0
     assert "store: 'memory://' is in one process only, for tests" in log.read_text()
