@@ -177,6 +177,7 @@ def _begin(
     for number, path in enumerate(to, start=1):
         with path.open("ab") as file:
             os.dup2(file.fileno(), number)
+    sys.stdout.reconfigure(line_buffering="PYTHONUNBUFFERED" in env)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)

@@ -18,7 +18,7 @@ from ojs_bridge.operations.interrupts import uninterrupted
 from tests.test_draining import Fleet
 from tests.test_operating import bury
 
-JOBS = [f"j-{n}" for n in range(3)]
+JOBS = [f"j-{n}" for n in range(2)]
 
 
 def press_ctrl_c(work: Callable[[], object], line: int) -> bool:

