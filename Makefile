@@ -8,9 +8,9 @@ ONE_VERSION = canary canary_sides canvas_faults caveats faults hand_offs handoff
 ONE_VERSION_OF_THE_CONTRACT = dead_queues holding parked rates
 ADAPTERS_TESTS = $(filter-out $(ONE_VERSION:%=\%/test_%.py) $(ONE_VERSION_OF_THE_CONTRACT:%=tests/contract/test_%.py),\
 	$(wildcard tests/contract/test_*.py tests/on_*/test_*.py))
-# For two cores; the tests wait more than they compute, and main has more of them. By file, since a file's tests
+# For two cores: with so many processes no core is idle. By file, since a file's tests
 # share fleets; in the order of the files, since by the number of their tests the slowest would come last.
-TEST_WORKERS ?= 6
+TEST_WORKERS ?= 8
 FLOOR_WORKERS ?= 3
 PARALLEL = --dist=loadfile --no-loadscope-reorder
 MAKEFLAGS += --no-print-directory
@@ -32,7 +32,7 @@ test:  ## run every test, and beside them the adapters' at the oldest supported 
 quick: lint types  ## check style and types, and run every test that starts no other process
 	.venv/bin/python -m pytest --quick -rfE $(PARALLEL) --numprocesses=5
 
-main: .venv/.installed servers  ## run every test
+main: .venv/.collected servers  ## run every test
 	.venv/bin/python -m pytest $(PARALLEL) --numprocesses=$(TEST_WORKERS)
 
 lint: .venv/.installed  ## check style and formatting
@@ -91,6 +91,11 @@ clean:  ## remove the environments and caches
 	.venv/bin/python -m pip install --quiet --editable '.[all]' --group demo --group instruments --group lint \
 		--group test --group docs --group doors --group packaging --group web
 	@touch $@ .venv/.demo
+
+# Else each process of `pytest -n` would compile all tests at the same time.
+.venv/.collected: .venv/.installed
+	@.venv/bin/python -m pytest --collect-only -qq >/dev/null
+	@touch $@
 
 .venv-floor/.installed: pyproject.toml scripts/floor-requirements.txt | .venv-floor/.pip
 	.venv-floor/bin/python -m pip install --quiet --constraint scripts/floor-requirements.txt \
