@@ -140,15 +140,22 @@ def ended(words: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Ended:
     program, arguments = _program_of(words)
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        status = Forked(program, *arguments, env=env, log=out, errors=err, cwd=cwd).wait(120)
+        status = _status_of(Forked(program, *arguments, env=env, log=out, errors=err, cwd=cwd))
         return Ended(status, out.read_text(), err.read_text())
 
 
 def run(program: Callable[..., object], *words: str, env: Mapping[str, str]) -> None:
     """Run a program to its end; an exit status other than 0 is a failure."""
     with tempfile.NamedTemporaryFile() as log:
-        status = Forked(program, *words, env=env, log=Path(log.name)).wait(120)
+        status = _status_of(Forked(program, *words, env=env, log=Path(log.name)))
         assert status == 0, Path(log.name).read_text()
+
+
+def _status_of(process: Forked) -> int:
+    try:
+        return process.wait(120)
+    finally:
+        process.kill()
 
 
 def _program_of(words: Sequence[str]) -> tuple[Callable[..., object], Sequence[str]]:

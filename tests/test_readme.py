@@ -136,38 +136,12 @@ def _said(folder: Path, environment: dict[str, str], *words: str) -> str:
 
 
 @contextmanager
-def _workers(folder: Path, environment: dict[str, str]) -> Iterator[object]:
-    """Run the README's three workers; yield a function that reads a worker's output."""
+def _workers(folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    """Run the README's three workers."""
     commands = {
-        "actors": ["dramatiq", "actors", "--processes", "1", "--threads", "2"],
-        "tasks": [
-            "celery",
-            "-A",
-            "tasks",
-            "worker",
-            "-P",
-            "solo",
-            "-l",
-            "INFO",
-            "-Q",
-            "celery",
-            "-n",
-            "tasks",
-        ],
-        "fleet": [
-            "celery",
-            "-A",
-            "fleet",
-            "worker",
-            "-P",
-            "solo",
-            "-l",
-            "INFO",
-            "-Q",
-            "fleet",
-            "-n",
-            "fleet",
-        ],
+        "actors": "dramatiq actors --processes 1 --threads 2",
+        "tasks": "celery -A tasks worker -P solo -l INFO -Q celery -n tasks",
+        "fleet": "celery -A fleet worker -P solo -l INFO -Q fleet -n fleet",
     }
     # Two apps on one broker would take each other's jobs from the default queue.
     (folder / "fleet.py").write_text(
@@ -175,7 +149,7 @@ def _workers(folder: Path, environment: dict[str, str]) -> Iterator[object]:
     )
     with ExitStack() as stack:
         for name, command in commands.items():
-            worker = started(command, env=environment, log=folder / f"{name}.log", cwd=folder)
+            worker = started(command.split(), env=environment, log=folder / f"{name}.log", cwd=folder)
             stack.callback(worker.wait, 20)
             stack.callback(worker.terminate)
-        yield lambda name: (folder / f"{name}.log").read_text()
+        yield
