@@ -11,7 +11,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +53,9 @@ _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(IMPORTED)
 
 
+_living: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+
 class Forked:
     """A running program, with the names of `subprocess.Popen`; it may lead a process group of its own."""
 
@@ -70,6 +77,10 @@ class Forked:
         self._process.start()
         assert self._process.pid
         self.pid: int = self._process.pid
+        _living.add(self)
+        with suppress(ProcessLookupError):
+            while leads and self.poll() is None and os.getpgid(self.pid) != self.pid:
+                time.sleep(0.001)
 
     @property
     def returncode(self) -> int | None:
@@ -99,6 +110,13 @@ class Forked:
     def kill(self) -> None:
         """Kill it with signal 9."""
         self.send_signal(signal.SIGKILL)
+
+
+@atexit.register
+def _kill_all() -> None:
+    """Leave no process behind, for which Python would wait."""
+    for process in [*_living]:
+        process.kill()
 
 
 def module(name: str, *words: str) -> None:
@@ -188,12 +206,22 @@ def _begin(
     os.environ.clear()
     os.environ.update(env)
     os.chdir(cwd)
-    sys.path[:0] = [str(cwd), *env.get("PYTHONPATH", "").split(os.pathsep)]
+    # As Python does: the folder of a file, or else the working directory.
+    first = (cwd / words[0]).parent if program is script else cwd
+    sys.path[:0] = [str(first), *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
     # The processes that the program itself starts are started as Python does by default.
     multiprocessing.set_start_method(multiprocessing.get_all_start_methods()[0], force=True)
     # Celery has the garbage collected before each fork, which would look at all that is imported.
     gc.freeze()
+    interrupted = False
     try:
         program(*words)
+    except KeyboardInterrupt:
+        interrupted = True
+        traceback.print_exc()
     finally:
         atexit._run_exitfuncs()
+    if interrupted:
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ojs_bridge import Bridge
 from ojs_bridge.operations import interrupts, operation
 from ojs_bridge.operations.interrupts import uninterrupted
 from tests.test_draining import Fleet
@@ -100,19 +101,34 @@ def test_an_operation_goes_on_where_ctrl_c_ended_it(action: Any, fleet: Fleet) -
         assert not fleet.left or action == "run", line
 
 
-def test_a_replay_of_a_letter(fleet: Fleet) -> None:
-    """The letter is left, or it was sent."""
-    letters = fleet.bridge.dead_letters
+ALONE: dict[str, Callable[[Bridge], object]] = {
+    "dead_letter.replay": lambda bridge: bridge.dead_letters.retry(JOBS[0]),
+    "dead_letter.delete": lambda bridge: bridge.dead_letters.delete(JOBS[0]),
+    "retry.run": lambda bridge: bridge.retries.run(JOBS[0]),
+    "retry.cancel": lambda bridge: bridge.retries.cancel(JOBS[0]),
+}
+
+
+@pytest.mark.parametrize("action", ALONE)
+def test_one_letter_or_retry(action: str, fleet: Fleet) -> None:
+    """What has begun comes to its end, and its record says so."""
 
     def prepare() -> Callable[[], object]:
-        return partial(letters.retry, bury(fleet.bridge, JOBS[0]).id)
+        bury(fleet.bridge, JOBS[0]) if action.startswith("dead") else fleet.park(JOBS[0])
+        return partial(ALONE[action], fleet.bridge)
 
     for line in at_each_line(fleet, prepare):
-        assert len(letters.list().letters) + len(fleet.outbox.published) == 1, line
+        [record] = fleet.bridge.operations.audit.list(limit=1).records
+        assert (record.action, record.outcome) == (action, "done"), line
+        assert not fleet.bridge.dead_letters.list().letters, line
+        assert len(fleet.outbox.published) == (action == "dead_letter.replay"), line
 
 
 def test_a_drain(fleet: Fleet) -> None:
-    """The parked retries that are left are those that were not published."""
+    """The parked retries that are left are those that were not published.
+
+    Its record has the number of the published ones, or says that the end is not known.
+    """
 
     def prepare() -> Callable[[], object]:
         for job in JOBS:
@@ -121,13 +137,29 @@ def test_a_drain(fleet: Fleet) -> None:
 
     for line in at_each_line(fleet, prepare):
         assert sorted([*fleet.published, *fleet.left]) == JOBS, line
+        for record in fleet.bridge.operations.audit.list(limit=1).records:
+            assert record.outcome == "begun" or (record.count or 0) == len(fleet.published), line
 
 
 def test_a_second_ctrl_c_strikes_at_once() -> None:
     lines = list[int]()
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
+    with pytest.raises(KeyboardInterrupt), uninterrupted(), uninterrupted():
         for line in range(3):
             signal.raise_signal(signal.SIGINT)
             lines.append(line)
     assert lines == [0]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_that_the_step_sets_stays() -> None:
+    """Such as that of a program that has its own idea of Ctrl-C."""
+    with uninterrupted():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+def test_a_process_that_ignores_ctrl_c_goes_on_to_ignore_it() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN

@@ -3,6 +3,8 @@
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -56,7 +58,8 @@ def test_every_python_snippet_names_its_module(pages: str) -> None:
 def test_a_module_of_the_readme_imports(shop: tuple[Path, dict[str, str]], name: str) -> None:
     """Each snippet is a module that works as it stands."""
     folder, environment = shop
-    _said(folder, environment, "python", "-c", f"import {name}")
+    # In a process of its own, where no other module has imported what this one forgets.
+    subprocess.run([sys.executable, "-c", f"import {name}"], cwd=folder, env=environment, check=True)
 
 
 def test_the_readme_from_sending_to_replaying(readme: str, shop: tuple[Path, dict[str, str]]) -> None:

@@ -21,6 +21,7 @@ from ..errors import BridgeError, StoreError, Unpublishable
 from ..spec.job import format_time
 from ..spec.patterns import check_pattern, matches
 from ..store import Document, Store
+from .interrupts import uninterrupted
 from .letters import needed, page_size
 
 logger = logging.getLogger("ojs_bridge")
@@ -170,9 +171,10 @@ class Audit:
         else:
             record = replace(record, outcome=entry.outcome)
         finally:
-            record = replace(record, count=entry.count)
-            self._write(record, 2)
-            self._context.emit(Event("operator.action", "", self._context.clock(), record.to_ojs()))
+            with uninterrupted():
+                record = replace(record, count=entry.count)
+                self._write(record, 2)
+                self._context.emit(Event("operator.action", "", self._context.clock(), record.to_ojs()))
 
     def end(self, record_id: str, outcome: str, count: int) -> None:
         """Change the record of an operation that has ended; the log has what cannot be written."""

@@ -71,6 +71,7 @@ class BrokerLetters:
         """Return a dead letter, with the errors that the store has kept; raises LetterNotFound."""
         return shown(self._whole(self._get(letter_id)), self._context.redactor)
 
+    @uninterrupted()
     def retry(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
@@ -89,6 +90,7 @@ class BrokerLetters:
         self._context.emit(dead_letter("retried", job, self._context.clock(), replay_count=job.replay_count))
         return job
 
+    @uninterrupted()
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also while a process replays the letter."""
         letter = self._get(letter_id)
@@ -101,9 +103,7 @@ class BrokerLetters:
             self._store.forget_errors(letter.id)
 
     def _take(self, letter: Letter, then: Callable[[Letter], object]) -> None:
-        with uninterrupted():
-            taken = self._context.dead_queues[letter.framework].take(letter, then)
-        if not taken:
+        if not self._context.dead_queues[letter.framework].take(letter, then):
             raise LetterNotFound(f"dead letter {letter.id!r} is being replayed, or is gone")
 
     def _get(self, letter_id: str) -> Letter:

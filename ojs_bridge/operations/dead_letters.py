@@ -89,6 +89,7 @@ class DeadLetters:
         """
         return text if self._store.get(text) else only_id(text, self._store.letters_beginning)
 
+    @uninterrupted()
     def retry(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
@@ -130,6 +131,7 @@ class DeadLetters:
         """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
         return self.replayer().why_not(letter)
 
+    @uninterrupted()
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also while a process replays the letter."""
         letter = self._get(letter_id)
@@ -180,7 +182,8 @@ class DeadLetters:
                     told(done)
         finally:
             if done.succeeded:
-                self._context.emit(pruned(done.succeeded, self._clock(), policy="purge"))
+                with uninterrupted():
+                    self._context.emit(pruned(done.succeeded, self._clock(), policy="purge"))
         return done
 
     def stats(self, **kind: Unpack[Kind]) -> Stats:

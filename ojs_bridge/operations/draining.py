@@ -36,7 +36,11 @@ class Draining:
     """A drain of the retries whose job types match one of the patterns `tasks`, or of all retries."""
 
     def __init__(
-        self, context: Context, store: Store, tasks: Sequence[str], progress: Callable[[int], object]
+        self,
+        context: Context,
+        store: Store,
+        tasks: Sequence[str],
+        progress: Callable[[int], object] = lambda _: None,
     ) -> None:
         self._context = context
         self._store = store

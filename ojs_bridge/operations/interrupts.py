@@ -7,30 +7,46 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+
+class _Hold:
+    """A handler of SIGINT that keeps the first signal for later."""
+
+    def __init__(self, before: Any) -> None:
+        self.before = before
+        self._held: tuple[int, FrameType | None] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._held is None:
+            self._held = number, frame
+        else:
+            self._held = None
+            self.before(number, frame)
+
+    def release(self) -> None:
+        if self._held is not None:
+            self.before(*self._held)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back a Ctrl-C until the end of the block; a second one strikes at once.
+    """Hold back a Ctrl-C until the end of the block, which may be a function; a second one strikes at once.
 
-    Only the main thread is interrupted by one. The block must be short, and must not wait for long.
+    Only the main thread is interrupted by one. A process that has given SIGINT no handler of Python is not
+    held back.
     """
     before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    is_held = isinstance(before, _Hold) or not callable(before)
+    if is_held or threading.current_thread() is not threading.main_thread():
         yield
         return
-    held: list[tuple[int, FrameType | None]] = []
-
-    def hold(number: int, frame: FrameType | None) -> None:
-        if held:
-            before(number, frame)
-        else:
-            held.append((number, frame))
-
+    hold = _Hold(before)
     signal.signal(signal.SIGINT, hold)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
-        if held:
-            before(*held[0])
+        # What the block calls may have set a handler of its own.
+        if signal.getsignal(signal.SIGINT) is hold:
+            signal.signal(signal.SIGINT, before)
+        hold.release()

@@ -57,6 +57,7 @@ class ParkedRetries:
         """Return the id of a parked job that is this text, or else the only one, as for dead letters."""
         return text if self._store.get_parked(text) else only_id(text, self._store.parked_beginning)
 
+    @uninterrupted()
     def run(self, job_id: str) -> None:
         """Make a job's parked retry due now: a worker publishes it; raises RetryNotFound."""
         parked = self._get(job_id)
@@ -64,6 +65,7 @@ class ParkedRetries:
             if not self._store.reschedule(parked, self._context.clock()):
                 raise _gone(job_id)
 
+    @uninterrupted()
     def cancel(self, job_id: str) -> None:
         """Delete a job's parked retry: the job never runs again; raises RetryNotFound."""
         parked = self._get(job_id)
@@ -83,20 +85,20 @@ class ParkedRetries:
         Retries that are parked meanwhile are published, too. `progress` is called with the number published
         so far. Raises StoreError and Unreachable, and ValueError for an invalid pattern.
         """
-        draining = self._draining(tasks, progress)
+        _check(tasks)
         with self._audit.recording("retry.drain", tasks=[*tasks]) as entry:
-            drained = draining.run()
-            entry.count = drained.published
-        return drained
+            entry.add(0)
+
+            def told(published: int) -> None:
+                entry.count = published
+                progress(published)
+
+            return Draining(self._context, self._store, tasks, told).run()
 
     def drainable(self, tasks: Sequence[str] = ()) -> Iterator[Parked]:
         """Return the retries that `drain` would publish, in the order of their time; raises as `drain`."""
-        return map(self._shown, self._draining(tasks).retries())
-
-    def _draining(self, tasks: Sequence[str], progress: Callable[[int], object] = lambda _: None) -> Draining:
-        for pattern in tasks:
-            check_pattern("tasks", pattern)
-        return Draining(self._context, self._store, tasks, progress)
+        _check(tasks)
+        return map(self._shown, Draining(self._context, self._store, tasks).retries())
 
     def count(self, **kind: Unpack[Kind]) -> int:
         """Count the parked retries of a Kind; for anything but a queue and a type it reads them all."""
@@ -203,6 +205,11 @@ def _says(parked: Parked, text: str) -> bool:
     messages = [entry.get("message") for entry in parked.state.get("errors", ())]
     words = [parked.reading.args, parked.reading.kwargs, messages, parked.reason]
     return text.casefold() in folded(words)
+
+
+def _check(tasks: Sequence[str]) -> None:
+    for pattern in tasks:
+        check_pattern("tasks", pattern)
 
 
 def _gone(job_id: str) -> RetryNotFound:

@@ -144,10 +144,6 @@ class Replayer:
     def one(self, letter: Letter, override: Override) -> Job:
         """Replay a letter; raises LetterNotFound, ConfigurationError and every error of publishing."""
         self._sender.publisher_of(letter)
-        with uninterrupted():
-            return self._one(letter, override)
-
-    def _one(self, letter: Letter, override: Override) -> Job:
         claimed = self._store.claim([letter.id], now=self._clock(), seconds=CLAIM_SECONDS)
         if not claimed.letters:
             raise LetterNotFound(f"dead letter {letter.id!r} is being replayed, or is gone")
@@ -191,7 +187,6 @@ class Replayer:
         while rest:
             # A slow pace may wait for longer than a claim lasts.
             pace.wait()
-            # Claimed letters wait for a second at most.
             with uninterrupted():
                 rest = self._claim_and_send(rest, override, pace, wrong)
         return [*wrong.items()]

@@ -43,8 +43,12 @@ def run(*words: str, store: str | None = None, stdin: str = "", **env: str) -> R
 
 def spawn(*words: str, cwd: Path, program: tuple[str, ...] = ("ojs_bridge.cli",), **env: str) -> Ran:
     """Run a command as a process of its own, in a folder."""
-    known = {name: value for name, value in os.environ.items() if name not in _THEIRS}
-    return Ran(*ended(["python", "-m", *program, *words], env={**known, **env}, cwd=cwd))
+    return Ran(*ended(["python", "-m", *program, *words], env={**environment(), **env}, cwd=cwd))
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of this process without those of an operator."""
+    return {name: value for name, value in os.environ.items() if name not in _THEIRS}
 
 
 def spawn_all(*lines: Sequence[str], cwd: Path, **env: str) -> list[Ran]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge, cli
-from tests.cli.running import run, spawn
+from tests.cli.running import environment, run, spawn
 from tests.servers import eventually, free_port
 
 
@@ -202,8 +202,8 @@ def test_what_is_not_installed(tmp_path: Path, absent: str, words: list[str], to
     (tmp_path / "x.db").touch()
     # A forked process would have it imported.
     command = [sys.executable, "-m", "ojs_bridge.cli", *words]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    variables = {**environment(), "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, f"{told}\n")
 
 

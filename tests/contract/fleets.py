@@ -233,7 +233,7 @@ class Process:
     def __init__(self, settings: Settings, threads: int, log: Path, env: dict[str, str]) -> None:
         self._log = log
         words = ["tests.contract.dramatiq_broker", "--processes", "1", "--threads", str(threads)]
-        environment = {**os.environ, "dramatiq_worker_timeout": "50", **settings.to_env(), **env}
+        environment = {**os.environ, **settings.to_env(), **env}
         self._before = self.log.count("ready for action") if log.exists() else 0
         self.process = Forked(module, "dramatiq", *words, env=environment, log=log, leads=True)
 
