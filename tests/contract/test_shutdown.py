@@ -64,7 +64,7 @@ def test_a_rolling_deploy_loses_nothing_and_counts_nothing(made: Made, kind: str
         await_runs(fleet, jobs["act"][-5])
         old = fleet.worker
         fleet.start(2, *options)
-        # A child of billiard 4.2 waits up to 30 s at its end for a main process that reads no more.
+        # An ending child waits up to 30 s where Celery has forgotten the job that it had just begun.
         assert old.stop() == 0
     for job in (*jobs["act"], *jobs["interruptible"]):
         assert end(fleet, job).type == "job.completed"

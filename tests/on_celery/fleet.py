@@ -120,7 +120,7 @@ class Worker:
         """End the worker warmly and return its exit status."""
         self.ask_to_stop()
         try:
-            # With billiard 4.2, an ending child waits up to 30 s for a main process that reads no more.
+            # An ending child waits up to 30 s where Celery has forgotten the job that it had just begun.
             return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.say_where_it_stands()
