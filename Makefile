@@ -8,8 +8,8 @@ ONE_VERSION = canary canary_sides canvas_faults caveats faults hand_offs handoff
 ONE_VERSION_OF_THE_CONTRACT = dead_queues holding parked rates
 ADAPTERS_TESTS = $(filter-out $(ONE_VERSION:%=\%/test_%.py) $(ONE_VERSION_OF_THE_CONTRACT:%=tests/contract/test_%.py),\
 	$(wildcard tests/contract/test_*.py tests/on_*/test_*.py))
-# For two cores: with so many processes no core is idle. By file, since a file's tests
-# share fleets; in the order of the files, since by the number of their tests the slowest would come last.
+# For two cores: with so many processes no core is idle. By file, since a file's tests share fleets;
+# in the order of the files, since by the number of their tests the slowest would come last.
 TEST_WORKERS ?= 8
 FLOOR_WORKERS ?= 3
 PARALLEL = --dist=loadfile --no-loadscope-reorder
@@ -92,7 +92,7 @@ clean:  ## remove the environments and caches
 		--group test --group docs --group doors --group packaging --group web
 	@touch $@ .venv/.demo
 
-# Else each process of `pytest -n` would compile all tests at the same time.
+# Else each process of `pytest -n` would compile all tests at the same time. The run itself tells what is wrong.
 .venv/.collected: .venv/.installed
 	@.venv/bin/python -m pytest --collect-only -qq >/dev/null || true
 	@touch $@

@@ -51,8 +51,7 @@ IMPORTED = [
 ]
 _forkserver = multiprocessing.get_context("forkserver")
 _forkserver.set_forkserver_preload(IMPORTED)
-
-
+#: The programs that a test may have left behind.
 _living: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
@@ -146,19 +145,24 @@ class Ended(NamedTuple):
 
 
 def started(
-    words: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path, leads: bool = False
+    words: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    log: Path,
+    cwd: Path,
+    leads: bool = False,
+    errors: Path | None = None,
 ) -> Forked:
     """Start a command of a shell, such as `celery -A shop worker`, `ojs-bridge serve` or `python sell.py`."""
     program, arguments = _program_of(words)
-    return Forked(program, *arguments, env=env, log=log, cwd=cwd, leads=leads)
+    return Forked(program, *arguments, env=env, log=log, cwd=cwd, leads=leads, errors=errors)
 
 
 def ended(words: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Ended:
     """Run a command of a shell to its end."""
-    program, arguments = _program_of(words)
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        status = _status_of(Forked(program, *arguments, env=env, log=out, errors=err, cwd=cwd))
+        status = _status_of(started(words, env=env, log=out, errors=err, cwd=cwd))
         return Ended(status, out.read_text(), err.read_text())
 
 

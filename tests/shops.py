@@ -29,7 +29,10 @@ def told_by(name: str) -> tuple[dict[str, str], list[str]]:
 
 
 class Shop(Server):
-    """A copy of an example in a folder of its own, with one worker and one web server."""
+    """A copy of an example in a folder of its own, with one worker and one web server.
+
+    They are forked, and end with this process, not with the thread that started them.
+    """
 
     def __init__(self, name: str, broker_url: str) -> None:
         super().__init__()

@@ -15,13 +15,8 @@ from .printing import answer, counted, progress_bar, say, show, show_json, table
 
 group = group_of("operations", "Operations on many letters or parked retries: list, stop, resume.")
 
-#: The words of the command line for each action, and their past.
-WORDS = {
-    "retry": ("replay", "replayed"),
-    "purge": ("purge", "deleted"),
-    "run": ("run", "made due"),
-    "cancel": ("cancel", "cancelled"),
-}
+#: The past of each action.
+DONE = {"retry": "replayed", "purge": "deleted", "run": "made due", "cancel": "cancelled"}
 
 Id = Annotated[str, Argument(metavar="ID", help="The operation's id.")]
 
@@ -47,7 +42,7 @@ def show_one(place: Place, operation_id: Id, as_json: AsJson = False) -> None:
     """Show an operation: its choice, its progress, and the letters that stayed."""
     found = place.bridge.operations.get(operation_id)
     known = {name: value for name, value in _json_of(found).items() if value not in (None, "", [], {})}
-    known["action"] = WORDS[found.action][0]
+    known["action"] = _action(found)
     facts = table(("", ""), ((name, value) for name, value in known.items() if name != "errors"))
     answer(_json_of(found), facts, *_stayed(found), as_json=as_json)
 
@@ -74,7 +69,7 @@ def carry_out(place: Place, operation: Operation, *, as_json: bool) -> int | Non
         say(f"operation {operation.id}; Ctrl-C stops it")
     operations = place.bridge.operations
     try:
-        with progress_bar(WORDS[operation.action][0], operation.total) as progress:
+        with progress_bar(_action(operation), operation.total) as progress:
             ended = operations.run(operation, progress=lambda now: progress(now.matched))
     except KeyboardInterrupt:
         ended = operations.get(operation.id)
@@ -93,15 +88,19 @@ def _json_of(operation: Operation) -> dict[str, Any]:
 def _row(operation: Operation) -> tuple[object, ...]:
     total = "" if operation.total is None else operation.total
     began = time_of(operation.began_at)
-    action = WORDS[operation.action][0]
-    return operation.id, action, began, operation.state, operation.succeeded, total
+    return operation.id, _action(operation), began, operation.state, operation.succeeded, total
+
+
+def _action(operation: Operation) -> str:
+    """Return the word for an action; the specification's `retry` of a dead letter is a replay to people."""
+    return "replay" if operation.action == "retry" else operation.action
 
 
 def _progress(operation: Operation) -> str:
     stayed = f", {operation.failed:,} stayed" if operation.failed else ""
     number = operation.succeeded
     what = counted(number, "retry", "retries") if operation.action in ON_RETRIES else told(number)
-    return f"{what} {WORDS[operation.action][1]}{stayed}"
+    return f"{what} {DONE[operation.action]}{stayed}"
 
 
 def _stayed(operation: Operation) -> list[RenderableType]:

@@ -79,11 +79,8 @@ class Draining:
         lots = (keys[start : start + UNPARK] for start in range(0, len(keys), UNPARK))
         return sum(map(self._publish_lot, lots))
 
+    @uninterrupted()
     def _publish_lot(self, keys: Sequence[str]) -> int:
-        with uninterrupted():
-            return self._claim_and_publish(keys)
-
-    def _claim_and_publish(self, keys: Sequence[str]) -> int:
         now, ends = self._context.clock(), time.monotonic() + CLAIM.total_seconds() / 2
         due = self._store.claim_parked(keys, now=now, until=now + CLAIM)
         published: list[Parked] = []

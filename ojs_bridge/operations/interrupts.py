@@ -1,4 +1,4 @@
-"""A Ctrl-C waits for the end of a step, so that no job is sent twice and each one is counted."""
+"""A Ctrl-C waits for the end of a step: the step sends no job twice, and its record says what it did."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _Hold:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back a Ctrl-C until the end of the block, which may be a function; a second one strikes at once.
+    """Hold a Ctrl-C back until the end of the block or the decorated function; a second one strikes at once.
 
-    Only the main thread is interrupted by one. A process that has given SIGINT no handler of Python is not
-    held back.
+    Python handles Ctrl-C in the main thread alone, so other threads need no hold. A process whose SIGINT has
+    no handler in Python ends at once, or ignores it, as before.
     """
     before = signal.getsignal(signal.SIGINT)
     is_held = isinstance(before, _Hold) or not callable(before)

@@ -187,10 +187,10 @@ class Replayer:
         while rest:
             # A slow pace may wait for longer than a claim lasts.
             pace.wait()
-            with uninterrupted():
-                rest = self._claim_and_send(rest, override, pace, wrong)
+            rest = self._claim_and_send(rest, override, pace, wrong)
         return [*wrong.items()]
 
+    @uninterrupted()
     def _claim_and_send(
         self, ids: Sequence[str], override: Override, pace: _Pace, wrong: dict[str, str]
     ) -> list[str]:

@@ -169,13 +169,13 @@ class Running:
             with suppress(StoreError, NotResumable):
                 self._end(state, why)
 
+    @uninterrupted()
     def _end(self, state: State, why: str) -> Operation:
-        with uninterrupted():
-            ended = self._resumable(replace(self._now, state=state, why=why))
-            try:
-                self._save(ended)
-            except _Stopped:
-                # The operation has ended by itself meanwhile.
-                self._save(replace(ended, revision=self._now.revision))
-            self._audit.end(self._now.record, state, self._now.succeeded)
-            return self._now
+        ended = self._resumable(replace(self._now, state=state, why=why))
+        try:
+            self._save(ended)
+        except _Stopped:
+            # The operation has ended by itself meanwhile.
+            self._save(replace(ended, revision=self._now.revision))
+        self._audit.end(self._now.record, state, self._now.succeeded)
+        return self._now

@@ -93,15 +93,18 @@ def test_a_replay_stops_and_goes_on(tmp_path: Path, valkey: Valkey, valkey_url: 
     for words, ask in ((replay, interrupt), (("operations", "resume", "{id}", *app), stop)):
         named = [word.format(id=bridge.operations.list()[0].id) if "{id}" in word else word for word in words]
         gone = len(bridge.dead_letters.list().letters)
-        variables, log = {**os.environ, "BROKER_URL": valkey.url}, tmp_path / f"{named[0]}.log"
-        process = started(["ojs-bridge", *named], env=variables, log=log, cwd=tmp_path)
+        variables, errors = {**os.environ, "BROKER_URL": valkey.url}, tmp_path / f"{named[0]}.err"
+        log = tmp_path / "log"
+        process = started(["ojs-bridge", *named], env=variables, log=log, errors=errors, cwd=tmp_path)
         eventually(lambda gone=gone: len(bridge.dead_letters.list().letters) < gone, seconds=30)
         ask(process, bridge, url)
-        status, err = process.wait(30), log.read_text()
+        status, err = process.wait(30), errors.read_text()
         assert status == 1, err
         [operation] = bridge.operations.list()
         assert operation.state == "stopped"
         assert f"go on with: ojs-bridge operations resume {operation.id}" in err
+        for shown in (["list"], ["show", operation.id]):
+            assert " replay " in run("operations", *shown, store=url).out
     left = len(bridge.dead_letters.list().letters)
     assert 0 < left < 12
     ran = spawn("operations", "resume", operation.id, *app, cwd=tmp_path, BROKER_URL=valkey.url)
