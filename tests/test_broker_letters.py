@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
+import dramatiq
 import pytest
 from dramatiq.brokers.stub import StubBroker
 
@@ -118,6 +120,29 @@ def test_secrets_stay_hidden(stub: StubBroker, unique: str) -> None:
     with fleet.working():
         fleet.end(job, nth=2)
     assert len(job.runs) == 2
+
+
+class CtrlC(dramatiq.Middleware):
+    """Presses Ctrl-C when a message was sent."""
+
+    def after_enqueue(self, broker: dramatiq.Broker, message: Any, delay: int | None) -> None:
+        """Press it."""
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_when_the_message_was_sent(stub: StubBroker, unique: str) -> None:
+    """The letter leaves its queue and its replay is told before the Ctrl-C is heard."""
+    fleet = Fleet(stub, unique)
+    (job,) = bury(fleet, "ann")
+    stub.add_middleware(CtrlC())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fleet.bridge.broker_letters.retry(job.id)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert listed(fleet.bridge) == []
+    eventually(lambda: "dead_letter.retried" in fleet.heard.types(job.id), what="the event")
 
 
 def test_a_replay_with_what_no_job_can_have(stub: StubBroker, unique: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from itertools import count, takewhile
@@ -124,6 +125,29 @@ def test_one_letter_or_retry(action: str, fleet: Fleet) -> None:
         assert len(fleet.outbox.published) == (action == "dead_letter.replay"), line
 
 
+COUNTED: dict[str, Callable[[Bridge], object]] = {
+    "dead_letter.replay": lambda bridge: bridge.dead_letters.retry_all(confirm=True),
+    "dead_letter.purge": lambda bridge: bridge.dead_letters.purge(confirm=True),
+}
+
+
+@pytest.mark.parametrize("action", COUNTED)
+def test_many_letters(action: str, fleet: Fleet) -> None:
+    """Each letter is left, or it was sent or deleted; the record has their number, or says `begun`."""
+    letters = fleet.bridge.dead_letters
+
+    def prepare() -> Callable[[], object]:
+        for job in JOBS:
+            bury(fleet.bridge, job)
+        return partial(COUNTED[action], fleet.bridge)
+
+    for line in at_each_line(fleet, prepare):
+        gone = len(JOBS) - len(letters.list().letters)
+        assert len(fleet.outbox.published) == (gone if action == "dead_letter.replay" else 0), line
+        for record in fleet.bridge.operations.audit.list(limit=1).records:
+            assert record.outcome == "begun" or (record.count or 0) == gone, line
+
+
 def test_a_drain(fleet: Fleet) -> None:
     """The parked retries that are left are those that were not published.
 
@@ -163,3 +187,10 @@ def test_a_process_that_ignores_ctrl_c_goes_on_to_ignore_it() -> None:
     with uninterrupted():
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+def test_another_thread_leaves_the_handler_alone() -> None:
+    """Python would refuse to set one there."""
+    with ThreadPoolExecutor() as threads:
+        seen = threads.submit(uninterrupted()(partial(signal.getsignal, signal.SIGINT))).result(10)
+    assert seen is signal.default_int_handler
