@@ -46,6 +46,31 @@ def public_names() -> dict[str, Any]:
     return found
 
 
+#: The pages that a reader looks for, beside the tutorial and the glossary.
+SOUGHT = {
+    "how-to": "install django flask fastapi errors policies migrating going-back monitoring testing "
+    "operating stores upgrade something-looks-wrong",
+    "reference": "settings events metrics command-line http policy guarantees api/ojs_bridge",
+    "explanation": "attempts retries reservations at-least-once decisions architecture parts",
+}
+PICTURE = re.compile(r'src="\.\./(pictures/\S+\.svg)"')
+#: The pages that draw the states of a job, the sequence of a crash, and the parts.
+DRAWN = ("attempts", "reservations", "parts")
+
+
+def test_a_reader_finds_each_page_from_the_first(site: Path) -> None:
+    """The menu of the first page leads to all of them, and to the glossary; a search is there, too."""
+    menu = (site / "index.html").read_text()
+    pages = [f"{part}/{name}" for part, names in SOUGHT.items() for name in names.split()]
+    for page in (*pages, "tutorial", "glossary"):
+        assert f'href="{page}.html"' in menu
+        assert (site / f"{page}.html").is_file()
+    assert (site / "search" / "search_index.json").stat().st_size > 10_000
+    for name in DRAWN:
+        [picture] = PICTURE.findall((site / "explanation" / f"{name}.html").read_text())
+        assert "<svg" in (site / picture).read_text()
+
+
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
     """The inventory, by which other sites link to this one, has all of them."""
     inventory = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
