@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from threading import local
+from types import new_class
+from typing import Any, Generic, Protocol, TypeVar
 
 import dramatiq
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.errors import Retry as DramatiqsRetry
 from dramatiq.middleware import Retries
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery import OJSTask, install
-from ojs_bridge.celery.attach import task_policy
+from ojs_bridge.celery.attach import is_bridged, task_policy
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
 from ojs_bridge.engine.runs import TaskPolicy
 from tests.on_celery.by_hand import ByHand
 from tests.servers import eventually
 
+T = TypeVar("T")
 AUTO = {
     "autoretry_for": (OSError,),
     "dont_autoretry_for": (FileNotFoundError,),
@@ -70,6 +74,102 @@ def test_celery_tasks_run_as_often_and_end_alike(
         found.append((len(hand.runs(job)), hand.state(job)))
     assert found[0] == found[1]
     assert found[1][0] == runs
+
+
+class Slotless:
+    __slots__ = ()
+
+    def told(self) -> str:
+        return "slotless"
+
+
+class WithDictionary:
+    __slots__ = ("__dict__",)
+
+
+class WithWeakReference:
+    __slots__ = ("__weakref__",)
+
+
+class WithSlot:
+    __slots__ = ("slot",)
+
+
+class Plain:
+    """A base without slots."""
+
+
+class Abstract(ABC):
+    """An abstract base without slots."""
+
+    @abstractmethod
+    def run(self) -> None: ...
+
+
+class Of(Generic[T]):
+    """A generic base without slots."""
+
+
+class Keyword:
+    def __init_subclass__(cls, *, queue: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        subclasses.append(cls.__name__)
+
+
+class Speaking(Protocol):
+    def told(self) -> str: ...
+
+
+class Metaclass(type):
+    """A metaclass of a user's."""
+
+
+class OfMetaclass(metaclass=Metaclass):
+    __slots__ = ()
+
+
+subclasses: list[str] = []
+BASES: list[tuple[Any, ...]] = [
+    (ABC,), (Abstract,), (Generic[T],), (Of[int],), (Speaking,), (Slotless,), (WithDictionary,),
+    (WithWeakReference,), (WithSlot,), (Plain,), (Keyword,), (OfMetaclass,), (local,), (Exception,),
+    (Slotless, ABC), (Plain, Slotless), (ABC, Generic[T]), (Slotless, WithSlot),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+@pytest.mark.parametrize("bases", BASES, ids=lambda bases: "-".join(b.__name__ for b in bases))
+def test_a_task_class_of_any_layout_is_taken_over(bases: tuple[Any, ...], first: bool, unique: str) -> None:
+    """Its methods come first, as before, and `super()` leads to Celery's through the bridge's."""
+
+    def own(space: dict[str, Any]) -> None:
+        def on_retry(task: Any, exc: Any, job: str, *rest: Any) -> None:
+            heard.append(("on_retry", type(exc)))
+            super(Own, task).on_retry(exc, job, *rest)
+
+        def retry(task: Any, *args: Any, **options: Any) -> Any:
+            if task.name == "charge":
+                heard.append(("retry", task.request.retries))
+            return super(Own, task).retry(*args, **options)
+
+        space.update(abstract=True, on_retry=on_retry, retry=retry)
+
+    found: list[Any] = []
+    for installing in (natively, plainly):
+        heard: list[Any] = []
+        subclasses.clear()
+        Own = new_class("Own", (*bases, Task) if first else (Task, *bases), exec_body=own)  # noqa: N806
+        hand = ByHand(f"{unique}-{installing.__name__}", installing)
+        task = hand.define("charge", base=Own, max_retries=2, default_retry_delay=0)
+        hand.define("auto", base=Own, **AUTO)
+        assert isinstance(task, Own)
+        assert is_bridged(task) == (installing is plainly)
+        for name, step in (("charge", "self.retry()"), ("auto", "OSError()")):
+            job = hand.send(name, step)
+            hand.deliver_all()
+            found.append((hand.runs(job), hand.state(job)))
+        found.append((heard, list(subclasses)))
+    assert found[:3] == found[3:]
+    assert len(found[0][0]) == 3
 
 
 def test_autoretry_for_that_is_set_too_late_does_nothing_as_natively(unique: str) -> None:

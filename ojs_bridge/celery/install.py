@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from typing import Any
 
 from celery import Celery, Task
@@ -13,9 +14,11 @@ from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
 from . import compat
 from .attach import AFRESH, POLICIES, attach, is_bridged, policies_for, sent_on_commit
-from .canary import CANARY, outside_of
+from .canary import CANARY, Outside, outside_of
 from .native_options import AUTORETRYING, native_of
 from .task import Bridged, ReplacedMethods, autoretrying_outside
+
+logger = logging.getLogger("ojs_bridge")
 
 
 def install(
@@ -78,16 +81,56 @@ def _adopt(task: Task, app: Celery) -> None:
     """Put a registered task under the bridge if a policy names it; its own class stays its base."""
     if is_bridged(task) or task.name.startswith("celery.") or policies_for(app, task.name) is None:
         return
+    outside = outside_of(task)
+    try:
+        _take_over(task, outside)
+    except Exception as error:  # noqa: BLE001 - a metaclass is the user's code
+        logger.warning("task %s stays native: %s", task.name, _why(task, error))
+        return
+    if compat.orig_run.is_own(task):
+        setattr(task, AUTORETRYING, task.run)
+        # The policy retries; autoretry_for says only which errors are retried.
+        task.run = autoretrying_outside(task) if outside else compat.orig_run(task)
+
+
+def why_native(task: Task) -> str:
+    """Return why `install` leaves a task native whatever the policies say, or "" if it does not."""
+    native = type(task)
+    try:
+        _take_over(task, None)
+    except Exception as error:  # noqa: BLE001 - as above
+        return _why(task, error)
+    task.__class__ = native
+    return ""
+
+
+def _why(task: Task, error: Exception) -> str:
+    return f"its class {type(task).__qualname__} cannot be taken over: {type(error).__name__}: {error}"
+
+
+def _take_over(task: Task, outside: Outside | None) -> None:
     native = type(task)
     attributes = {
         "__module__": native.__module__,
         "__doc__": native.__doc__,
         "ojs_native": property(native_of),
-        "ojs_outside": outside_of(task),
+        "ojs_outside": outside,
     }
-    if compat.orig_run.is_own(task):
-        setattr(task, AUTORETRYING, task.run)
-        # The policy retries; autoretry_for says only which errors are retried.
-        task.run = autoretrying_outside(task) if attributes["ojs_outside"] else compat.orig_run(task)
-    bases = (*sent_on_commit(native), Bridged, native, ReplacedMethods)
-    task.__class__ = type(native.__name__, bases, attributes)
+    ours = (*sent_on_commit(native), Bridged)
+    try:
+        task.__class__ = type(native.__name__, (*ours, native, ReplacedMethods), attributes)
+    except TypeError:
+        # Python takes the layout of an object from the first base. Bridged has another layout than a class
+        # whose own first base has no dictionary: ABC, Generic, or a class with `__slots__ = ()`.
+        meta = type(type(native).__name__, (_BridgeFirst, type(native)), {})
+        task.__class__ = meta(native.__name__, (native, *ours, ReplacedMethods), attributes)
+
+
+class _BridgeFirst(type):
+    """The metaclass of a class whose first base is the user's, and whose first methods are the bridge's."""
+
+    def mro(cls) -> list[type]:
+        """Return the classes in the order in which a method is looked for."""
+        own, *others = super().mro()
+        ours = cls.__bases__[1:-1] if Bridged in cls.__bases__ else ()
+        return [own, *ours, *(base for base in others if base not in ours)]

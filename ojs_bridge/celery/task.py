@@ -58,7 +58,9 @@ class Bridged:
     ojs_errors = cast("Mapping[type[BaseException], Mapped] | None", None)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
+        # The user's hook is not told of the class that `install` makes: it may refuse a second class.
+        if "ojs_outside" not in vars(cls):
+            super().__init_subclass__(**options)
         keep(cls)
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:

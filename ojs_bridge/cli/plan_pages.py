@@ -21,8 +21,9 @@ _WIDTH = 80
 _STATEMENTS = 12
 #: The hazards that lose jobs, double them or never end them, the worst first; `--all` shows the others.
 _SERIOUS = (
-    *("no-retries", "reject-without-acks-late", "beyond-visibility-timeout", "beyond-consumer-timeout"),
-    *("poison-job", "over-run", "infinite-retries", "retry-when", "expires", "age-limit", "unused-autoretry"),
+    *("stays-native", "no-retries", "reject-without-acks-late", "beyond-visibility-timeout"),
+    *("beyond-consumer-timeout", "poison-job", "over-run", "infinite-retries", "retry-when", "expires"),
+    *("age-limit", "unused-autoretry", "unused-retry-options"),
 )
 _HEADINGS = ("task", "runs", "first wait", "last wait", "all waits", "under the policy")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from celery import Task
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install
+from ojs_bridge.celery.attach import is_bridged
 from tests.migration.planning import app_with, only
 
 AUTO: dict[str, Any] = {"autoretry_for": (OSError,)}
@@ -16,6 +17,33 @@ STEADY = {**AUTO, "retry_backoff": True, "retry_jitter": False}
 BOUND: dict[str, Any] = {"bind": True}
 REDIS = {"broker_url": "redis://localhost:1/0"}
 RABBITMQ = {"broker_url": "amqp://localhost:1//"}
+
+
+class Once(type):
+    """A metaclass with a class of each name, and no second."""
+
+    made: ClassVar[set[str]] = set()
+
+    def __new__(cls, name: str, bases: tuple[type, ...], *rest: Any) -> Any:
+        if name in cls.made:
+            raise KeyError(name)
+        cls.made.add(name)
+        return super().__new__(cls, name, bases, *rest)
+
+
+class Single(Task, metaclass=Once):
+    abstract = True
+
+
+class Backing(Task):
+    abstract = True
+    retry_backoff = 30
+    retry_backoff_max = 900
+
+
+class Retrying(Task):
+    abstract = True
+    autoretry_for = (OSError,)
 
 
 def fails() -> None:
@@ -51,6 +79,9 @@ THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any], str]] = [
      "max_retries=7 counts retries"),
     ("counts-retries", asks_in_time, BOUND, {}, "max_retries=2 counts retries, so that a job runs 3 times"),
     ("unused-max-retries", fails, {"max_retries": 5}, {}, "max_retries=5 is never read"),
+    ("unused-retry-options", fails, {"retry_backoff": True}, {}, "retry_backoff=True without autoretry_for"),
+    ("unused-retry-options", asks, {**BOUND, "base": Backing}, {}, "retry_backoff=30, retry_backoff_max=900"),
+    ("unused-retry-options", fails, {"retry_kwargs": {"max_retries": 7}}, {}, "{'max_retries': 7} without"),
     ("beyond-visibility-timeout", fails, {**AUTO, "default_retry_delay": 3601}, REDIS, "1 h"),
     ("beyond-visibility-timeout", asks_in_time, BOUND, REDIS, "1 h 6 min"),
     ("beyond-visibility-timeout", fails, STEADY | {"max_retries": 3},
@@ -88,6 +119,10 @@ NOT_THERE: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     ("counts-retries", asks, {**BOUND, "max_retries": 0}, {}),
     ("counts-retries", fails, {**AUTO, "max_retries": None}, {}),
     ("unused-max-retries", asks, {**BOUND, "max_retries": 5}, {}),
+    ("unused-retry-options", fails, {**AUTO, "retry_backoff": True}, {}),
+    ("unused-retry-options", fails, {"retry_backoff": False}, {}),
+    ("unused-retry-options", fails, {"base": Retrying, "retry_backoff": 3}, {}),
+    ("stays-native", fails, {**AUTO}, {}),
     ("beyond-visibility-timeout", fails, {**AUTO, "default_retry_delay": 3600}, REDIS),
     ("beyond-visibility-timeout", fails, {"default_retry_delay": 3601}, REDIS),
     ("beyond-visibility-timeout", asks_in_time, BOUND, RABBITMQ),
@@ -131,3 +166,19 @@ def test_a_moved_task_has_the_hazards_of_its_own_options() -> None:
     install(app, Bridge())
     found = only(app)
     assert {hazard.name for hazard in found.hazards} == {"already-moved", "throws"}
+
+
+def test_a_task_whose_class_cannot_be_taken_over(caplog: pytest.LogCaptureFixture) -> None:
+    """`install` says it, leaves the task to Celery, and takes the others."""
+    Once.made.clear()
+    app = app_with(asks, bind=True, base=Single)
+    app.task(name="other", shared=False)(fails)
+    told = {hazard.name: hazard.text for hazard in only(app).hazards}
+    install(app, Bridge(), policies={"*": {"max_attempts": 2}})
+    app.finalize()
+    sentence = "its class asks cannot be taken over: KeyError: 'asks'"
+    assert told["stays-native"] == f"{sentence}; `install` leaves the task to Celery"
+    assert caplog.messages == [f"task job stays native: {sentence}"]
+    assert [is_bridged(app.tasks[name]) for name in ("job", "other")] == [False, True]
+    assert type(app.tasks["job"]).__mro__[1] is Single
+    assert app.tasks["job"].apply().state == "FAILURE"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from celery import Celery, Task
 
 from ....celery.attach import POLICIES, is_bridged, task_policy
+from ....celery.install import why_native
 from ....celery.native_options import explicit
 from ....celery.sending import visibility_timeout
 from ....spec.duration import spoken
@@ -25,6 +26,8 @@ from .reading import Fleet
 _ON_REDIS = ("redis", "sentinel", "valkey")
 #: RabbitMQ's default wait for an acknowledgement, in seconds.
 _CONSUMER_TIMEOUT = 1800.0
+#: Options that Celery reads for the automatic retries alone.
+_OF_AUTORETRY = ("retry_backoff", "retry_backoff_max", "retry_kwargs", "dont_autoretry_for")
 
 
 def of_celery(app: Celery, names: Collection[str] = ()) -> list[Planned]:
@@ -69,6 +72,8 @@ def _hazards(app: Celery, reading: Reading) -> Iterator[Hazard]:
         yield moved_already(task_policy(app, task).policy, "Celery")
     else:
         yield from _of_lost_workers(task)
+        if why := why_native(task):
+            yield Hazard("stays-native", f"{why}; `install` leaves the task to Celery")
     if reading.native.runs != NOT_KNOWN:
         yield from _of_limits(reading)
         yield from _of_long_waits(app, reading)
@@ -165,6 +170,13 @@ def _of_lost_workers(task: Task) -> Iterator[Hazard]:
 
 
 def _of_options(app: Celery, task: Task) -> Iterator[Hazard]:
+    unread = [f"{x}={getattr(task, x)!r}" for x in _OF_AUTORETRY if explicit(task, x) and getattr(task, x)]
+    if unread and not getattr(task, "autoretry_for", ()):
+        yield Hazard(
+            "unused-retry-options",
+            f"{', '.join(unread)} without autoretry_for: Celery reads it for automatic retries, and there "
+            "are none; self.retry waits for its countdown, or for default_retry_delay",
+        )
     if names := ", ".join(cls.__name__ for cls in task.throws or ()):
         yield Hazard(
             "throws",
