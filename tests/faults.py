@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ojs_bridge import StoreError
+from ojs_bridge.engine.private_names import PrivateName, _in_code_of
 from tests.servers import eventually
 
 VARIABLE = "OJS_TEST_FAULTS"
@@ -132,3 +134,27 @@ def _arm(step: str, file: Path) -> None:
         return original(*args, **kwargs)
 
     setattr(owner, last, faulty)
+
+
+@contextmanager
+def wrapped(name: PrivateName) -> Iterator[None]:
+    """Have each function at a name's place wrapped, as instrumentation does it, until the block ends."""
+    module, _, path = name.place.partition(":")
+    *above, last = path.split(".") if path else [""]
+    owner = functools.reduce(getattr, above, import_module(module))
+    inner = getattr(owner, last) if last else owner
+    if not inspect.isfunction(inner):
+        owner, before = inner, {k: f for k, f in vars(inner).items() if inspect.isfunction(f)}
+    else:
+        before = {last: inner}
+    try:
+        for key, function in before.items():
+            setattr(
+                owner, key, functools.wraps(function)(lambda *args, f=function, **given: f(*args, **given))
+            )
+        _in_code_of.cache_clear()
+        yield
+    finally:
+        for key, function in before.items():
+            setattr(owner, key, function)
+        _in_code_of.cache_clear()

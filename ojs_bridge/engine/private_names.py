@@ -10,13 +10,17 @@ import dis
 import inspect
 import logging
 import operator
+import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial, reduce
 from importlib import import_module
+from types import FunctionType
 from typing import Any
 
 logger = logging.getLogger("ojs_bridge")
+
+_OURS = __name__.partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,19 @@ class PrivateName:
             return self.name.encode() not in owner
         return not self.is_in(owner) and self.name not in _in_code_of(owner)
 
+    @property
+    def wrapper(self) -> str:
+        """The module that has wrapped the code with this name, as instrumentation does; "" without one."""
+        owner = self._owner()
+        found: Any = inspect.getattr_static(owner, self.name, None) or _in_code_of(owner).get(self.name)
+        while hasattr(found, "__wrapped__"):
+            plain = type(found) is FunctionType
+            around = found.__globals__["__name__"] if plain else type(found).__module__
+            if around.partition(".")[0] not in {self.framework, _OURS, *sys.stdlib_module_names}:
+                return str(around)
+            found = found.__wrapped__
+        return ""
+
     def _owner(self) -> Any:
         module, _, path = self.place.partition(":")
         return reduce(_part, filter(None, path.split(".")), import_module(module))
@@ -109,13 +126,27 @@ def names_in(module: Mapping[str, object]) -> Iterator[PrivateName]:
 
 
 def missing_vital(names: Iterable[PrivateName], uses: Container[str]) -> list[PrivateName]:
-    """Return the vital names that a worker with these uses needs and has not; warn of the others."""
-    missing = [name for name in names if (not name.only or name.only in uses) and name.is_missing]
+    """Return the vital names that a worker with these uses needs and has not.
+
+    The log tells of the other names that are missing, and of vital names that somebody has wrapped.
+    """
+    needed = [name for name in names if not name.only or name.only in uses]
+    missing = [name for name in needed if name.is_missing]
     lost = [name for name in missing if name.keeps_jobs]
+    if lost:
+        return lost
     for name in missing:
-        if not lost:
-            logger.warning("%s", name)
-    return lost
+        logger.warning("%s", name)
+    for name in needed:
+        if name.keeps_jobs and (wrapper := name.wrapper):
+            logger.warning(
+                "%s in %s is wrapped by %s: the bridge uses it as it is to %s",
+                name.name,
+                name.place,
+                wrapper,
+                name.need,
+            )
+    return []
 
 
 def numbers_of(text: str) -> tuple[int, ...]:
@@ -128,11 +159,21 @@ def _part(owner: Any, name: str) -> Any:
 
 
 @cache
-def _in_code_of(owner: Any) -> set[object]:
-    """Return the names and texts in the code of a function, or the attributes that a class's methods set."""
-    if inspect.isfunction(owner):
-        code = owner.__code__
-        return {*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_consts}
+def _in_code_of(owner: Any) -> dict[object, Any]:
+    """Return the names and texts in the code of a function, or the attributes that a class's methods set.
+
+    Each has the function whose code it stands in. That function may have been wrapped.
+    """
+    plain = inspect.unwrap(owner)
+    if inspect.isfunction(plain):
+        code = plain.__code__
+        return dict.fromkeys((*code.co_names, *code.co_varnames, *code.co_cellvars, *code.co_consts), owner)
     classes = inspect.getmro(owner) if inspect.isclass(owner) else ()
-    methods = [value for cls in classes for value in vars(cls).values() if inspect.isfunction(value)]
-    return {i.argval for m in methods for i in dis.get_instructions(m) if i.opname == "STORE_ATTR"}
+    return {
+        i.argval: method
+        for cls in classes
+        for method in filter(callable, vars(cls).values())
+        if inspect.isfunction(plain := inspect.unwrap(method))
+        for i in dis.get_instructions(plain)
+        if i.opname == "STORE_ATTR"
+    }

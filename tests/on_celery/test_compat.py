@@ -13,7 +13,8 @@ from celery import Celery
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import compat, install
 from ojs_bridge.celery.worker import fit_frameworks
-from ojs_bridge.engine.private_names import PrivateName
+from ojs_bridge.engine.private_names import PrivateName, missing_vital
+from tests.faults import wrapped
 
 NAMES = {f"{name.place}.{name.name}": name for name in compat.names()}
 ALL_USES = {compat.REDIS, compat.FETCH, compat.RESULTS}
@@ -32,6 +33,23 @@ def test_a_name_that_is_removed_is_missed(name: PrivateName) -> None:
     assert removed.is_missing
     installed = version(name.framework)
     assert str(removed).startswith(f"{name.framework} {installed} has no {removed.name} in {name.place}")
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_name_that_somebody_has_wrapped_is_used_and_told_of(
+    name: PrivateName, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Instrumentation wraps the functions of a framework."""
+    with wrapped(name), caplog.at_level(logging.WARNING, "ojs_bridge"):
+        assert missing_vital([name], ALL_USES | {compat.TESTING}) == []
+        assert name.wrapper in ("", "tests.faults")
+    assert name.wrapper == ""
+    told = (
+        f"{name.name} in {name.place} is wrapped by tests.faults: the bridge uses it as it is to {name.need}"
+    )
+    assert caplog.messages in ([], [told])
+    if name in (compat.task_from_fun, compat.parse_response, compat.connections):
+        assert caplog.messages == [told]
 
 
 @pytest.mark.parametrize("place", ["celery.gone", "celery.app.base:Gone", "celery.app.base:Celery.gone"])

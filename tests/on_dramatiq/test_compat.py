@@ -18,6 +18,7 @@ from dramatiq.brokers.stub import StubBroker
 from ojs_bridge.dramatiq import OJSRetries, compat
 from ojs_bridge.dramatiq.actors import BootError
 from ojs_bridge.engine.private_names import PrivateName
+from tests.faults import wrapped
 
 NAMES = {f"{name.place}-{name.name}": name for name in compat.names()}
 #: An address without a server; no test connects to it.
@@ -62,6 +63,24 @@ def test_a_name_that_is_gone_is_told_of(
         with caplog.at_level(logging.WARNING, "ojs_bridge"):
             boot(broker)
         assert said in caplog.text
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES.values() if name.name.isidentifier()], ids=str)
+def test_a_name_that_somebody_has_wrapped_is_used_and_told_of(
+    name: PrivateName, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Instrumentation wraps the functions of a framework. A worker starts all the same."""
+    monkeypatch.setattr(compat, "names", lambda: [name])
+    broker = BROKERS.get(name.only, StubBroker)()
+    with wrapped(name), caplog.at_level(logging.WARNING, "ojs_bridge"):
+        boot(broker)
+    told = (
+        f"{name.name} in {name.place} is wrapped by tests.faults: the bridge uses it as it is to {name.need}"
+    )
+    said = [line for line in caplog.messages if name.place in line]
+    assert said in ([], [told])
+    if name in (compat.worker_id, compat.do_enqueue, compat.message, compat.redis_message_id):
+        assert said == [told]
 
 
 def test_a_consumer_that_keeps_what_it_fetched_elsewhere_stops_the_worker(
