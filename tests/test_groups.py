@@ -11,9 +11,10 @@ import pytest
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.operations.groups import ErrorGroup
-from ojs_bridge.store import Store
+from ojs_bridge.spec.job import format_time
+from ojs_bridge.store import Document, Store
 from tests.conftest import store_url
-from tests.store.test_groups import GONE, NO, TIMES, USER, died, fill
+from tests.store.test_groups import GONE, HOUR, NO, NOW, TIMES, USER, died, fill
 
 
 @pytest.fixture(params=["sqlite", "valkey"])
@@ -43,6 +44,7 @@ def test_a_group_in_json(bridge: Bridge) -> None:
         "fingerprint": USER,
         "error_type": "external.timeout",
         "pattern": "user # is slow",
+        "frame": None,
         "message": "user 333 is slow",
         "sample_id": "a3",
         "count": 3,
@@ -101,6 +103,36 @@ def test_a_mute_ends_at_its_time(bridge: Bridge) -> None:
     groups.mute(NO, until=now - timedelta(seconds=1))
     assert set(groups.mutes()) == {USER}
     assert names(groups.list()) == [GONE, NO]
+
+
+def test_a_mute_without_a_time_ends_after_a_week(bridge: Bridge) -> None:
+    """So does one of an earlier release, which had no end."""
+    groups, store, now = bridge.dead_letters.groups, store_of(bridge), bridge.engine.now()
+    mute = groups.mute(USER)
+    assert mute.until == mute.at + timedelta(days=7)
+    assert mute.count == 3
+    for name, days in ((NO, 6), (GONE, 8)):
+        at = now - timedelta(days=days)
+        body = {"by": "ann", "at": format_time(at), "until": None}
+        store.write_document(Document("mute", name, at, {"muted": body}))
+    assert set(groups.mutes()) == {USER, NO}
+
+
+def test_a_mute_is_lifted_when_the_group_grows_by_more_than_it_had(bridge: Bridge) -> None:
+    """Another fault that grows lifts nothing."""
+    groups, now = bridge.dead_letters.groups, bridge.engine.now()
+    groups.mute(USER)
+    hours = (now - NOW) / HOUR + 1
+    for n in range(9):
+        store_of(bridge).bury(died(f"other-{n}", hours, "gone"))
+    for n in range(3):
+        store_of(bridge).bury(died(f"new-{n}", hours, f"user {n} is slow"))
+    assert names(groups.list()) == [GONE, NO]
+    store_of(bridge).bury(died("one-more", hours + 1, "user 9 is slow"))
+    assert names(groups.list()) == [USER, GONE, NO]
+    assert groups.mutes() == {}
+    groups.mute(USER)
+    assert groups.mutes()[USER].count == 7
 
 
 def test_what_cannot_be_muted(bridge: Bridge) -> None:

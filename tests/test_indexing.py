@@ -50,7 +50,7 @@ def test_a_worker_brings_the_indexes_up_to_date(tmp_path: Path) -> None:
         eventually(lambda: not left(unsaid), what="texts of all letters")
     finally:
         bridge.stop()
-    assert not left("ojs_dead_letters where fingerprint is null")
+    assert not left("ojs_dead_letters where fault is null")
     store_of(bridge).bury(died("z", 0, "later"))
 
 

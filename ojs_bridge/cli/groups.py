@@ -30,7 +30,9 @@ def groups(
     limit: Annotated[int, Option(help="The most groups to list, 1 to 200.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters by their errors; those that differ in numbers, ids, quotes and paths are one group.
+    """List dead letters by their faults: the job type, the place in your code, the error and its message.
+
+    Messages that differ in numbers, ids and paths are one group.
 
     Replay, delete or export a group with the option --group of the other commands. A text is ignored.
     """
@@ -52,11 +54,14 @@ def mute(
     lasting: Annotated[str | None, Option("--for", help="For so long, such as P7D or 2h.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Leave a group out of the list, until it is unmuted or for some time; its letters stay as they are."""
+    """Leave a group out of the list, for seven days or so long as you say; its letters stay as they are.
+
+    The mute is lifted when the group grows by more letters than it has now.
+    """
     until = None if lasting is None else time_after("for", lasting, place.bridge.engine.now())
     made = place.bridge.dead_letters.groups.mute(fingerprint, until=until)
-    told = "" if until is None else f" until {time_of(until)} UTC"
-    answer(made.to_ojs(), f"{fingerprint}: muted{told}", as_json=as_json)
+    told = f"muted until {time_of(made.until)} UTC, or until more than {made.count} more letters have died"
+    answer(made.to_ojs(), f"{fingerprint}: {told}", as_json=as_json)
 
 
 def unmute(*, place: Place, fingerprint: Fingerprint, as_json: AsJson = False) -> None:
@@ -85,7 +90,8 @@ def _brief_row(shown: ErrorGroup) -> tuple[object, ...]:
 
 def _error(shown: ErrorGroup) -> str:
     muted = f"(muted by {shown.mute.by}) " if shown.mute else ""
-    return f"{muted}{plain(shown.group.sample.error_type)}: {plain(shown.pattern)}"
+    place = f" ({plain(shown.frame)})" if shown.frame else ""
+    return f"{muted}{plain(shown.group.sample.error_type)}: {plain(shown.pattern)}{place}"
 
 
 def sparkline(counts: Sequence[int]) -> str:

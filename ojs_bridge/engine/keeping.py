@@ -45,7 +45,7 @@ def letter_of(
         fence=job.fence,
         policy=_in_json(policy),
     )
-    return replace(letter, fingerprint=letter.group)
+    return replace(letter, fault=letter.group)
 
 
 def _in_json(policy: RetryPolicy) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ class Groups:
 
     @answers(GROUPS, "GET", "/dead-letter/groups")
     def list(self, query: GroupsQuery) -> shapes.Groups:
-        """List groups of dead letters whose errors are alike; a text is not looked for."""
+        """List dead letters by their faults; a text is not looked for."""
         start, limit = int(query.cursor or 0), query.limit
         choice = {"order": query.order, "muted": query.muted, "limit": limit + 1, "offset": start}
         found = self._groups.list(**choice, **query.kind())  # type: ignore[arg-type]
@@ -31,7 +31,7 @@ class Groups:
 
     @answers(GROUPS, "POST", "/dead-letter/groups/{id}/mute")
     def mute(self, job_id: str, body: MuteBody) -> shapes.Mute:
-        """Leave a group out of the list; its letters stay."""
+        """Leave a group out of the list, until it has twice as many deaths; its letters stay."""
         return cast(shapes.Mute, self._groups.mute(_checked(job_id), until=body.until).to_ojs())
 
     @answers(GROUPS, "DELETE", "/dead-letter/groups/{id}/mute")

@@ -160,7 +160,7 @@ class Since(Limited):
 
 
 class MuteBody(Change):
-    """A mute of a group, for ever or until a time."""
+    """A mute of a group, for seven days or until a time."""
 
     until: Time | None = None
 

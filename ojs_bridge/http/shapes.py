@@ -286,11 +286,12 @@ class Stats(TypedDict):
 
 
 class Mute(TypedDict):
-    """A mute of a group; without `until` it lasts until it is taken back."""
+    """A mute of a group. When more than `count` letters have died since, it is lifted before its end."""
 
     by: str
     at: Time
-    until: Time | None
+    until: Time
+    count: Count | None
 
 
 class Unmuted(TypedDict):
@@ -301,14 +302,17 @@ class Unmuted(TypedDict):
 
 
 class Group(TypedDict):
-    """Dead letters whose last errors are alike. `message` and `sample_id` are those of the newest letter.
+    """Dead letters of one fault. `message`, `frame` and `sample_id` are those of the newest letter.
 
-    On SQL, `types` and `queues` are those of the newest hundred letters.
+    `frame` is the place in the user's own code where the error was raised. `first_at` is the first death of
+    the fault, whatever became of its letter. On SQL, `types` and `queues` are those of the newest hundred
+    letters.
     """
 
     fingerprint: str
     error_type: str
     pattern: str
+    frame: str | None
     message: str
     sample_id: str
     count: Count

@@ -63,7 +63,7 @@ class _Report:
         _tag(event, told)
         if failure is not None and raised is not None:
             _tag(event, {"error_type": failure.type, "ended": str(ended).lower()})
-            group = fingerprint(failure.type, failure.message)
+            group = fingerprint(job.type, failure.type, failure.message, failure.backtrace)
             _tag(event, {"group": group})
             event["fingerprint"] = [group]
         return event

@@ -10,29 +10,36 @@ from typing import Any, get_args
 from typing_extensions import Unpack
 
 from ..engine.context import Context
-from ..spec.fingerprint import pattern_of
+from ..spec.fingerprint import frame_of, pattern_of
 from ..spec.job import format_time, parse_time
 from ..store import Document, Group, LetterFilter, Order, Store, from_ms, to_ms
 from .audit import Actor, Audit
 from .letters import Kind, every_page, needed, shown, wanted
 
 KIND = "mute"
+#: How long a mute lasts, unless told otherwise.
+LASTS = timedelta(days=7)
 #: The most groups, and steps of time, that one statement names; and the most groups before a page.
 MOST, MOST_SKIPPED = 200, 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Mute:
-    """A mute of a group, by a person, from a time on, until another time or until it is taken back."""
+    """A mute of a group, by a person, from a time on, until another time.
+
+    It is lifted before that when more letters than `count`, the number that the group had, have died since;
+    None in a mute of an earlier release.
+    """
 
     by: str
     at: datetime
-    until: datetime | None = None
+    until: datetime
+    count: int | None
 
     def to_ojs(self) -> dict[str, Any]:
         """Return the mute in JSON."""
-        until = None if self.until is None else format_time(self.until)
-        return {"by": self.by, "at": format_time(self.at), "until": until}
+        times = {"at": format_time(self.at), "until": format_time(self.until)}
+        return {"by": self.by, **times, "count": self.count}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,12 @@ class ErrorGroup:
         """The message without the parts that differ within a group."""
         return pattern_of(self.message)
 
+    @property
+    def frame(self) -> str:
+        """The place in the user's own code where the error was raised; empty where it is not known."""
+        sample = self.group.sample
+        return frame_of(sample.type, sample.backtrace)
+
     def to_ojs(self) -> dict[str, Any]:
         """Return the group in JSON."""
         group = self.group
@@ -65,6 +78,7 @@ class ErrorGroup:
             "fingerprint": group.fingerprint,
             "error_type": group.sample.error_type,
             "pattern": self.pattern,
+            "frame": self.frame or None,
             "message": self.message,
             "sample_id": group.sample.id,
             "count": group.count,
@@ -141,13 +155,24 @@ class Groups:
         return {
             name: mute
             for name, mute in found.items()
-            if mute is not None and (mute.until is None or mute.until > now)
+            if mute is not None and mute.until > now and not self._has_grown(name, mute)
         }
 
+    def _has_grown(self, group: str, mute: Mute) -> bool:
+        """Return whether more letters of a group have died since its mute than it had."""
+        return (
+            mute.count is not None
+            and self._store.count(LetterFilter(group=group, since=mute.at)) > mute.count
+        )
+
     def mute(self, group: str, *, until: datetime | None = None) -> Mute:
-        """Leave a group out of the list, until a time or for ever; its letters stay. Raises ValueError."""
+        """Leave a group out of the list, for seven days or until a time; its letters stay.
+
+        The mute is lifted when the group grows by more letters than it has now. Raises ValueError.
+        """
         wanted(Kind(group=group, until=until))
-        mute = Mute(Actor.current().name, self._now(), until)
+        now, count = self._now(), self._store.count(LetterFilter(group=group))
+        mute = Mute(Actor.current().name, now, until or now + LASTS, count)
         with self._audit.recording("group.mute", group=group, until=mute.to_ojs()["until"]):
             self._write(group, {"muted": mute.to_ojs()})
         return mute
@@ -188,4 +213,5 @@ def _mute_of(document: Document) -> Mute | None:
     told = document.body["muted"]
     if told is None:
         return None
-    return Mute(told["by"], parse_time(told["at"]), told["until"] and parse_time(told["until"]))
+    at, until = parse_time(told["at"]), told["until"]
+    return Mute(told["by"], at, parse_time(until) if until else at + LASTS, told.get("count"))

@@ -90,7 +90,7 @@ def shown(letter: Letter, redactor: Redactor) -> Letter:
     if not redactor:
         return letter
     # The pattern of a redacted error may be another.
-    letter = replace(letter, fingerprint=letter.group)
+    letter = replace(letter, fault=letter.group)
     message, secrets = redactor.message(letter.message)
     errors = tuple(without(entry, secrets) for entry in letter.errors)
     return replace(letter, message=message, errors=errors, reason=without(letter.reason, secrets))
@@ -142,8 +142,8 @@ def loaded(number: int, line: str) -> Letter:
         raise ValueError(f"line {number}: it is no dead letter: {problem_of(error)}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"line {number}: it is no dead letter: {error!r}") from None
-    if letter.fingerprint and not is_fingerprint(letter.fingerprint):
-        raise ValueError(f"line {number}: fingerprint: {letter.fingerprint!r} must be 16 hexadecimal digits")
+    if letter.fault and not is_fingerprint(letter.fault):
+        raise ValueError(f"line {number}: fault: {letter.fault!r} must be 16 hexadecimal digits")
     if letter.message.get("redacted"):
         raise ValueError(
             f"line {number}: dead letter {letter.id!r} was redacted, and has no message any more"

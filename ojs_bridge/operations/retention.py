@@ -19,7 +19,8 @@ from .letters import CLAIM_SECONDS
 #: The most letters that are pruned at a time, and the time between two prunings.
 BATCH = 500
 PERIOD = timedelta(minutes=5)
-#: How long records of these kinds are kept.
+#: How long the first death of a group without letters is kept, and records of these kinds.
+GROUPS_KEPT = timedelta(days=365)
 RECORDS = {audit.KIND: audit.KEPT, marks.KIND: audit.KEPT, health.KIND: health.KEPT}
 
 
@@ -102,6 +103,7 @@ class Pruner:
         for kind, kept in RECORDS.items():
             self._store.forget_documents(kind, before=self._clock() - kept)
         self._store.forget_rates(self._clock())
+        self._store.forget_groups(before=self._clock() - GROUPS_KEPT)
         return self.prune()
 
     def _enforce(self, where: LetterFilter, limits: Retention) -> int:

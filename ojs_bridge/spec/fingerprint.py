@@ -1,19 +1,28 @@
-"""The fingerprint of an error: errors that differ in numbers, ids, quoted parts and paths have the same."""
+"""The fingerprint of a fault: the job type, the error type, the place in the user's code, and the message.
+
+Messages that differ in numbers, ids, addresses and long quoted parts have the same pattern.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 
 #: The characters of a message that are read, and the most characters of its pattern.
 READ, MOST = 4000, 300
 DIGITS = 16
 
-#: Each name is what a pattern has in place of the text. A number, a UUID and an id of letters and digits look
-#: alike now and then, and have one name. The time is linear: no part is searched for within another.
+#: Each name is what a pattern has in place of the text, except that a status code stays as it is, and so does
+#: a quoted word. A number, a UUID and an id of letters and digits look alike now and then, and have one name.
+#: The time is linear: no part is searched for within another.
 _PARTS = re.compile(
     r"""
-    (?P<quoted> (?<!\w)'[^'\n]*'(?!\w) | "[^"\n]*" | `[^`\n]*`
+    (?P<status> (?i:status|code|error|returned|response|http(?:/[0-9.]{1,3})?) [\s:='"(\[]{1,3}
+                [345][0-9]{2} (?![0-9A-Za-z]|[.,:-][0-9])
+              | (?<![0-9A-Za-z.,:-]) [345][0-9]{2} (?=\s(?i:client|server|bad|unauthori[sz]ed|forbidden|not
+                |method|request|conflict|gone|unprocessable|too\smany|internal|service|gateway)\b) )
+    | (?P<quoted> (?<!\w)'[^'\n]*'(?!\w) | "[^"\n]*" | `[^`\n]*`
               | \u201c[^\u201c\u201d\n]*\u201d | \u2018[^\u2018\u2019\n]*\u2019 )
     | (?P<url> (?<![\w+.-])[A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s"'<>]+ )
     | (?P<email> (?<![\w.+%-])[\w.+%-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){0,8} )
@@ -29,6 +38,17 @@ _PARTS = re.compile(
     re.VERBOSE,
 )
 _REPEATED = re.compile(r"(#|<\w+>)(?:[\s,;]+\1)+")
+#: A quoted word that tells one fault from another: a key, a column, a relation, a class.
+_WORD = re.compile(r"[^\W\d][\w.-]{0,31}")
+
+#: A frame as a backtrace has it. Of an installed package, the path may begin with the package.
+_FRAME = re.compile(r"(?:.*/(?:site|dist)-packages/)?(?P<path>.+):[0-9]+ in (?P<function>.+)")
+_ROOTED = re.compile(r"/|[A-Za-z]:/")
+#: Generated code, the standard library, and the bridge.
+_FOREIGN = re.compile(
+    r"<|.*(?:/lib(?:64)?/(?:python|pypy)[0-9.]+t?/|/[Pp]ython3[0-9]*/Lib/|/ojs_bridge/)", re.DOTALL
+)
+_FRAMEWORKS = frozenset({"ojs_bridge", "celery", "kombu", "billiard", "vine", "dramatiq"})
 
 
 def pattern_of(message: str) -> str:
@@ -38,13 +58,50 @@ def pattern_of(message: str) -> str:
 
 
 def _name_of(part: re.Match[str]) -> str:
+    text = part.group()
+    if part.lastgroup == "status":
+        return text
+    if part.lastgroup == "quoted" and _WORD.fullmatch(text, 1, len(text) - 1):
+        return text[0] + _PARTS.sub(_name_of, text[1:-1]) + text[-1]
     return "#" if part.lastgroup == "number" else f"<{part.lastgroup}>"
 
 
-def fingerprint(error_type: str, message: str) -> str:
-    """Return 16 hexadecimal digits for the error's type and the pattern of its message."""
-    told = f"{error_type}\0{pattern_of(message)}".encode("utf-8", "surrogatepass")
-    return hashlib.sha256(told).hexdigest()[:DIGITS]
+def frame_of(job_type: str, backtrace: Sequence[object]) -> str:
+    """Return the innermost frame of the user's own code, as `orders/tasks.py in charge`, or an empty text.
+
+    The backtrace is that of an error entry. Code that was installed as a package is the user's own where no
+    other code is: that of the job type's package, or else of the first one that the framework has called.
+    """
+    installed: list[tuple[str, str]] = []
+    for frame in reversed(backtrace):
+        found = _FRAME.fullmatch(frame.replace("\\", "/")) if isinstance(frame, str) else None
+        if found is None or _FOREIGN.match(found["path"]):
+            continue
+        if _ROOTED.match(found["path"]):
+            return _shown(found["path"], found["function"])
+        if _package(found["path"]) not in _FRAMEWORKS:
+            installed.append((found["path"], found["function"]))
+    packages, own = [_package(path) for path, _ in installed], job_type.partition(".")[0]
+    if packages and own not in packages:
+        own = packages[-1]
+    return next((_shown(path, name) for path, name in installed if _package(path) == own), "")
+
+
+def _package(path: str) -> str:
+    return path.partition("/")[0].removesuffix(".py")
+
+
+def _shown(path: str, function: str) -> str:
+    """Return a frame without its line, and without folders that differ from release to release."""
+    folders, _, file = path.rpartition("/")
+    folder = _PARTS.sub(_name_of, folders.rpartition("/")[2])
+    return f"{folder}/{file} in {function}" if folder else f"{file} in {function}"
+
+
+def fingerprint(job_type: str, error_type: str, message: str, backtrace: Sequence[object] = ()) -> str:
+    """Return 16 hexadecimal digits for the types of job and error, the place, and the message's pattern."""
+    told = "\0".join((job_type, error_type, frame_of(job_type, backtrace), pattern_of(message)))
+    return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:DIGITS]
 
 
 def is_fingerprint(text: object) -> bool:

@@ -45,8 +45,8 @@ class Letter:
 
     `message` is the framework's own message in JSON, enough to publish it again exactly. `key` and `fence`
     name the job's last reservation, `policy` is the job's retry policy, as far as JSON can say it. A letter
-    of an earlier version has none of these three. `fingerprint` is that of its last error, as its worker kept
-    it; empty in a letter of an earlier version.
+    of an earlier version has none of these three. `fault` is the fingerprint of its last error, as its worker
+    kept it; empty in a letter of an earlier version, which kept another one.
     """
 
     id: str
@@ -66,13 +66,19 @@ class Letter:
     key: str = ""
     fence: int = 0
     policy: Mapping[str, Any] | None = None
-    fingerprint: str = ""
+    fault: str = ""
 
     @property
     def group(self) -> str:
         """The fingerprint of the most recent failure, which names the letter's group."""
         message = str(self.errors[-1].get("message") or "") if self.errors else ""
-        return self.fingerprint or fingerprint(self.error_type, message)
+        return self.fault or fingerprint(self.type, self.error_type, message, self.backtrace)
+
+    @property
+    def backtrace(self) -> Sequence[object]:
+        """The frames of the most recent failure; an imported letter may hold anything in their place."""
+        frames = self.errors[-1].get("backtrace") if self.errors else None
+        return frames if isinstance(frames, list) else ()
 
     @property
     def error_type(self) -> str:
@@ -176,6 +182,7 @@ class Stats:
 class Group:
     """The letters of a fingerprint that a filter chooses: their number, their times, the newest of them.
 
+    `first_at` is the first death of the fault, whatever became of its letter, and whatever the filter.
     `deaths` are the numbers of letters between each two of the given times.
     """
 
@@ -301,6 +308,9 @@ class Store(Parking, Reserving, Shadowing, Documenting, Rating, Protocol):
 
         It may be ended after each batch, and begun again. No use of the letters waits for it.
         """
+
+    def forget_groups(self, *, before: datetime) -> int:
+        """Forget the first deaths, before a time, of groups without letters; return how many."""
 
     def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
         """Index the texts of dead letters for `list`; `text_of` returns None for a letter it cannot read.

@@ -48,7 +48,7 @@ def group_in(record: str) -> str:
     try:
         return letter_from_json(record).group
     except (ValueError, KeyError, TypeError, AttributeError):
-        return fingerprint("Unknown", "")
+        return fingerprint("", "Unknown", "")
 
 
 def parked_to_json(parked: Parked) -> str:

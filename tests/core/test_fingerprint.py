@@ -1,23 +1,34 @@
-"""The fingerprint of an error, and the pattern of its message."""
+"""The fingerprint of a fault, the pattern of its message, and the frame of the user's own code."""
 
 from __future__ import annotations
 
 import time
 import timeit
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ojs_bridge.spec.fingerprint import MOST, READ, fingerprint, is_fingerprint, pattern_of
+from ojs_bridge.spec.fingerprint import MOST, READ, fingerprint, frame_of, is_fingerprint, pattern_of
 
 PATTERNS = {
     "": "",
     "no connection": "no connection",
     "Connection to 10.0.0.1:5432 refused after 30.5 s": "Connection to # refused after # s",
-    "KeyError: 'order_17'": "KeyError: <quoted>",
+    "KeyError: 'order_17'": "KeyError: 'order_#'",
+    "'user@example.com' and 'a b' and '17'": "<quoted> and <quoted> and <quoted>",
+    f"no '{'x' * 40}'": "no <quoted>",
+    'relation "orders" does not exist': 'relation "orders" does not exist',
+    "401 Client Error: Unauthorized for https://a.example/7": "401 Client Error: Unauthorized for <url>",
+    "Server error '503 Service Unavailable' for url 'https://a.example/'": (
+        "Server error '503 Service Unavailable' for url <quoted>"
+    ),
+    "HTTP/1.1 404 Not Found": "HTTP/1.1 404 Not Found",
+    "status_code=429, statusCode: 500, HTTP 502": "status_code=429, statusCode: 500, HTTP 502",
+    "user 404 is slow, error 5021, error 404.5, code 17": "user # is slow, error #, error #, code #",
     "can't open the host's file": "can't open the host's file",
-    'constraint "orders_pkey" (id)=(17)': "constraint <quoted> (id)=(#)",
+    'constraint "orders_pkey" (id)=(17)': 'constraint "orders_pkey" (id)=(#)',
     "[Errno 2] No such file: /var/run/x.sock": "[Errno #] No such file: <path>",
     "open ~/.ssh/id, ../a.py and C:\\Users\\me\\x.txt": "open <path> and <path>",
     "10000000.5 of 5.5 s, 20000101T1200Z": "# of # s, #",
@@ -26,60 +37,134 @@ PATTERNS = {
     "at 2026-11-21T10:00:02.345Z": "at #",
     "12:30 PM": "# PM",
     "mail to a.b+c@mail.example.com failed": "mail to <email> failed",
-    "GET https://api.example.com/v1/orders/17?x=1 returned 502": "GET <url> returned #",
+    "GET https://api.example.com/v1/orders/17?x=1 returned 502": "GET <url> returned 502",
     "<Foo object at 0x7f3a2b4c5d6e>": "<Foo object at #>",
     "commit deadbeef42, order 8f7G2kQ": "commit #, order #",
     "order_123, job-9, task#7": "order_#, job-#, task##",
     "ids [1, 2, 3, 4]": "ids [#]",
-    "no \u201ca b\u201d and no \u2018c\u2019": "no <quoted> and no <quoted>",
+    "no \u201ca b\u201d and no \u2018c\u2019": "no <quoted> and no \u2018c\u2019",
     "two\n  lines\tof text": "two lines of text",
     "an effaced, defaced facade": "an effaced, defaced facade",
 }
 #: Letters in the stores of users have these fingerprints: they stay as they are from release to release.
 PINNED = {
-    ("external.timeout", "slow"): "5d91ed39bcd01aa0",
-    ("builtins.KeyError", "'order_17'"): "e844958cbafe2b93",
-    ("requests.ConnectionError", "Connection to 10.0.0.1:5432 refused after 30.5 s"): "cf840d39c5bc449f",
-    ("Unknown", ""): "3fe48b830328325d",
-    ("e\udc80", "\udc80 7"): "08731b65c0d048c5",
+    ("a.b", "external.timeout", "slow"): "1810e3e345213e23",
+    ("charge", "builtins.KeyError", "'order_17'", ("/srv/shop/tasks.py:7 in charge",)): "54bd805619a93820",
+    ("", "requests.ConnectionError", "Connection to 10.0.0.1:5432 refused after 30.5 s"): "fffcc46a5c1edd49",
+    ("", "Unknown", ""): "b1e554a3c080f222",
+    ("j\udc80", "e\udc80", "\udc80 7", ("/srv/\udc80.py:7 in f",)): "70418f092447ad14",
 }
 
 
 @pytest.mark.parametrize("message", PATTERNS)
 def test_a_pattern_leaves_out_what_differs(message: str) -> None:
-    """Names stand for numbers, ids, quoted parts and paths."""
+    """Names stand for numbers, ids, long quoted parts and paths; status codes and quoted words stay."""
     assert pattern_of(message) == PATTERNS[message]
 
 
 @pytest.mark.parametrize("error", PINNED)
-def test_a_fingerprint_is_the_same_in_every_release(error: tuple[str, str]) -> None:
+def test_a_fingerprint_is_the_same_in_every_release(error: tuple[Any, ...]) -> None:
     """A group is found by it for as long as its letters are kept."""
     assert fingerprint(*error) == PINNED[error]
 
 
-def test_the_type_is_part_of_the_fingerprint() -> None:
-    """The same message of two types makes two groups, and no text is taken for both."""
-    assert fingerprint("a", "slow") != fingerprint("b", "slow")
-    assert fingerprint("a", "b") != fingerprint("a b", "")
+#: Faults that have once been one group, and are not the same: each line has another reason.
+FAULTS: list[tuple[Any, ...]] = [
+    ("billing.charge", "builtins.KeyError", "'order'"),
+    ("billing.refund", "builtins.KeyError", "'order'"),
+    ("billing.charge", "builtins.LookupError", "'order'"),
+    ("billing.charge", "builtins.KeyError", "'customer'"),
+    ("billing.charge", "builtins.KeyError", "'order'", ["/srv/shop/tasks.py:7 in charge"]),
+    ("billing.charge", "builtins.KeyError", "'order'", ["/srv/shop/tasks.py:7 in total"]),
+    ("billing.charge", "builtins.KeyError", "'order'", ["/srv/shop/money.py:7 in charge"]),
+    ("billing.charge", "requests.HTTPError", "401 Client Error: Unauthorized for url: https://a.example/1"),
+    (
+        "billing.charge",
+        "requests.HTTPError",
+        "503 Server Error: Service Unavailable for url: https://a.example/1",
+    ),
+    ("billing.charge", "psycopg.UndefinedTable", 'relation "orders" does not exist'),
+    ("billing.charge", "psycopg.UndefinedTable", 'relation "documents" does not exist'),
+    ("billing.charge", "builtins.TimeoutError", "timed out", ["/srv/shop/mail.py:1 in send"]),
+    ("billing.charge", "builtins.TimeoutError", "timed out", ["/srv/shop/cards.py:1 in send"]),
+    ("a", "b", ""),
+    ("a b", "", ""),
+]
+
+
+def test_each_fault_has_a_group_of_its_own() -> None:
+    """Job type, error type, place in the code, a quoted word, a status code: each tells faults apart."""
+    assert len({fingerprint(*fault) for fault in FAULTS}) == len(FAULTS)
+
+
+def test_a_fault_is_the_same_after_a_deploy_and_below_other_libraries() -> None:
+    """Lines, folders of releases, and what the user's code has called make no difference."""
+    before = ["/srv/releases/20260101/shop/tasks.py:7 in charge", "requests/api.py:5 in get"]
+    after = [
+        "celery/app/trace.py:2 in run",
+        "/opt/app/v43/shop/tasks.py:9 in charge",
+        "requests/sessions.py:8 in send",
+    ]
+    same = [fingerprint("a", "b", f"user {n} is slow", trace) for n, trace in enumerate((before, after))]
+    assert same[0] == same[1]
+
+
+#: The frames below the user's code, and above it: none is the user's own.
+BELOW = ["/work/x/ojs_bridge/celery/task.py:3 in __call__", "celery/app/trace.py:1 in trace_task"]
+ABOVE = [
+    "requests/api.py:2 in get",
+    "/usr/lib/python3/dist-packages/urllib3/pool.py:9 in open",
+    "/usr/lib/python3.13/json/decoder.py:3 in decode",
+    "/opt/uv/cpython-3.14t/lib/python3.14t/socket.py:3 in connect",
+    "C:\\Python313\\Lib\\socket.py:3 in connect",
+    "C:\\venv\\Lib\\site-packages\\requests\\api.py:2 in get",
+    "<string>:3 in __init__",
+    "<frozen importlib._bootstrap>:3 in _load",
+    "no frame at all",
+]
+FRAMES: list[tuple[str, list[Any], str]] = [
+    ("billing.charge", ["/srv/shop/billing/tasks.py:12 in charge"], "billing/tasks.py in charge"),
+    ("charge", ["/srv/a.py:1 in charge", "/srv/shop/b.py:2 in help"], "shop/b.py in help"),
+    ("charge", ["/a.py:1 in charge"], "a.py in charge"),
+    ("charge", ["C:\\shop\\v42\\tasks.py:7 in charge"], "v#/tasks.py in charge"),
+    ("charge", ["/srv/shop/tasks.py:12 in <lambda>"], "shop/tasks.py in <lambda>"),
+    # The user's code is an installed package.
+    (
+        "billing.charge",
+        ["sentry_sdk/x.py:1 in wrap", "billing/tasks.py:1 in charge"],
+        "billing/tasks.py in charge",
+    ),
+    ("charge", ["billing/tasks.py:1 in charge", "billing/cards.py:2 in pay"], "billing/cards.py in pay"),
+    ("charge", [], ""),
+]
+
+
+@pytest.mark.parametrize(("job_type", "own", "frame"), FRAMES)
+def test_the_frame_is_the_innermost_one_of_the_users_own_code(
+    job_type: str, own: list[Any], frame: str
+) -> None:
+    """Not one of the framework, the bridge, another package or the standard library."""
+    above = ABOVE if own else ABOVE[2:5] + ABOVE[6:]
+    assert frame_of(job_type, [*BELOW, *own, *above, 7, None]) == frame
 
 
 NUMBERS = st.integers(0, 10**12)
 
 
 @given(NUMBERS, NUMBERS, st.uuids(), st.text(alphabet="abc XYZ/:", max_size=20))
-def test_errors_that_differ_in_numbers_ids_and_quoted_parts_are_of_one_group(
+def test_errors_that_differ_in_numbers_ids_and_long_quoted_parts_are_of_one_group(
     first: int, second: int, job: object, quoted: str
 ) -> None:
     """Whatever they are."""
-    message = f"job {job} of user {first} failed after {second} s: no '{quoted}' in /srv/{first}/x"
+    message = f"job {job} of user {first} failed after {second} s: no 'a {quoted}' in /srv/{first}/x"
     assert pattern_of(message) == ("job # of user # failed after # s: no <quoted> in <path>")
 
 
-@given(st.text(), st.text())
-def test_every_text_has_a_short_pattern_and_a_fingerprint(error_type: str, message: str) -> None:
+@given(st.text(), st.text(), st.text())
+def test_every_text_has_a_short_pattern_and_a_fingerprint(job_type: str, message: str, frame: str) -> None:
     """No text raises."""
     assert len(pattern_of(message)) <= MOST
-    assert is_fingerprint(fingerprint(error_type, message))
+    assert is_fingerprint(fingerprint(job_type, "", message, [frame, f"{frame}:1 in {message}"]))
 
 
 HOSTILE = [
@@ -103,6 +188,9 @@ HOSTILE = [
     "\u201c",
     "\u2018",
     "\u201ca \u2018",
+    "error ",
+    "503 ",
+    "'a'",
 ]
 
 

@@ -9,13 +9,15 @@ import pytest
 
 from ojs_bridge.http.guarding import Access, tokens_of
 from ojs_bridge.spec.fingerprint import fingerprint
+from ojs_bridge.spec.job import parse_time
 from tests.conftest import store_url
 from tests.http.doors import LETTERS, OPERATOR, READER, House, client_at, house, with_token
 from tests.http.test_letters import refused
 from tests.store.test_store import entry
 
 GROUPS = f"{LETTERS}/groups"
-SLOW, GONE = fingerprint("external.timeout", "user 1 is slow"), fingerprint("external.timeout", "gone")
+FAULT = "billing.charge", "external.timeout"
+SLOW, GONE = fingerprint(*FAULT, "user 1 is slow"), fingerprint(*FAULT, "gone")
 
 
 @pytest.fixture(params=["sqlite", "postgres", "valkey"])
@@ -47,7 +49,8 @@ def test_a_round_through_all_routes(door: House) -> None:
     assert sum(slow["deaths"]["counts"]) == 4
     assert gone["fingerprint"] == GONE
     assert listed(door) == [GONE, SLOW]
-    assert door.client.post(f"{GROUPS}/{SLOW}/mute", json={"reason": "known"}).json()["until"] is None
+    muted = door.client.post(f"{GROUPS}/{SLOW}/mute", json={"reason": "known"}).json()
+    assert (muted["count"], parse_time(muted["until"]) - parse_time(muted["at"])) == (4, timedelta(days=7))
     assert listed(door) == [GONE]
     assert listed(door, muted="true") == [GONE, SLOW]
     assert door.client.delete(f"{GROUPS}/{SLOW}/mute").json() == {"muted": False, "fingerprint": SLOW}

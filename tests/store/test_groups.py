@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -33,14 +34,20 @@ def died(letter_id: str, hours: float, message: str = "slow", **fields: Any) -> 
 def fill(store: Store) -> None:
     """Bury letters of three groups."""
     store.bury(died("a1", 0, "user 1 is slow", queue="q1"))
-    store.bury(died("a2", 1, "user 22 is slow", queue="q2", type="t.a"))
+    store.bury(died("a2", 1, "user 22 is slow", queue="q2"))
     store.bury(died("a3", 3.5, "user 333 is slow", queue="q1"))
-    store.bury(died("b1", 1, "no 'x'", queue="q2"))
-    store.bury(died("b2", 1.5, "no 'y'", queue="q2"))
+    store.bury(died("b1", 1, "no 1", queue="q2", type="t.a"))
+    store.bury(died("b2", 1.5, "no 2", queue="q2", type="t.a"))
     store.bury(died("c1", 2, "gone", queue="q3"))
 
 
-USER, NO, GONE = (fingerprint("external.timeout", text) for text in ("user 1 is slow", "no 'x'", "gone"))
+def of_type(type_: str, message: str) -> str:
+    """The fingerprint of letters of a job type without a backtrace."""
+    return fingerprint(type_, "external.timeout", message)
+
+
+USER, NO = of_type("billing.charge", "user 1 is slow"), of_type("t.a", "no 1")
+GONE = of_type("billing.charge", "gone")
 
 
 def groups(store: Store, where: LetterFilter | None = None, **asked: Any) -> list[Group]:
@@ -60,7 +67,7 @@ def test_a_group_has_its_count_its_times_and_what_it_touches(store: Store) -> No
     user, gone, no = groups(store)
     assert (user.fingerprint, user.count, user.first_at, user.last_at) == (USER, 3, NOW, NOW + 3.5 * HOUR)
     assert sorted(user.queues) == ["q1", "q2"]
-    assert sorted(user.types) == ["billing.charge", "t.a"]
+    assert (user.types, no.types) == (("billing.charge",), ("t.a",))
     assert user.deaths == (1, 1, 0, 1)
     assert user.sample == store.get("a3")
     assert (gone.fingerprint, gone.deaths) == (GONE, (0, 0, 1, 0))
@@ -101,7 +108,7 @@ def test_letters_before_and_after_the_times_count(store: Store) -> None:
 
 FILTERS: list[tuple[dict[str, Any], dict[str, int]]] = [
     ({"queue": "q2"}, {NO: 2, USER: 1}),
-    ({"type": "t.*"}, {USER: 1}),
+    ({"type": "t.*"}, {NO: 2}),
     ({"error_type": "external.*"}, {USER: 3, GONE: 1, NO: 2}),
     ({"error_type": "other"}, {}),
     ({"since": NOW + HOUR, "until": NOW + 2 * HOUR}, {NO: 2, USER: 1}),
@@ -150,10 +157,43 @@ def test_a_letter_leaves_its_group_with_its_last_error_and_with_the_store(store:
 
 def test_a_fingerprint_that_was_kept_stays(store: Store) -> None:
     """Even if a later release were to count the error to another group."""
-    store.bury(died("a", 0, fingerprint="00000000000000ff"))
-    store.bury(died("b", 0, fingerprint="ff000000000000ff"))
+    store.bury(died("a", 0, fault="00000000000000ff"))
+    store.bury(died("b", 0, fault="ff000000000000ff"))
     assert set(names(groups(store))) == {"00000000000000ff", "ff000000000000ff"}
     assert ids(store, LetterFilter(group="ff000000000000ff")) == ["b"]
+
+
+def test_the_first_death_of_a_group_stays(store: Store) -> None:
+    """Whatever becomes of its letter, and whatever the filter; an older letter makes it earlier."""
+    fill(store)
+
+    def first_of(**where: Any) -> dict[str, int]:
+        found = groups(store, LetterFilter(**where))
+        return {group.fingerprint: round((group.first_at - NOW) / HOUR, 3) for group in found}
+
+    assert first_of(since=NOW + HOUR / 2, queue="q2") == {USER: 0, NO: 1}
+    claimed = store.claim(["a1", "b1"], now=NOW, seconds=9)
+    store.delete(["a1", "b1"], claimed.claim)
+    store.bury(died("c1", 4, "gone"))
+    assert first_of() == {USER: 0, NO: 1, GONE: 2}
+    store.prune(store.list(LetterFilter(), limit=9, cursor=None).letters, now=NOW + 99 * HOUR)
+    assert first_of() == {}
+    store.bury(died("a9", 9, "user 9 is slow"))
+    assert first_of() == {USER: 0}
+    store.bury(died("a0", -5, "user 0 is slow"))
+    assert first_of(since=NOW) == {USER: -5}
+
+
+def test_the_first_death_of_a_group_without_letters_is_forgotten(store: Store) -> None:
+    """A group that has letters keeps it, however old it is."""
+    fill(store)
+    store.prune(store.list(LetterFilter(group=NO), limit=9, cursor=None).letters, now=NOW)
+    assert store.forget_groups(before=NOW + HOUR) == 0
+    assert store.forget_groups(before=NOW + 9 * HOUR) == 1
+    for n, message in enumerate(("user 9 is slow", "no 9")):
+        store.bury(died(f"z{n}", 20, message, type="t.a" if n else "billing.charge"))
+    first = {group.fingerprint: group.first_at for group in groups(store)}
+    assert first == {USER: NOW, GONE: NOW + 2 * HOUR, NO: NOW + 20 * HOUR}
 
 
 @pytest.mark.parametrize("text", ["0" * 16, "f" * 16, "7" + "f" * 15, "8" + "0" * 15])
@@ -165,24 +205,36 @@ def test_a_fingerprint_is_a_number_of_64_bits(text: str) -> None:
 #: The statement with which a worker of the release before buries a letter.
 BURY = """
 insert into ojs_dead_letters
-  (namespace, id, type, queue, error_type, discarded_ms, claimed_until_ms, record)
-values ('ojs', :id, 'billing.charge', :queue, 'external.timeout', :ms, 0, :record)
+  (namespace, id, type, queue, error_type, discarded_ms, claimed_until_ms, record {column})
+values ('ojs', :id, 'billing.charge', :queue, 'external.timeout', :ms, 0, :record {value})
 on conflict (namespace, id) do update set queue = excluded.queue, record = excluded.record,
   discarded_ms = excluded.discarded_ms
 """
 
 
 def as_before(url: str) -> None:
-    """Take from an SQL store what the release before did not have."""
-    run(url, "drop index ojs_dead_letters_grouped", "alter table ojs_dead_letters drop column fingerprint")
+    """Take from an SQL store what the release before did not have, and give it what that release had."""
+    run(
+        url,
+        "drop table ojs_groups",
+        "drop index ojs_dead_letters_by_fault",
+        "alter table ojs_dead_letters drop column fault",
+        "alter table ojs_dead_letters add column fingerprint bigint",
+        "create index ojs_dead_letters_grouped on ojs_dead_letters (namespace, fingerprint, discarded_ms)",
+    )
 
 
 def bury_as_before(url: str, *letters: Letter) -> None:
-    """Bury letters as a worker of the release before does."""
+    """Bury letters as a worker of the release before does: with another fingerprint, in another column."""
     with sa.create_engine(url).begin() as connection:
+        columns = {each["name"] for each in sa.inspect(connection).get_columns("ojs_dead_letters")}
+        has = "fingerprint" in columns
+        bury = sa.text(BURY.format(column=", fingerprint" * has, value=", 7" * has))
         for each in letters:
             row = {"id": each.id, "queue": each.queue, "ms": to_ms(each.discarded_at)}
-            connection.execute(sa.text(BURY), {**row, "record": letter_to_json(each)})
+            record = {**json.loads(letter_to_json(each)), "fingerprint": "0000000000000007"}
+            del record["fault"]
+            connection.execute(bury, {**row, "record": json.dumps(record)})
 
 
 def indexes(url: str) -> set[str | None]:
@@ -198,13 +250,14 @@ def test_letters_of_the_release_before_get_their_groups(sql_url: str) -> None:
     assert ids(store) == ["a3", "c1", "b2", "b1", "a2", "a1"]
     store.bury(died("d1", 0, "new"))
     bury_as_before(sql_url, died("a4", 0, "user 4 is slow"))
-    assert names(groups(store)) == [fingerprint("external.timeout", "new")]
-    assert "ojs_dead_letters_grouped" not in indexes(sql_url)
+    assert names(groups(store)) == [of_type("billing.charge", "new")]
+    assert "ojs_dead_letters_by_fault" not in indexes(sql_url)
     assert sum(store.group_older()) == 7
     assert names(groups(store))[:3] == [USER, GONE, NO]
     assert store.count(LetterFilter(group=USER)) == 4
-    assert "ojs_dead_letters_grouped" in indexes(sql_url)
+    assert "ojs_dead_letters_by_fault" in indexes(sql_url)
     assert sum(store.group_older()) == 0
+    assert {each.fingerprint: each.first_at for each in groups(store)}[USER] == NOW
 
 
 @pytest.mark.parametrize("look", [groups, lambda store: ids(store, LetterFilter(group=USER))])
@@ -220,7 +273,7 @@ def test_a_letter_that_the_release_before_has_replaced_leaves_its_old_group(
     assert store.count(LetterFilter(group=USER)) == 2
     assert sum(store.group_older()) == 1
     assert {group.fingerprint: group.count for group in groups(store)}[
-        fingerprint("external.timeout", "something else")
+        of_type("billing.charge", "something else")
     ] == 1
 
 
@@ -260,7 +313,7 @@ def test_a_role_that_may_create_nothing_goes_on_with_the_store_of_the_release_be
     assert len(ids(store)) == 9
     assert sum(store.group_older()) == 0
     said = [record.message for record in caplog.records if "goes on without" in record.message]
-    assert len(said) == 4, said
+    assert len(said) == 5, said
 
 
 def test_letters_are_grouped_in_small_batches(sql_url: str) -> None:
@@ -284,7 +337,7 @@ def test_a_damaged_letter_stops_no_other(sql_url: str) -> None:
         connection.execute(sa.text("update ojs_dead_letters set record = '{' where id = 'a1'"))
     assert sum(store.group_older()) == 2
     assert store.count(LetterFilter(group=GONE)) == 1
-    assert store.count(LetterFilter(group=fingerprint("Unknown", ""))) == 1
+    assert store.count(LetterFilter(group=fingerprint("", "Unknown", ""))) == 1
 
 
 def test_a_long_transaction_stops_neither_new_nor_old_workers(postgres_url: str) -> None:
@@ -313,21 +366,21 @@ def test_letters_are_buried_while_the_index_is_built(postgres_url: str) -> None:
     store.prepare()
     with sa.create_engine(postgres_url).begin() as connection:
         connection.execute(
-            sa.text("create index ojs_dead_letters_grouped on ojs_dead_letters (namespace, fingerprint)")
+            sa.text("create index ojs_dead_letters_by_fault on ojs_dead_letters (namespace, fault)")
         )
         connection.execute(
             sa.text(
                 "update pg_index set indisvalid = false"
-                " where indexrelid = 'ojs_dead_letters_grouped'::regclass"
+                " where indexrelid = 'ojs_dead_letters_by_fault'::regclass"
             )
         )
     assert sum(store.group_older()) == 6
     [built] = [
         found["column_names"]
         for found in sa.inspect(sa.create_engine(postgres_url)).get_indexes("ojs_dead_letters")
-        if found["name"] == "ojs_dead_letters_grouped"
+        if found["name"] == "ojs_dead_letters_by_fault"
     ]
-    assert built == ["namespace", "fingerprint", "discarded_ms"]
+    assert built == ["namespace", "fault", "discarded_ms"]
 
 
 def test_no_script_on_valkey_reads_many_kinds(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +389,7 @@ def test_no_script_on_valkey_reads_many_kinds(valkey_url: str, monkeypatch: pyte
     assert isinstance(store, RedisStore)
     prints = ["0" * 15 + digit for digit in "ab"]
     for n in range(1201):
-        store.bury(died(f"j-{n}", n % 4 + 0.5, type=f"t{n}", fingerprint=prints[n % 2]))
+        store.bury(died(f"j-{n}", n % 4 + 0.5, type=f"t{n}", fault=prints[n % 2]))
     run, asked = store._redis.run, list[int]()
 
     def counted(name: str, keys: Sequence[bytes], words: Sequence[Word]) -> Any:
@@ -358,7 +411,7 @@ def test_what_workers_of_the_release_before_do_on_valkey_is_put_right(valkey_url
     store = open_store(valkey_url)
     assert isinstance(store, RedisStore)
     fill(store)
-    grouped = store._redis.keys("letters:by_group", "letters:groups", "letters:grouped")
+    grouped = store._redis.keys("letters:by_fault", "letters:faults", "letters:fault_of")
     store._redis.ask("DEL", *grouped)
     assert groups(store) == []
     assert sum(store.group_older()) == 6
@@ -376,6 +429,23 @@ def test_what_workers_of_the_release_before_do_on_valkey_is_put_right(valkey_url
     assert sum(store.group_older()) == 0
 
 
+def test_groups_of_the_release_before_on_valkey_are_made_anew(valkey_url: str) -> None:
+    """And what it kept for its own groups is deleted."""
+    store = open_store(valkey_url)
+    assert isinstance(store, RedisStore)
+    fill(store)
+    before = ("letters:by_group", "letters:groups", "letters:grouped")
+    for new, old in zip(("letters:by_fault", "letters:faults", "letters:fault_of"), before, strict=True):
+        store._redis.ask("RENAME", store._redis.key(new), store._redis.key(old))
+    store._redis.ask("DEL", store._redis.key("letters:first_deaths"))
+    assert groups(store) == []
+    assert sum(store.group_older()) == 6
+    assert {group.fingerprint: group.first_at for group in groups(store)} == {
+        USER: NOW, GONE: NOW + 2 * HOUR, NO: NOW + HOUR
+    }  # fmt: skip
+    assert store._redis.ask("EXISTS", *store._redis.keys(*before)) == 0
+
+
 @pytest.fixture
 def redis_store(valkey_url: str) -> RedisStore:
     """An empty store on Valkey."""
@@ -386,7 +456,7 @@ def redis_store(valkey_url: str) -> RedisStore:
 
 def ungroup(store: RedisStore, *names: str) -> None:
     """Delete what the groups of a store are made of, or some of it."""
-    store._redis.ask("DEL", *store._redis.keys(*(names or ("letters:by_group", "letters:grouped"))))
+    store._redis.ask("DEL", *store._redis.keys(*(names or ("letters:by_fault", "letters:fault_of"))))
 
 
 def test_a_comparison_goes_on_where_it_was_ended(redis_store: RedisStore) -> None:
@@ -423,7 +493,7 @@ def test_no_script_returns_the_records_of_letters(
     assert max(map(len, told)) < 10_000
 
 
-@pytest.mark.parametrize("lost", ["letters:by_group", "letters:grouped"])
+@pytest.mark.parametrize("lost", ["letters:by_fault", "letters:fault_of"])
 def test_a_part_of_the_groups_that_is_lost_is_put_right(redis_store: RedisStore, lost: str) -> None:
     """Also when the letters were compared before, and when a letter is deleted meanwhile."""
     fill(redis_store)
@@ -433,7 +503,7 @@ def test_a_part_of_the_groups_that_is_lost_is_put_right(redis_store: RedisStore,
     redis_store.delete(["c1"], claimed.claim)
     assert sum(redis_store.group_older()) == 5
     assert names(groups(redis_store)) == [USER, NO]
-    assert redis_store._redis.ask("ZCARD", redis_store._redis.key("letters:by_group")) == 5
+    assert redis_store._redis.ask("ZCARD", redis_store._redis.key("letters:by_fault")) == 5
 
 
 def test_a_damaged_letter_on_valkey_stops_no_other(redis_store: RedisStore) -> None:
@@ -443,4 +513,4 @@ def test_a_damaged_letter_on_valkey_stops_no_other(redis_store: RedisStore) -> N
     redis_store._redis.ask("HSET", redis_store._redis.key("letters"), "a1", b"\xff")
     redis_store._redis.ask("HDEL", redis_store._redis.key("letters"), "b1")
     assert sum(redis_store.group_older()) == 6
-    assert redis_store.count(LetterFilter(group=fingerprint("Unknown", ""))) == 2
+    assert redis_store.count(LetterFilter(group=fingerprint("", "Unknown", ""))) == 2

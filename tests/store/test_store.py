@@ -647,7 +647,7 @@ def test_a_letter_in_the_shape_of_the_spec() -> None:
             "created_at": "2026-11-21T10:00:02.345Z",
             "discarded_at": "2026-11-21T10:00:02.345Z",
             "ojs.replay_count": 0,
-            "fingerprint": "5d91ed39bcd01aa0",
+            "fingerprint": "857b9a0441797aff",
         },
         "retry": None,
         "policy": None,

@@ -36,15 +36,15 @@ function filterOf(id) {
 }
 
 function row(group) {
-  const { id, error_type: type, pattern, message, count, last_at: last, first_at: first, muted } = group;
+  const { id, error_type: type, pattern, frame, message, count, last_at: last, first_at: first, muted } = group;
   const touched = [...group.types, ...group.queues].join(", ");
   const click = (event) => event.target.closest("button") || guarded(() => open(id));
   return make(
     "li", { on: { click } },
     when(last), make("span", { className: "quiet", title: stamp(first) }, `first ${ago(first)}`),
     make("b", {}, count.toLocaleString()), sparkline(group),
-    make("span", { className: "what", title: cut(message, 1000) }, make("code", {}, type), ` ${pattern}`),
-    make("span", { className: "quiet", title: touched }, muted ? `muted by ${muted.by}` : touched),
+    make("span", { className: "what", title: cut(message, 1000) }, make("code", {}, type), ` ${pattern}`, frame ? make("span", { className: "quiet" }, ` at ${frame}`) : ""),
+    make("span", { className: "quiet", title: touched }, muted ? `muted by ${muted.by} until ${stamp(muted.until)}` : touched),
     make("span", {}, button("Replay", id), " ", button("Delete", id), " ", muteButton(id, muted)),
   );
 }
@@ -77,7 +77,7 @@ function muteButton(id, muted) {
   const { error_type: type, pattern } = groups.get(id), path = pathOf(KIND, id, "mute");
   const click = () => guarded(async () => {
     if (muted) await call("DELETE", path);
-    else if (!await question(`${type}: ${pattern}\nIts letters stay as they are.`, MUTE, (body) => call("POST", path, { body }))) return;
+    else if (!await question(`${type}: ${pattern}\nFor seven days, or until it has twice as many deaths. Its letters stay as they are.`, MUTE, (body) => call("POST", path, { body }))) return;
     await load();
   });
   return make("button", { type: "button", disabled: !mayWrite(), on: { click } }, muted ? "Unmute" : "Mute…");

@@ -53,14 +53,24 @@ class RedisGroups(RedisLetters):
         for kind in self._group_index.counts(is_wanted, where.since, where.until):
             kinds_of[kind[0][0]].append(kind)
         named = sorted(kinds_of, key=lambda name: (_rank(kinds_of[name], order), name), reverse=True)
-        chosen = ((name, kinds_of[name]) for name in named[offset : offset + limit])
-        found = (self._group(name, kinds, where, times) for name, kinds in chosen)
+        chosen = named[offset : offset + limit]
+        first = self._redis.ask("HMGET", self._first_deaths, *chosen) if chosen else []
+        found = (
+            self._group(name, kinds_of[name], known, where, times)
+            for name, known in zip(chosen, first, strict=True)
+        )
         return [group for group in found if group is not None]
 
     def _group(
-        self, name: str, kinds: list[Kind], where: LetterFilter, times: Sequence[datetime]
+        self,
+        name: str,
+        kinds: list[Kind],
+        known: bytes | None,
+        where: LetterFilter,
+        times: Sequence[datetime],
     ) -> Group | None:
         oldest, newest = min(first for *_, first, _ in kinds), max(last for *_, last in kinds)
+        oldest = oldest if known is None else min(oldest, known)
         sample = self._sample(name, newest, where)
         if sample is None:
             return None
@@ -105,6 +115,20 @@ class RedisGroups(RedisLetters):
         while any(self._compared):
             yield self._compare_some()
         self._is_compared, self._compared = True, _BEGINNING
+        # What workers of earlier releases kept; one that still runs makes its groups again.
+        self._redis.ask("UNLINK", *self._redis.keys("letters:by_group", "letters:groups", "letters:grouped"))
+
+    def forget_groups(self, *, before: datetime) -> int:
+        """Forget the first deaths of groups that are gone."""
+        forgotten, cursor = 0, b"0"
+        while True:
+            cursor, rows = self._redis.ask("HSCAN", self._first_deaths, cursor, "COUNT", _SCANNED)
+            old = [name for name, at in rows_of(rows) if time_of(at) < before]
+            if old:
+                keys = (self._first_deaths, self._group_keys[0])
+                forgotten += int(self._redis.run("forget_groups", keys, old))
+            if cursor == b"0":
+                return forgotten
 
     def _have_as_many(self) -> bool:
         by_group, _, grouped = self._group_keys
@@ -119,7 +143,7 @@ class RedisGroups(RedisLetters):
         for letter_id, entry in rows_of(ungrouped):
             record = self._redis.ask("HGET", self._letters, letter_id) or b""
             words += (letter_id, group_in(record.decode(errors="replace")), entry)
-        done = int(self._redis.run("group", keys, words)) if words else 0
+        done = int(self._redis.run("group", (*keys, self._first_deaths), words)) if words else 0
         self._compared = tuple(compared)
         return done
 

@@ -31,7 +31,9 @@ class RedisLetters:
         listed = redis.keys("letters", "letters:by_time", "letters:by_kind", "letters:kinds")
         self._letters = listed[0]
         self._letter_entries, self._letter_claims = redis.keys("letters:entries", "letters:claims")
-        self._group_keys = redis.keys("letters:by_group", "letters:groups", "letters:grouped")
+        # Workers of earlier releases keep other groups, under other keys.
+        self._group_keys = redis.keys("letters:by_fault", "letters:faults", "letters:fault_of")
+        self._first_deaths = redis.key("letters:first_deaths")
         self._letter_keys = (*listed, self._letter_entries, self._letter_claims, *self._group_keys)
         self._letter_index = RedisIndex(redis, listed, newest_first=True)
         self._group_index = RedisIndex(redis, [*listed[:2], *self._group_keys[:2]], newest_first=True)
@@ -39,7 +41,7 @@ class RedisLetters:
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Settle the job's reservation; write its letter in place of an earlier one and of kept entries."""
         letter_id = index_id(letter.id)
-        keys = [*self._letter_keys, self._kept(letter.id)]
+        keys = [*self._letter_keys, self._kept(letter.id), self._first_deaths]
         words: list[Word] = [letter_id, letter_to_json(letter), _entry(letter), letter.group]
         if settle:
             keys.append(self._redis.reservation_key(settle.reservation))

@@ -183,7 +183,7 @@ class Database:
         return found if whole else None
 
     def _has(self, name: str) -> bool:
-        """Return whether the store has a later table, or the fingerprint's column."""
+        """Return whether the store has a later table, or the groups' column."""
         return name not in self._lacks
 
     def _grow(self, *, at_once: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
@@ -18,7 +18,8 @@ from ..records import from_ms, group_in, group_number, group_of_number, letter_f
 from . import growing
 from .letters import SQLLetters
 from .statements import LARGEST_INTEGER, batches
-from .tables import FINGERPRINT, GROUPED, letters
+from .tables import FAULT, GROUPED, letters
+from .tables import groups as firsts
 
 _BATCH = 500
 #: More groups than that are found sooner by counting all letters.
@@ -41,7 +42,7 @@ class SQLGroups(SQLLetters):
     ) -> list[Group]:
         """Return groups; the deaths of those on the page are counted."""
         self._get_ready()
-        if not self._has(FINGERPRINT.name):
+        if not self._has(FAULT.name):
             raise StoreError(
                 f"the store {self._shown!r} has no groups: it lacks a column, and the log says why"
             )
@@ -56,8 +57,14 @@ class SQLGroups(SQLLetters):
                     connection.execute(self._newest(numbers, where, NEWEST, _c.type, _c.queue))
                 )
                 samples = _by_number(connection.execute(self._newest(numbers, where, 1, _c.record)))
+                first = self._first_deaths(connection, heads)
             found = [
-                _group(head, [each[2] for each in sorted(deaths[head[0]])], newest[head[0]], samples[head[0]])
+                _group(
+                    (head[0], first[head[0]], head[2]),
+                    [each[2] for each in sorted(deaths[head[0]])],
+                    newest[head[0]],
+                    samples[head[0]],
+                )
                 for head in heads
                 # A letter may have gone meanwhile.
                 if samples[head[0]]
@@ -87,23 +94,39 @@ class SQLGroups(SQLLetters):
         last, count = sa.func.max(_c.discarded_ms), sa.func.count()
         by = (last, count) if order == "last" else (count, last)
         query = (
-            sa.select(_c.fingerprint, sa.func.min(_c.discarded_ms), last)
-            .where(*self._matching(where), _c.fingerprint.is_not(None), _c.fingerprint.not_in(but))
-            .group_by(_c.fingerprint)
-            .order_by(*(each.desc() for each in by), _c.fingerprint)
+            sa.select(_c.fault, sa.func.min(_c.discarded_ms), last)
+            .where(*self._matching(where), _c.fault.is_not(None), _c.fault.not_in(but))
+            .group_by(_c.fault)
+            .order_by(*(each.desc() for each in by), _c.fault)
         )
         return connection.execute(query.limit(limit).offset(offset)).all()
 
+    def _first_deaths(self, connection: Connection, heads: Sequence[Any]) -> Mapping[int, int]:
+        """Return the first death of each group; of one that has kept none, that of its oldest letter."""
+        known: dict[int, int] = {}
+        if self._has(firsts.name):
+            ours = firsts.c.namespace == self._namespace, firsts.c.fault.in_([head[0] for head in heads])
+            known.update(connection.execute(sa.select(firsts.c.fault, firsts.c.first_ms).where(*ours)).all())
+        return {number: min(known.get(number, oldest), oldest) for number, oldest, _ in heads}
+
+    def forget_groups(self, *, before: datetime) -> int:
+        """Forget the first deaths of groups that are gone."""
+        if not (self._has(firsts.name) and self._has(FAULT.name)):
+            return 0
+        has_letters = sa.exists().where(_c.namespace == firsts.c.namespace, _c.fault == firsts.c.fault)
+        old = sa.and_(firsts.c.namespace == self._namespace, firsts.c.first_ms < to_ms(before), ~has_letters)
+        return self._change(sa.delete(firsts), [old])
+
     def _walk(self, where: LetterFilter) -> sa.Select[Any]:
         """Return a query that steps from group to group in the index, and reads no letter between them."""
-        ours, least = _c.namespace == self._namespace, sa.func.min(_c.fingerprint)
+        ours, least = _c.namespace == self._namespace, sa.func.min(_c.fault)
         walk = sa.select(least.label("n"), sa.literal(0).label("k")).where(ours).cte(recursive=True)
-        following = sa.select(least).where(ours, _c.fingerprint > walk.c.n).correlate(walk).scalar_subquery()
+        following = sa.select(least).where(ours, _c.fault > walk.c.n).correlate(walk).scalar_subquery()
         is_on = sa.and_(walk.c.n.is_not(None), walk.c.k < WALKED)
         walk = walk.union_all(sa.select(following, walk.c.k + 1).where(is_on))
 
         def time(which: Any) -> sa.ScalarSelect[Any]:
-            same = sa.select(which(_c.discarded_ms)).where(*self._matching(where), _c.fingerprint == walk.c.n)
+            same = sa.select(which(_c.discarded_ms)).where(*self._matching(where), _c.fault == walk.c.n)
             return same.correlate(walk).scalar_subquery()
 
         return sa.select(walk.c.n, time(sa.func.min), time(sa.func.max)).where(walk.c.n.is_not(None))
@@ -122,7 +145,7 @@ class SQLGroups(SQLLetters):
         ).cte()
         count = (
             sa.select(sa.func.count())
-            .where(*self._matching(where), _c.fingerprint == groups.c.n)
+            .where(*self._matching(where), _c.fault == groups.c.n)
             .where(_c.discarded_ms >= spans.c.a, _c.discarded_ms < spans.c.b)
             .correlate(groups, spans)
             .scalar_subquery()
@@ -136,8 +159,8 @@ class SQLGroups(SQLLetters):
         return sa.union_all(
             *(
                 sa.select(
-                    sa.select(_c.fingerprint, *columns)
-                    .where(*self._matching(where), _c.fingerprint == number)
+                    sa.select(_c.fault, *columns)
+                    .where(*self._matching(where), _c.fault == number)
                     .order_by(_c.discarded_ms.desc())
                     .limit(limit)
                     .subquery()
@@ -149,9 +172,9 @@ class SQLGroups(SQLLetters):
     def group_older(self) -> Iterator[int]:
         """Add the column and the index if they are missing, and fill in the fingerprints."""
         self._get_ready()
-        if not self._has(FINGERPRINT.name):
+        if not self._has(FAULT.name):
             self._grow(at_once=True)
-        done = _BATCH if self._has(FINGERPRINT.name) and self._has_index() else 0
+        done = _BATCH if self._has(FAULT.name) and self._has_index() else 0
         while done == _BATCH:
             done = self._group_some()
             yield done
@@ -167,15 +190,23 @@ class SQLGroups(SQLLetters):
 
     def _group_some(self) -> int:
         """Group some letters, without one that a replay or a deletion is changing: none waits for another."""
-        is_older = sa.and_(_c.namespace == self._namespace, _c.fingerprint.is_(None))
-        query = sa.select(_c.id, _c.record).where(is_older).limit(_BATCH).with_for_update(skip_locked=True)
-        ids = defaultdict[str, list[str]](list)
+        is_older = sa.and_(_c.namespace == self._namespace, _c.fault.is_(None))
+        query = (
+            sa.select(_c.id, _c.record, _c.discarded_ms)
+            .where(is_older)
+            .limit(_BATCH)
+            .with_for_update(skip_locked=True)
+        )
+        ids, first = defaultdict[str, list[str]](list), dict[str, int]()
         with self._transaction() as connection:
             rows = connection.execute(query).all()
-            for letter_id, record in rows:
-                ids[group_in(record)].append(letter_id)
+            for letter_id, record, ms in rows:
+                group = group_in(record)
+                ids[group].append(letter_id)
+                first[group] = min(first.get(group, ms), ms)
             for group, same in ids.items():
-                change = sa.update(letters).where(is_older).values(fingerprint=group_number(group))
+                self._keep_first(connection, group_number(group), first[group])
+                change = sa.update(letters).where(is_older).values(fault=group_number(group))
                 for batch in batches(same):
                     connection.execute(change.where(_c.id.in_(batch)))
         return len(rows)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from .tables import FINGERPRINT, GROUPED, LATER, letters, metadata
+from .tables import FAULT, GROUPED, LATER, letters, metadata
 
 #: How long PostgreSQL waits for a lock on the table: all that comes after it waits, too.
 _LOCK = sa.text("SET LOCAL lock_timeout = '1s'")
-_ADD = sa.text(f"ALTER TABLE {letters.name} ADD COLUMN {FINGERPRINT.name} BIGINT")
+_ADD = sa.text(f"ALTER TABLE {letters.name} ADD COLUMN {FAULT.name} BIGINT")
 _IS_BUILDING = sa.text(
     "SELECT count(*) FROM pg_stat_progress_create_index"
     " WHERE relid = to_regclass(:table) AND datname = current_database()"
@@ -42,7 +42,7 @@ def create(connection: Connection) -> None:
 
 
 def missing(connection: Connection) -> list[str]:
-    """Return the names of the tables that are missing, and that of the fingerprint's column if it is.
+    """Return the names of the tables that are missing, and that of the groups' column if it is.
 
     A table counts as missing if this role has fewer rights to it than to the letters.
     """
@@ -53,7 +53,7 @@ def missing(connection: Connection) -> list[str]:
         for table in LATER
         if not (inspector.has_table(table.name) and _may_use(connection, table.name))
     ]
-    return tables if FINGERPRINT.name in columns else [*tables, FINGERPRINT.name]
+    return tables if FAULT.name in columns else [*tables, FAULT.name]
 
 
 def _may_use(connection: Connection, table: str) -> bool:
@@ -64,7 +64,7 @@ def _may_use(connection: Connection, table: str) -> bool:
 
 def add(connection: Connection, name: str) -> None:
     """Add a table, or the column: that rewrites no row, but a client's long transaction may prevent it."""
-    if name != FINGERPRINT.name:
+    if name != FAULT.name:
         metadata.tables[name].create(connection)
         return
     if connection.dialect.name == "postgresql":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from ...spec.job import PlacedEntry
 from ..protocol import EVERY_LETTER, Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
@@ -23,11 +25,11 @@ from ..records import (
 from ..reservations import Settle
 from .database import Database
 from .reservations import mark_settled
-from .statements import Upsert, batches, beginning, equals, matching, page, updated, write_cursor
-from .tables import FINGERPRINT, errors, letters
+from .statements import INSERTS, Upsert, batches, beginning, equals, matching, page, updated, write_cursor
+from .tables import FAULT, errors, groups, letters
 
 _REPLACED = ("type", "queue", "error_type", "discarded_ms", "claimed_until", "record")
-_BURY, _BURY_UNGROUPED = Upsert(letters, *_REPLACED, "fingerprint"), Upsert(letters, *_REPLACED)
+_BURY, _BURY_UNGROUPED = Upsert(letters, *_REPLACED, "fault"), Upsert(letters, *_REPLACED)
 _KEEP = Upsert(errors)
 
 #: A claim is the moment when it ends, and then random bits, so that no two claims are alike.
@@ -53,12 +55,20 @@ class SQLLetters(Database):
         with self._transaction() as connection:
             if settle is not None and not mark_settled(connection, self._namespace, settle):
                 return False
-            if self._has(FINGERPRINT.name):
-                _BURY(connection, {**row, "fingerprint": group_number(letter.group)})
+            if self._has(FAULT.name):
+                fault = group_number(letter.group)
+                _BURY(connection, {**row, "fault": fault})
+                self._keep_first(connection, fault, to_ms(letter.discarded_at))
             else:
                 _BURY_UNGROUPED(connection, row)
             connection.execute(sa.delete(errors).where(self._of(letter.id)))
         return True
+
+    def _keep_first(self, connection: Connection, fault: int, ms: int) -> None:
+        """Keep a death as the first one of its group, unless an earlier one is known."""
+        if self._has(groups.name):
+            statement = _KEEP_FIRST[connection.dialect.name]
+            connection.execute(statement, {"namespace": self._namespace, "fault": fault, "first_ms": ms})
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep error entries; an entry that is there already stays as it is."""
@@ -92,8 +102,8 @@ class SQLLetters(Database):
 
     def _send_off(self, strays: Sequence[Letter], group: str) -> None:
         """Take letters out of a group that an earlier release has replaced without a new fingerprint."""
-        wrong = sa.and_(letters.c.namespace == self._namespace, letters.c.fingerprint == group_number(group))
-        change = sa.update(letters).where(wrong).values(fingerprint=None)
+        wrong = sa.and_(letters.c.namespace == self._namespace, letters.c.fault == group_number(group))
+        change = sa.update(letters).where(wrong).values(fault=None)
         self._change(change, map(letters.c.id.in_, batches([index_id(stray.id) for stray in strays])))
 
     def cursor_after(self, letter: Letter) -> str:
@@ -180,7 +190,24 @@ class SQLLetters(Database):
         if where.but_queues:
             yield letters.c.queue.not_in([*map(index_text, where.but_queues)])
         if where.group is not None:
-            yield letters.c.fingerprint == group_number(where.group)
+            yield letters.c.fault == group_number(where.group)
+
+
+def _keep_first(insert: Callable[[sa.Table], Any]) -> sa.Insert:
+    """Return the statement that keeps a group's first death; it locks no row that it does not change."""
+    new = [sa.bindparam(column.name, type_=column.type) for column in groups.c]
+    key = groups.c.namespace == new[0], groups.c.fault == new[1]
+    known = sa.exists().where(*key, groups.c.first_ms <= new[2])
+    statement = insert(groups).from_select([*groups.c], sa.select(*new).where(~known))
+    earlier: sa.Insert = statement.on_conflict_do_update(
+        index_elements=["namespace", "fault"],
+        set_={"first_ms": statement.excluded.first_ms},
+        where=groups.c.first_ms > statement.excluded.first_ms,
+    )
+    return earlier
+
+
+_KEEP_FIRST = {name: _keep_first(insert) for name, insert in INSERTS.items()}
 
 
 def _free(now: datetime) -> sa.ColumnElement[bool]:

@@ -36,8 +36,9 @@ letters = sa.Table(
     #: Zero without a claim. The column has its name from the first version, when a claim was only a time.
     sa.Column("claimed_until_ms", sa.BigInteger, key="claimed_until", nullable=False, default=0),
     sa.Column("record", sa.Text, nullable=False),
-    #: The number that the digits of the fingerprint stand for; null in a letter of an earlier release.
-    sa.Column("fingerprint", sa.BigInteger),
+    #: The number that the digits of the fingerprint stand for; null in a letter of an earlier release, which
+    #: had other fingerprints, in a column of that name.
+    sa.Column("fault", sa.BigInteger),
     sa.Index("ojs_dead_letters_newest", "namespace", "discarded_ms", "id"),
     _by_prefix("ojs_dead_letters_by_type", "type"),
     _by_prefix("ojs_dead_letters_by_error_type", "error_type"),
@@ -152,8 +153,17 @@ texts = sa.Table(
     sa.Index("ojs_letter_texts_newest", "namespace", "discarded_ms", "id"),
 )
 
+#: The first death of each group, which may have no letter any more.
+groups = sa.Table(
+    "ojs_groups",
+    metadata,
+    sa.Column("namespace", sa.String(64), primary_key=True),
+    sa.Column("fault", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("first_ms", sa.BigInteger, nullable=False),
+)
+
 #: What a store of an earlier release lacks: these tables, a column of dead letters, and the column's index.
 #: Jobs go on without them.
-LATER = (documents, rates, texts)
-FINGERPRINT = letters.c.fingerprint
-GROUPED = sa.Index("ojs_dead_letters_grouped", letters.c.namespace, FINGERPRINT, letters.c.discarded_ms)
+LATER = (documents, rates, texts, groups)
+FAULT = letters.c.fault
+GROUPED = sa.Index("ojs_dead_letters_by_fault", letters.c.namespace, FAULT, letters.c.discarded_ms)
