@@ -138,6 +138,11 @@ class TaskRun:
         """The arguments of this run."""
         return self._request.args or (), self._request.kwargs or {}
 
+    @property
+    def job(self) -> Job | None:
+        """The job of this run; None before it has begun."""
+        return self._begun and self._begun.job
+
     def resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
         """Return the run that another process of this machine began and did not end."""
         bare = self._delivery.bare_job()

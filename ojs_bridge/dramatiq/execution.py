@@ -31,7 +31,7 @@ from .holding import HELD_AT_MOST, GiveUp, Holding, is_old
 from .native_options import is_exhausted, say_end, say_retry
 from .on_rabbitmq import have_queue
 from .on_redis import replacing
-from .publishing import FRAMEWORK, carry_wishes, original
+from .publishing import FRAMEWORK, carry_wishes, original, sending_on
 from .translate import (
     bare_job,
     encodable,
@@ -264,7 +264,8 @@ class Execution:
             have_queue(self._broker, message.queue_name)
             # One more, because the broker cuts off the fraction of a millisecond.
             delay = math.ceil(seconds * 1000) + 1 if seconds > 0 else None
-            self._broker.enqueue(message, delay=delay)
+            with sending_on():
+                self._broker.enqueue(message, delay=delay)
 
         # A crash between two steps would leave two messages of one job, which only a store tells apart.
         swaps = self._engine.store is None and is_redis(self._broker)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import base64
 import dataclasses
 import math
+import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -19,6 +22,7 @@ from ..messages import HEADER, RETRY_OPTION
 from ..spec.job import VERSION, Header
 from ..store import Letter, Parked
 from .brokers import is_rabbitmq, is_redis, outages, ping, told
+from .compat import ConsumerThread
 from .dead_places import forget_shown
 from .on_rabbitmq import confirm, have_queue
 from .translate import encodable, parked_options, replayed_options
@@ -102,7 +106,8 @@ class DramatiqPublisher:
         self._broker.declare_queue(message.queue_name)
         have_queue(self._broker, message.queue_name)
         try:
-            self._broker.enqueue(message, delay=self._milliseconds_to(due))
+            with sending_on():
+                self._broker.enqueue(message, delay=self._milliseconds_to(due))
         except outages() as error:
             raise Unreachable(told(error)) from error
 
@@ -142,6 +147,35 @@ def carry_wishes(options: dict[str, Any]) -> None:
         wish = each.pop(RETRY_OPTION, None)
         if wish is not None and HEADER not in each:
             each[HEADER] = {"v": VERSION, "attempt": 1, "retry": wish}
+
+
+class _Sending(threading.local):
+    """Whether the message that this thread enqueues carries a job on, and is no new job."""
+
+    on = False
+
+
+_sending = _Sending()
+
+
+@contextmanager
+def sending_on() -> Iterator[None]:
+    """Have the message that this thread enqueues carry its job on."""
+    before, _sending.on = _sending.on, True
+    try:
+        yield
+    finally:
+        _sending.on = before
+
+
+def tell_apart(message: dramatiq.Message[Any]) -> None:
+    """Make a job of its own of a message that went on before, and that its user sends again."""
+    state = message.options[HEADER]
+    goes_on = _sending.on or isinstance(threading.current_thread(), ConsumerThread)
+    if goes_on or not isinstance(state, dict):
+        return
+    if state.get("attempt") != 1 or not {"fence", "next_retry_at"}.isdisjoint(state):
+        message.options[HEADER] = {**state, "chain": uuid.uuid4().hex}
 
 
 def _nested(options: Mapping[str, Any]) -> Iterator[dramatiq.Message[Any]]:

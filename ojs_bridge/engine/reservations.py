@@ -79,7 +79,7 @@ class Reservations:
     ) -> Run | Lost | Postpone | Drop:
         """Reserve the attempt of a run; return what becomes of it. Raises StoreError if the run can wait.
 
-        `publication` tells the messages of a job's first run apart; "" if the broker does not tell. A store
+        `publication` tells the messages apart that a user has sent under one id; "" if nothing tells. A store
         that does not answer is asked again as long as `wait` returns True.
         """
         if self._heart is None or self._store is None:

@@ -50,7 +50,8 @@ class Unpicklable(Exception):
 
 def step(task: Task, text: str, **names: Any) -> Any:
     """Do what one step of a job says: raise the exception that it evaluates to, or return the value."""
-    return perform(text, {**globals(), "self": task, **names})
+    again = lambda: task.signature_from_request().apply_async()  # noqa: E731
+    return perform(text, {**globals(), "self": task, "again": again, **names})
 
 
 def halt(self: Task) -> None:
