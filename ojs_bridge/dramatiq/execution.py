@@ -17,7 +17,7 @@ from ..engine.carrying import NotCarried
 from ..engine.engine import Engine
 from ..engine.ports import Ended, Onward
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
-from ..errors import InvalidRetryPolicy, InvalidState, StoreError
+from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
 from ..messages import parameters_of
 from ..spec.decision import Complete, Decision, GiveBack, RetryAt
 from ..spec.job import Job
@@ -111,11 +111,11 @@ class Execution:
             return self._engine.begin(job, bare, own, publication=publication_, wait=self._keeps)
         except GiveUp:
             raise
-        except StoreError:
-            # It was held for as long as it may be. Published anew, it may be held again.
-            self.held, now = False, self._engine.now()
-            return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
         except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
+                # It was held for as long as it may be. Published anew, it may be held again.
+                self.held, now = False, self._engine.now()
+                return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
             # Dramatiq would log the error, and run the actor without the bridge.
             logger.exception("job %s: could not be begun", bare)
             return self._engine.unbegun(bare, error)

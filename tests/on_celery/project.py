@@ -29,6 +29,7 @@ from tests.contract.steps import (
     os_exit,
     perform,
     sigkill,
+    use_up_descriptors,
 )
 
 
@@ -342,4 +343,5 @@ __all__ = [
     "sigkill",
     "signal",
     "until",
+    "use_up_descriptors",
 ]  # fmt: skip
