@@ -28,7 +28,7 @@ from ..spec.failures import (
 )
 from ..spec.job import Header, Job, encode
 from ..spec.patterns import check_errors
-from ..spec.policy import AnyPartial, RetryPolicy, said_by
+from ..spec.policy import AnyPartial, said_by
 from ..store import MEMORY, Parked, Reservation
 from . import events
 from .carrying import Carrying
@@ -39,7 +39,7 @@ from .keeping import job_of_parked
 from .ports import DeadQueues, Publisher
 from .reservations import Wait
 from .retry_on import RetryOn
-from .runs import NOTHING, Begun, Drop, Native, Postpone, Refuse, Run, TaskPolicy
+from .runs import NOTHING, Begun, Drop, Native, Postpone, Refuse, Run, TaskPolicy, merged
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -151,7 +151,7 @@ class Engine(Carrying):
         """
         said = said_by(self._retry, *partials)
         layers = (self._retry, native.options, *partials)
-        policy = RetryPolicy.merge(native.under(said), *layers)
+        policy = merged(native, said, *layers)
         check_errors(policy)
         return TaskPolicy(
             layers,
