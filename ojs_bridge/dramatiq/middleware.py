@@ -8,6 +8,7 @@ from typing import Any
 
 from dramatiq import Actor, Message
 from dramatiq.broker import Broker, MessageProxy
+from dramatiq.common import q_name
 from dramatiq.middleware import Middleware, Retries
 
 from ..bridge import Bridge
@@ -120,7 +121,10 @@ class OJSRetries(Retries):
             hear_first(broker, self, self._processing.check)
         say_caveats(broker, self.bridge)
         self._try_store()
-        self.bridge.start()
+        # The worker begins to consume a little later.
+        self.bridge.start(
+            FRAMEWORK, lambda: {*map(q_name, consumer_threads(worker) or broker.get_declared_queues())}
+        )
 
     def _try_store(self) -> None:
         dead_queue = "the broker's own dead queues (.XQ), which forget them in time"

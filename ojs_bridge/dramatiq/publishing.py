@@ -8,7 +8,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
-from ..engine.ports import Override
+from ..engine.ports import Backlog, Override
 from ..errors import Unpublishable, Unreachable
 from ..messages import HEADER, RETRY_OPTION
 from ..spec.job import VERSION, Header
 from ..store import Letter, Parked
-from .brokers import is_rabbitmq, is_redis, outages, ping, told
+from .brokers import backlog, is_rabbitmq, is_redis, outages, told
 from .compat import ConsumerThread
 from .dead_places import forget_shown
 from .on_rabbitmq import confirm, have_queue
@@ -72,9 +72,12 @@ class DramatiqPublisher:
         """Return whether there is such an actor, or no actor at all."""
         return type_ in self._broker.actors or not self._broker.actors
 
-    def ping(self) -> bool:
-        """Ask the broker; raises any error. Only Redis and RabbitMQ can be asked."""
-        return ping(self._broker)
+    def backlog(self, queues: Collection[str]) -> Sequence[Backlog] | None:
+        """Ask the broker for the backlog of these queues and of those that it has declared; raises any error.
+
+        Only Redis and RabbitMQ can be asked, and only Redis knows the oldest message.
+        """
+        return backlog(self._broker, sorted({*queues, *self._broker.get_declared_queues()}))
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""
