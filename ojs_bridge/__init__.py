@@ -19,7 +19,6 @@ from .errors import (
     StoreError,
     Unpublishable,
     Unreachable,
-    Unstorable,
 )
 from .messages import Reading
 from .operations.operation import Operation
@@ -73,6 +72,5 @@ __all__ = [
     "StoreError",
     "Unpublishable",
     "Unreachable",
-    "Unstorable",
     "open_store",
 ]

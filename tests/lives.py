@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from ojs_bridge import Bridge, Letter
-from ojs_bridge.engine.ports import Backlog, Override
+from ojs_bridge.engine.ports import Override
 from ojs_bridge.engine.runs import Run
 from ojs_bridge.spec.decision import DeadLetter, Decision, RetryAt
 from ojs_bridge.spec.job import Header, Job, decode
@@ -29,8 +29,6 @@ class Outbox:
     raises: BaseException | None = None
     refuses: dict[str, BaseException] = field(default_factory=dict)
     refused: int = 0
-    waiting: dict[str, int] = field(default_factory=dict)
-    oldest_at: datetime | None = None
     strangers: set[str] = field(default_factory=set)
     overrides: list[Override] = field(default_factory=list)
 
@@ -38,12 +36,11 @@ class Outbox:
         """Know all job types but some."""
         return type_ not in self.strangers
 
-    def backlog(self, queues: Collection[str]) -> Sequence[Backlog]:
+    def ping(self) -> bool:
         """Answer, unless the broker is out of reach."""
         if self.raises:
             raise self.raises
-        names = sorted({*queues, *self.waiting})
-        return [Backlog(name, self.waiting.get(name, 0), self.oldest_at) for name in names]
+        return True
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Take a dead letter's message."""

@@ -36,8 +36,7 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, worker: Any) -> None:
         """Begin to publish parked retries."""
-        app = worker.app
-        attach(app).start("celery", lambda: [*app.amqp.queues.consume_from])
+        attach(worker.app).start()
 
     def stop(self, worker: Any) -> None:
         """End the bridge's threads."""

@@ -14,7 +14,7 @@ from rich.console import Console
 from typer import Argument, Option
 
 from ..errors import ConfigurationError
-from ..operations.letters import loaded
+from ..operations.letters import Kind, count, loaded
 from ..operations.retention import Retention
 from .commands import (
     ID_HELP,
@@ -36,7 +36,6 @@ from .commands import (
 from .finding import Place
 from .letters import (
     Filter,
-    count,
     counts,
     details,
     letters_table,
@@ -84,7 +83,7 @@ def show_one(
 def stats(place: Place, chosen: Filter, as_json: AsJson = False) -> None:
     """Count dead letters by queue, job type and error type; with --app, show the retention, too."""
     letters, kind = place.bridge.dead_letters, chosen.kind(place.bridge.engine.now())
-    found = letters.stats(**kind)
+    found = letters.stats(**Kind(**{**kind, "text": None}))
     if chosen.text:
         found = replace(count(searched(letters, kind)), retention=found.retention)
     if not place.has_app:

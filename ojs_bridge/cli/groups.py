@@ -34,7 +34,8 @@ def groups(
 
     Messages that differ in numbers, ids and paths are one group.
 
-    Replay, delete or export a group with the option --group of the other commands. A text is ignored.
+    Replay, delete or export a group with the option --group of the other commands. --text is refused: groups
+    are not searched for one.
     """
     kind = chosen.kind(place.bridge.engine.now())
     found = place.bridge.dead_letters.groups.list(order=order, muted=muted, limit=limit, steps=_STEPS, **kind)

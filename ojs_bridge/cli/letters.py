@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
@@ -101,19 +100,11 @@ def every(letters: DeadLetters, kind: Kind) -> Iterator[Letter]:
 
 def searched(letters: DeadLetters, kind: Kind) -> Iterator[Letter]:
     """Yield all dead letters of a kind, the oldest first; a terminal shows how many have been looked at."""
-    total = letters.stats(**kind).total
+    total = letters.stats(**Kind(**{**kind, "text": None})).total
     with progress_bar("counting", total) as progress:
         for number, (page, _) in enumerate(letters.pages(kind, None), 1):
             progress(min(number * READ, total))
             yield from page
-
-
-def count(letters: Iterable[Letter]) -> Stats:
-    """Return the number of dead letters, and their numbers by queue, type and error type."""
-    found = [(x.queue, x.type, x.error_type, x.discarded_at) for x in letters]
-    queues, types, errors = (Counter(str(row[place]) for row in found) for place in range(3))
-    times = [row[3] for row in found]
-    return Stats(len(found), queues, types, errors, min(times, default=None), max(times, default=None))
 
 
 def told(number: int) -> str:

@@ -11,12 +11,13 @@ from typer import Argument, Option
 
 from ..errors import InvalidRetryPolicy
 from ..operations.dead_letters import DeadLetters
+from ..operations.letters import count
 from ..operations.replaying import check_rate, override_of
 from ..spec.policy import check_partial
 from ..store import Letter
 from .commands import ID_HELP, INCOMPLETE, AsJson, DryRun, Yes, ask, each, found_of, json_of, whole
 from .finding import Place
-from .letters import Filter, count, counts, searched, show_letters, show_matched, told
+from .letters import Filter, counts, searched, show_letters, show_matched, told
 from .operations import carry_out
 from .printing import say
 

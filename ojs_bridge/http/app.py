@@ -30,6 +30,7 @@ from .health import HEALTH, Health
 from .letters import LETTERS, Letters
 from .operations import OPERATIONS, Operations
 from .rates import RATES, Rates
+from .requests import Asked, read_query
 from .retries import RETRIES, Retries
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -114,7 +115,8 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
     return app
 
 
-async def _metrics(bridge: Bridge, _: Request) -> Response:
+async def _metrics(bridge: Bridge, request: Request) -> Response:
+    read_query(request, Asked)
     try:
         told = await run_in_threadpool(stored.text, bridge)
     except ImportError as missing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -14,9 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..operations.operation import Action
+from ..operations.bulk import Preview
+from ..operations.letters import kind_to_json
+from ..operations.operation import ON_RETRIES, Action
 from ..operations.replaying import Bulk
-from .answers import REQUEST_ID, Answer, refusal_of, too_many, written
+from .answers import REQUEST_ID, Answer, Refusal, invalid, refusal_of, too_many, written
 from .shapes import Result
 
 LINES = "application/x-ndjson"
@@ -27,6 +29,20 @@ MAX_RUNNING = 4
 Line: TypeAlias = Mapping[str, object]
 Progress: TypeAlias = Callable[[int], object]
 Work: TypeAlias = Callable[[Progress], Bulk]
+
+
+Done = TypeVar("Done")
+
+
+def unconfirmed(action: Action, found: Preview) -> Refusal:
+    """Return the refusal of a change without consent; its details have the number, the types, the filter."""
+    what = "parked retries" if action in ON_RETRIES else "dead letters"
+    return invalid(
+        f"confirm: must be true; {found.matched} {what} are matched",
+        matched=found.matched,
+        by_type=found.by_type and dict(found.by_type),
+        filter=kind_to_json(found.kind),
+    )
 
 
 class Bulks:
@@ -48,7 +64,7 @@ class Bulks:
         done = await self.run(lambda: work(lambda n: anyio.from_thread.run_sync(told, {"done": n})))
         return _result_of(action, done)
 
-    async def run(self, work: Callable[[], Bulk]) -> Bulk:
+    async def run(self, work: Callable[[], Done]) -> Done:
         """Do long work in one of a few threads; raises Refusal when no thread is free."""
         self._check()
         self._running += 1

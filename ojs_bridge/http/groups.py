@@ -22,7 +22,7 @@ class Groups:
 
     @answers(GROUPS, "GET", "/dead-letter/groups")
     def list(self, query: GroupsQuery) -> shapes.Groups:
-        """List dead letters by their faults; a text is not looked for."""
+        """List dead letters by their faults."""
         start, limit = int(query.cursor or 0), query.limit
         choice = {"order": query.order, "muted": query.muted, "limit": limit + 1, "offset": start}
         found = self._groups.list(**choice, **query.kind())  # type: ignore[arg-type]

@@ -19,9 +19,9 @@ from ..spec.policy import RetryPolicy
 from ..store import Letter, Page
 from . import shapes
 from .answers import conflicts, invalid, not_found
-from .bulk import Bulks
+from .bulk import Bulks, unconfirmed
 from .paging import Counts, page_of
-from .requests import Filter, LettersQuery, Purge, PurgeQuery, Replay, ReplayOne
+from .requests import Counted, Filter, LettersQuery, Purge, PurgeQuery, Replay, ReplayOne
 from .routes import Operation, answers
 
 #: The most retries of a policy that are shown.
@@ -36,6 +36,7 @@ class Letters:
     def __init__(self, bridge: Bridge) -> None:
         self._letters = bridge.dead_letters
         self._now = bridge.engine.now
+        self._preview = bridge.operations.preview
         self._counts = Counts(bridge.dead_letters.stats)
         #: Forgets the counts after a change.
         self.changed = self._counts.forget
@@ -75,13 +76,13 @@ class Letters:
         return await self._many(request, "purge", self._letters.purge, asked)
 
     @answers(LETTERS, "GET", "/dead-letter/stats")
-    def stats(self, query: Filter) -> shapes.Stats:
-        """Count dead letters; a text is not looked for."""
+    def stats(self, query: Counted) -> shapes.Stats:
+        """Count dead letters."""
         return cast(shapes.Stats, self._counts.get(query.kind()).to_ojs())
 
     @answers(LETTERS, "GET", "/dead-letter/timeline")
-    def timeline(self, query: Filter) -> shapes.Timeline:
-        """Count deaths in steps of time; a text is not looked for."""
+    def timeline(self, query: Counted) -> shapes.Timeline:
+        """Count deaths in steps of time."""
         found = self._letters.timeline(**query.kind())
         since, step = format_time(found.since), found.step.total_seconds()
         return {"since": since, "step_seconds": step, "counts": [*found.counts]}
@@ -95,10 +96,10 @@ class Letters:
         self, request: Request, action: Action, act: Callable[..., Bulk], asked: Purge
     ) -> Response:
         """Change all letters of a kind; without `confirm` refuse, and tell their number."""
-        act = partial(act, **(asked.filter or Filter()).kind())
+        kind = (asked.filter or Filter()).kind()
+        act = partial(act, **kind)
         if not asked.confirm:
-            found = (await self._bulks.run(act)).matched
-            raise invalid(f"confirm: must be true; {found} dead letters are matched", matched=found)
+            raise unconfirmed(action, await self._bulks.run(partial(self._preview, action, **kind)))
         return await self._bulks.answer(
             request, action, lambda progress: act(confirm=True, progress=progress)
         )

@@ -11,10 +11,10 @@ from typing import cast
 from ..bridge import Bridge
 from ..errors import NotResumable, OperationNotFound, StoreError
 from ..operations.letters import Kind
-from ..operations.operation import ON_RETRIES, Operation
+from ..operations.operation import Operation
 from . import shapes
 from .answers import Refusal, invalid, not_found, too_many
-from .bulk import MAX_RUNNING
+from .bulk import MAX_RUNNING, unconfirmed
 from .requests import Begin, Limited
 from .routes import Operation as Route
 from .routes import answers
@@ -58,9 +58,9 @@ class Operations:
         """Begin a bulk operation; it goes on when the client goes away."""
         kind = body.filter.kind() if body.filter else Kind()
         if not body.confirm:
-            matched = len(body.ids) if body.ids else self._operations.count(body.action, **kind)
-            what = "parked retries" if body.action in ON_RETRIES else "dead letters"
-            raise invalid(f"confirm: must be true; {matched} {what} are matched", matched=matched)
+            if body.ids:
+                raise invalid(f"confirm: must be true; {len(body.ids)} ids are named", matched=len(body.ids))
+            raise unconfirmed(body.action, self._operations.preview(body.action, **kind))
 
         def begin() -> Operation:
             return self._operations.begin(

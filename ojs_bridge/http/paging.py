@@ -61,8 +61,8 @@ class Counts:
     _kept: dict[frozenset[Any], tuple[Stats, float]] = field(default_factory=dict)
 
     def get(self, kind: Kind) -> Stats:
-        """Return the counts of a kind; a text is ignored. Raises StoreError."""
-        key = frozenset((name, value) for name, value in kind.items() if name != "text")
+        """Return the counts of a kind without a text; raises StoreError."""
+        key = frozenset(kind.items())
         kept, now = self._kept, time.monotonic()
         found, until = kept.get(key, (None, 0.0))
         if found is not None:

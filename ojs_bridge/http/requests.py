@@ -92,12 +92,11 @@ class Change(Asked):
 
 
 class Choice(Asked):
-    """A choice of parked retries, and of dead letters."""
+    """A choice of dead letters or of parked retries that the store can count."""
 
     queue: Word | None = None
     type: Pattern | None = None
     error_type: Pattern | None = None
-    text: Word | None = None
     since: Time | None = None
     until: Time | None = None
 
@@ -107,10 +106,16 @@ class Choice(Asked):
         return cast(Kind, {name: value for name, value in found.items() if value is not None})
 
 
-class Filter(Choice):
-    """A choice of dead letters."""
+class Counted(Choice):
+    """A choice of dead letters that the store can count: a text it cannot."""
 
     group: Annotated[str, Field(pattern="^[0-9a-f]{16}$", description="A fingerprint")] | None = None
+
+
+class Filter(Counted):
+    """A choice of dead letters."""
+
+    text: Word | None = None
 
 
 class Paging(Asked):
@@ -131,7 +136,7 @@ class LettersQuery(Filter, Paging):
     """A page of dead letters."""
 
 
-class GroupsQuery(Filter):
+class GroupsQuery(Counted):
     """A page of groups of dead letters, the last seen or the largest first."""
 
     order: Order = "last"
@@ -142,6 +147,8 @@ class GroupsQuery(Filter):
 
 class RetriesQuery(Choice, Paging):
     """A page of parked retries; `since` and `until` are times of the parking."""
+
+    text: Word | None = None
 
 
 class RatesQuery(Asked):

@@ -8,8 +8,9 @@ resumed.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +27,18 @@ from .operation import ON_RETRIES, RECORDED, Action, Ledger, Operation, State, c
 from .parked_retries import ParkedRetries, is_plain
 from .replaying import changed
 from .running import Running
+
+#: More parked retries are not read for their job types.
+MANY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What an operation would reach: the number, that of each job type, and the filter as it is now."""
+
+    matched: int
+    by_type: Mapping[str, int] | None
+    kind: Kind
 
 
 class Operations:
@@ -155,6 +168,24 @@ class Operations:
         if action in ON_RETRIES:
             return self.retries.count(**kind)
         return self.letters.retry_all(**kind).matched
+
+    def preview(self, action: Action, **kind: Unpack[Kind]) -> Preview:
+        """Return what an action would reach now; what comes later is not in its filter. Raises ValueError.
+
+        Dead letters with a text are read, and so are parked retries, unless they are more than ten thousand
+        and chosen by queue and type alone: then `by_type` is None.
+        """
+        soon = self._ledger.now() + timedelta(milliseconds=1)
+        until = min(kind.get("until") or soon, soon)
+        now = Kind(**{**kind, "until": until})
+        if action not in ON_RETRIES:
+            found = self.letters.stats(**now)
+            return Preview(found.total, found.by_type, now)
+        total = self.retries.count(**kind) if is_plain(kind) else None
+        if total is not None and total > MANY:
+            return Preview(total, None, now)
+        types = Counter(each.type for page, _ in self.retries.pages(now, None) for each in page)
+        return Preview(types.total(), types, now)
 
     def _is_quick(self, action: Action, kind: Kind) -> bool:
         """Return whether the store itself can count."""

@@ -14,7 +14,7 @@ from ..spec.fingerprint import frame_of, pattern_of
 from ..spec.job import format_time, parse_time
 from ..store import Document, Group, LetterFilter, Order, Store, from_ms, to_ms
 from .audit import Actor, Audit
-from .letters import Kind, every_page, needed, shown, wanted
+from .letters import Kind, every_page, needed, shown, untold, wanted
 
 KIND = "mute"
 #: How long a mute lasts, unless told otherwise.
@@ -118,7 +118,7 @@ class Groups:
     ) -> tuple[ErrorGroup, ...]:
         """Return the groups of the letters of a Kind, those that were seen last, or the largest, first.
 
-        Muted groups are left out unless `muted`. A text is ignored. On SQL, `types` and `queues` are those of
+        Muted groups are left out unless `muted`. On SQL, `types` and `queues` are those of
         a group's newest hundred letters. Raises ValueError.
         """
         if order not in get_args(Order):
@@ -127,7 +127,7 @@ class Groups:
             most = MOST if least else MOST_SKIPPED
             if not (isinstance(value, int) and least <= value <= most):
                 raise ValueError(f"{name}: {value!r} must be between {least} and {most}")
-        where, _ = wanted(kind)
+        where = untold(kind, "groups")
         times, mutes = times_of(self._store, where, self._clock(), steps), self.mutes()
         found = self._store.groups(
             where,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypeVar, get_type_hints
@@ -16,7 +17,7 @@ from ..errors import ConfigurationError
 from ..spec.fingerprint import is_fingerprint
 from ..spec.job import format_time
 from ..spec.patterns import check_pattern
-from ..store import DocumentPage, Letter, LetterFilter, Page, ParkedPage, Store, letter_from_json
+from ..store import DocumentPage, Letter, LetterFilter, Page, ParkedPage, Stats, Store, letter_from_json
 
 AnyPage = TypeVar("AnyPage", Page, ParkedPage)
 _AnyPage = TypeVar("_AnyPage", Page, ParkedPage, DocumentPage)
@@ -69,6 +70,14 @@ def kind_to_json(kind: Kind) -> dict[str, Any]:
     return {name: format_time(v) if isinstance(v, datetime) else v for name, v in kind.items() if v}
 
 
+def untold(kind: Kind, what: str) -> LetterFilter:
+    """Return the filter of a Kind without a text; raises ValueError that names what is not searched."""
+    where, text = wanted(kind)
+    if text is not None:
+        raise ValueError(f"text: {text!r}: {what} are not searched for a text; leave it out")
+    return where
+
+
 def says(letter: Letter, text: str | None, redactor: Redactor) -> bool:
     """Return whether the redacted arguments or error messages of a letter have a text."""
     return text is None or text.casefold() in said(shown(letter, redactor))
@@ -83,6 +92,14 @@ def said(letter: Letter) -> str:
 def folded(words: object) -> str:
     """Return a JSON value as a casefolded text."""
     return json.dumps(words, ensure_ascii=False, default=repr).casefold()
+
+
+def count(letters: Iterable[Letter]) -> Stats:
+    """Return the number of dead letters, and their numbers by queue, type and error type."""
+    found = [(x.queue, x.type, x.error_type, x.discarded_at) for x in letters]
+    queues, types, errors = (Counter(str(row[place]) for row in found) for place in range(3))
+    times = [row[3] for row in found]
+    return Stats(len(found), queues, types, errors, min(times, default=None), max(times, default=None))
 
 
 def shown(letter: Letter, redactor: Redactor) -> Letter:

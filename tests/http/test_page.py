@@ -24,13 +24,11 @@ from ojs_bridge.spec.fingerprint import fingerprint
 from ojs_bridge.store import BOUNDS, Rate
 from tests.forking import ended, started
 from tests.http.doors import OPERATOR, READER, listening
-from tests.lives import FRAMEWORK, bridge_with_outbox
 from tests.servers import Valkey, eventually
 from tests.servers.ports import free_port
 from tests.store.test_parked import parked
 from tests.store.test_rates import record
 from tests.store.test_store import entry, letter
-from tests.test_health import worker
 
 #: A loaded machine's patience, in milliseconds.
 expect.set_options(timeout=30_000)
@@ -443,6 +441,85 @@ def test_a_search_goes_on_by_itself(page: Page, door: Door) -> None:
     expect(rows(page)).to_have_count(1)
     expect(page.locator("#letters-end")).to_have_text("1 in all")
     Bridge(door.store).dead_letters.purge(confirm=True, queue="hay")
+
+
+def test_a_window_goes_along_from_a_group_to_its_letters(page: Page, door: Door) -> None:
+    """The list, the chart and each question have it; a question says its number, its types and its window."""
+    now = Bridge(door.store).engine.now()
+    error = {**entry(1), "type": "window.error", "message": "no seat"}
+    for n in range(5):
+        died = now - timedelta(minutes=5 if n < 2 else 200, seconds=n)
+        args = {"args": [f"seat {n}"], "kwargs": {}}
+        known = {"queue": "window", "framework": "nobody", "errors": (error,), "message": args}
+        door.store.bury(letter(f"window-{n}", discarded_at=died, **known))
+    page.get_by_role("link", name="Groups").click()
+    page.locator("#groups-filters [name=queue]").fill("window")
+    row = page.locator("#groups li", has_text="window.error")
+    expect(row.locator("b")).to_have_text("5")
+    page.locator("#groups-filters [name=within]").select_option("3600")
+    expect(row.locator("b")).to_have_text("2")
+    row.get_by_role("button", name="Replay").click()
+    asked(page, "Replay 2 dead letters", "Do not replay")
+    page.locator("#question-no").click()
+    row.locator(".what").click()
+    expect(page).to_have_url(re.compile("#letters.*within=3600.*group="))
+    expect(rows(page)).to_have_count(2)
+    expect(page.locator("#letters-filters [name=within]")).to_have_value("3600")
+    expect(page.locator("#deaths-span")).to_contain_text("2 in all")
+    page.get_by_role("button", name="Replay all that match").click()
+    asked(page, "Replay 2 dead letters", "Do not replay")
+    for told in ("2 \N{MULTIPLICATION SIGN} billing.charge", "queue: window", "group: ", "since: "):
+        expect(page.locator("#question-text")).to_contain_text(told)
+    page.locator("#question-no").click()
+    page.locator("#letters-filters [name=text]").fill("SEAT 1")
+    expect(rows(page)).to_have_count(1)
+    expect(page.locator("#summary")).to_be_hidden()
+    page.get_by_role("button", name="Delete all that match").click()
+    asked(page, "Delete 1 dead letter", "Keep it")
+    expect(page.locator("#question-text")).to_contain_text("1 \N{MULTIPLICATION SIGN} billing.charge")
+    page.locator("#question-yes").click()
+    expect(page.locator("#told")).to_contain_text("Deleted 1 dead letter at")
+    assert [found for found in door.ids() if found.startswith("window")] == [
+        "window-0", "window-2", "window-3", "window-4"
+    ]  # fmt: skip
+    since, until = (f"{now - timedelta(minutes=m):%Y-%m-%dT%H:%M:%SZ}" for m in (300, 60))
+    for view in ("letters", "groups"):
+        page.goto(f"{door.url}#{view}?queue=window&since={since}&until={until}")
+        count = rows(page) if view == "letters" else page.locator("#groups li b")
+        expect(count).to_have_count(3) if view == "letters" else expect(count).to_have_text("3")
+        expect(page.locator(f"#{view}-filters [name=since]")).to_have_value(since)
+    page.goto(f"{door.url}#letters?queue=window&since={since}&until={until}")
+    page.get_by_role("button", name="Delete all that match").click()
+    asked(page, "Delete 3 dead letters", "Keep them")
+    expect(page.locator("#question-text")).to_contain_text("until: ")
+    page.locator("#question-yes").click()
+    expect(rows(page)).to_have_count(0)
+    Bridge(door.store).dead_letters.purge(confirm=True, queue="window")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "#letters?que=celery", "#letters?within=7", "#letters?within=3600&since=2026-11-21T10:00:00Z",
+        "#letters?queue=a&queue=celery", "#letters?order=count", "#lettres?queue=celery",
+        "?queue=celery#letters", "#letters?since=yesterday", "#groups?text=a", "#groups?muted=1",
+        "#retries?group=0123456789abcdef",
+        "#audit?queue=celery", "#rates?until=2026-11-21T10:00:00Z", "#rates?within=7", "#rates?open=a",
+    ],
+)  # fmt: skip
+def test_an_address_that_is_not_understood_shows_nothing(page: Page, door: Door, address: str) -> None:
+    """What a link carries is never left out: it would show, replay and delete more than was meant."""
+    page.goto("about:blank")
+    page.goto(f"{door.url}{address}")
+    expect(page.locator("#trouble")).to_be_visible()
+    expect(page.locator("main:visible li, #rates figure")).to_have_count(0)
+    view = page.locator("main:visible")
+    for button in view.get_by_role("button", name="all that match").all():
+        if "since=yesterday" not in address:
+            expect(button).to_be_disabled()
+    assert page.url.endswith(address)
+    view.get_by_role("button", name="Clear").click()
+    expect(page.locator("#trouble")).to_be_hidden()
 
 
 def test_a_group_is_muted_opened_and_deleted(page: Page, door: Door) -> None:
@@ -924,40 +1001,11 @@ def test_the_page_waits(browser: Browser, door: Door) -> None:
     page.route("**/ojs/**", lambda route: route.abort())
     eventually(lambda: asks(6))
     expect(page.locator("#trouble")).to_contain_text("cannot be reached")
-    away = re.compile(r"^Away since \d\d:\d\d:\d\d, last update \d\d:\d\d:\d\d$")
-    expect(page.locator("#live-state")).to_have_text(away)
     assert not asks(6)
     eventually(lambda: asks(6))
     page.unroute("**/ojs/**")
     eventually(lambda: asks(60))
     expect(page.locator("#trouble")).to_be_hidden()
-    expect(page.locator("#live-state")).to_have_text("Live")
-    page.close()
-
-
-def test_what_is_away_or_dead_is_on_the_page(browser: Browser, tmp_path: Path) -> None:
-    """The broker and since when, queues whose workers are dead, and what waits in the broker."""
-    bridge, outbox = bridge_with_outbox(f"sqlite:///{tmp_path}/ojs.db")
-    outbox.waiting, outbox.oldest_at = {"slow": 1200}, bridge.engine.now() - timedelta(minutes=5)
-    worker(bridge, "a:1", FRAMEWORK, "fast")
-    worker(bridge, "a:2", FRAMEWORK, "slow", ago=300)
-    page = browser.new_page()
-    page.clock.install()
-    with listening(app_for(bridge, open_to_all=True)) as address:
-        page.goto(address)
-        wrong = page.locator("#health li")
-        expect(wrong).to_have_count(2)
-        expect(wrong.nth(0)).to_contain_text("workers degraded: 1 in the last 90 s")
-        expect(wrong.nth(0)).to_contain_text("queue slow: none since 20")
-        expect(wrong.nth(1)).to_contain_text("queue slow: 1200 wait, and no worker takes them")
-        expect(page.locator("#backlog")).to_have_text("1,200 in the queues, the oldest due 5 min ago")
-        outbox.raises = ConnectionError("down")
-        page.clock.fast_forward(20_000)
-        broker = page.locator("#health li", has_text="broker")
-        expect(broker).to_have_text(re.compile(r"^broker away since \d\d:\d\d:\d\d: down$"))
-        outbox.raises = None
-        page.clock.fast_forward(20_000)
-        expect(broker).to_have_count(0)
     page.close()
 
 

@@ -29,7 +29,6 @@ from tests.contract.steps import (
     os_exit,
     perform,
     sigkill,
-    use_up_descriptors,
 )
 
 
@@ -51,8 +50,7 @@ class Unpicklable(Exception):
 
 def step(task: Task, text: str, **names: Any) -> Any:
     """Do what one step of a job says: raise the exception that it evaluates to, or return the value."""
-    again = lambda: task.signature_from_request().apply_async()  # noqa: E731
-    return perform(text, {**globals(), "self": task, "again": again, **names})
+    return perform(text, {**globals(), "self": task, **names})
 
 
 def halt(self: Task) -> None:
@@ -343,5 +341,4 @@ __all__ = [
     "sigkill",
     "signal",
     "until",
-    "use_up_descriptors",
 ]  # fmt: skip

@@ -16,9 +16,9 @@ const views = { letters, groups, retries, rates, audit };
 const current = () => read().view;
 
 function show() {
-  const { filters, open } = read();
+  const { filters, open, wrong } = read(), unopened = open && !views[current()].open ? 'nothing here can be "open"' : "";
   close();
-  views[current()].fill?.(filters);
+  views[current()].fill(filters, wrong || unopened);
   for (const name of Object.keys(views)) byId(`${name}-view`).hidden = name !== current();
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${current()}`) link.setAttribute("aria-current", "page");

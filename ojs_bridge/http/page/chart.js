@@ -2,7 +2,7 @@
 
 import { byId, make, stamp } from "./view.js";
 
-export function drawDeaths(timeline, text) {
+export function drawDeaths(timeline) {
   const most = Math.max(1, ...timeline.counts);
   const at = (n) => stamp(Date.parse(timeline.since) + n * timeline.step_seconds * 1000);
   const bars = timeline.counts.map((count, n) => {
@@ -13,8 +13,7 @@ export function drawDeaths(timeline, text) {
   byId("bars").replaceChildren(...bars);
   const total = timeline.counts.reduce((sum, count) => sum + count, 0);
   byId("bars").setAttribute("aria-label", `${total} deaths since ${at(0)}`);
-  const told = `${total.toLocaleString()} in all, at most ${most.toLocaleString()} a bar`;
-  byId("deaths-span").textContent = text ? `${told}; whatever their text` : told;
+  byId("deaths-span").textContent = `${total.toLocaleString()} in all, at most ${most.toLocaleString()} a bar`;
   const marks = [0, timeline.counts.length / 2, timeline.counts.length].map((n) => make("span", {}, at(n)));
   byId("bars-axis").replaceChildren(...marks);
 }

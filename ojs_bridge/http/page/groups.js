@@ -4,7 +4,7 @@ import { call, mayWrite, pathOf } from "./api.js";
 import { listOf } from "./list.js";
 import * as operations from "./operations.js";
 import { addressOf } from "./place.js";
-import { ago, cut, deed, guarded, make, question, stamp, when } from "./view.js";
+import { ago, cut, guarded, make, question, stamp, when } from "./view.js";
 
 const KIND = "dead-letter/groups";
 const MUTE = { yes: "Mute the group", no: "Leave it in the list", isDanger: false, done: "Muted a group" };
@@ -21,7 +21,11 @@ const list = listOf({
 });
 
 export const { load, loadMore, fill, isFree, refresh } = list;
-export const open = (id) => location.assign(addressOf("letters", filterOf(id)));
+// The link has the window as it was chosen, which the list of the letters shows.
+export function open(id) {
+  const { order, muted, ...where } = list.typed();
+  location.assign(addressOf("letters", { ...where, group: id }));
+}
 export const keys = { r: (id) => id && act("Replay", id), d: (id) => id && act("Delete", id) };
 
 function entryOf(group) {
@@ -67,10 +71,8 @@ function button(verb, id) {
 
 // Replays or deletes the letters of a group, after telling how many they are now.
 async function act(verb, id) {
-  const filter = filterOf(id), { error_type: type, pattern } = groups.get(id);
-  const count = await operations.count(verb, filter);
-  const begin = (reason) => operations.begin(verb, { filter, ...reason });
-  await question(`${type}: ${pattern}`, { ...deed(verb, count), done: "" }, begin);
+  const { error_type: type, pattern } = groups.get(id);
+  await operations.askForAll(verb, filterOf(id), "", `${type}: ${pattern}`);
 }
 
 function muteButton(id, muted) {

@@ -4,7 +4,7 @@ import { call } from "./api.js";
 import { drawDeaths, drawGroups, drawTotal } from "./chart.js";
 import * as detail from "./detail.js";
 import { listOf } from "./list.js";
-import { guarded, make, when } from "./view.js";
+import { byId, guarded, make, when } from "./view.js";
 
 const KIND = "dead-letter";
 let known;
@@ -24,24 +24,27 @@ export const { load, loadMore, fill, isFree } = list;
 export const keys = { r: (id) => list.doSelected("Replay", id), d: (id) => list.doSelected("Delete", id) };
 export const open = (id) => detail.open(KIND, id, load);
 
-// Groups and chart follow the filters, but for a text, which would be looked for in every letter.
+// Groups and chart follow the filters. With a text there are none: it would be looked for in every letter.
 async function loadSummary() {
   const generation = list.generation(), { text, ...where } = list.filter(), isFiltered = Object.keys(where).length > 0;
   const [all, timeline, stats] = await Promise.all([
     call("GET", `${KIND}/stats`),
-    call("GET", `${KIND}/timeline`, { query: where }),
-    isFiltered ? call("GET", `${KIND}/stats`, { query: where }) : null,
+    text ? null : call("GET", `${KIND}/timeline`, { query: where }),
+    isFiltered && !text ? call("GET", `${KIND}/stats`, { query: where }) : null,
   ]);
   if (generation !== list.generation()) return;
   known = JSON.stringify(all);
   drawTotal(all);
+  byId("summary").hidden = Boolean(text);
+  if (text) return;
   drawGroups(stats || all, where, list.choose);
-  drawDeaths(timeline, text);
+  drawDeaths(timeline);
 }
 
 // Brings the list up to date, and the summary if the counts have changed.
 export async function refresh() {
   const generation = list.generation();
+  if (list.isRefused()) return;
   const [stats] = await Promise.all([call("GET", `${KIND}/stats`), list.refresh()]);
   if (generation === list.generation() && JSON.stringify(stats) !== known) await loadSummary();
 }

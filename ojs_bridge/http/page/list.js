@@ -4,7 +4,7 @@ import { call, mayWrite } from "./api.js";
 import * as detail from "./detail.js";
 import { renew, versionOf } from "./live.js";
 import * as operations from "./operations.js";
-import { keepFilters, read } from "./place.js";
+import { fill as fillForm, keepFilters, read, refusal } from "./place.js";
 import { ago, byId, deed, guarded, isNear, make, question, trouble } from "./view.js";
 
 const PAGE = 100, HEAD = 20;
@@ -14,7 +14,7 @@ const PAGE = 100, HEAD = 20;
 export function listOf({ name, kind, row, words, more = () => {}, pageOf = (page) => page }) {
   const place = byId(name), end = byId(`${name}-end`), form = byId(`${name}-filters`);
   const tools = byId(`${name}-actions`), gap = byId(`${name}-new`);
-  const state = { generation: 0, rows: new Map(), chosen: new Set() };
+  const state = { generation: 0, rows: new Map(), chosen: new Set(), wrong: "" };
 
   const typed = () => Object.fromEntries([...new FormData(form)].filter(([, value]) => value));
 
@@ -23,30 +23,33 @@ export function listOf({ name, kind, row, words, more = () => {}, pageOf = (page
     return within ? { ...rest, since: new Date(Date.now() - within * 1000).toISOString() } : rest;
   }
 
-  // Sets the filters as an address has them.
-  function fill(filters) {
-    for (const field of form.querySelectorAll("[name]")) field.value = filters[field.name] || "";
+  function fill(filters, wrong) {
+    state.wrong = wrong || fillForm(form, filters);
   }
 
   function choose(field, value) {
+    state.wrong = "";
     form.elements[field].value = value;
     guarded(load);
   }
 
   async function load() {
     state.generation += 1;
-    if (read().view === name) keepFilters(typed());
+    if (read().view === name && !state.wrong) keepFilters(typed());
     const empty = { cursor: null, more: true, busy: false, stopped: false, count: 0 };
     Object.assign(state, { ...empty, rows: new Map(), chosen: new Set() });
     place.replaceChildren();
     if (gap) gap.hidden = true;
     tellChosen();
+    end.replaceChildren();
+    if (state.wrong) throw refusal(state.wrong);
     await Promise.all([loadMore(), more()]);
   }
 
   // Brings the head of the list up to date. A text is not looked for again.
   async function refresh() {
     const { generation } = state;
+    if (state.wrong) return null;
     if (!place.firstElementChild) return state.busy ? null : load();
     if (filter().text) return null;
     const page = pageOf(await call("GET", kind, { query: { ...filter(), limit: HEAD } }));
@@ -69,7 +72,7 @@ export function listOf({ name, kind, row, words, more = () => {}, pageOf = (page
   }
 
   async function loadMore() {
-    if (state.busy || !state.more || state.stopped) return;
+    if (state.busy || !state.more || state.stopped || state.wrong) return;
     state.busy = true;
     const { generation } = state;
     try {
@@ -133,7 +136,7 @@ export function listOf({ name, kind, row, words, more = () => {}, pageOf = (page
     tools.querySelector("label span").textContent = count ? `${count} selected` : "None selected";
     tools.querySelector("input").checked = count > 0 && count === state.count;
     for (const button of tools.querySelectorAll("button")) {
-      button.disabled = !mayWrite() || ("chosen" in button.dataset && !count);
+      button.disabled = !mayWrite() || Boolean(state.wrong) || ("chosen" in button.dataset && !count);
     }
   }
 
@@ -146,19 +149,13 @@ export function listOf({ name, kind, row, words, more = () => {}, pageOf = (page
   function told(ids) {
     const jobs = ids.map((id) => state.rows.get(id));
     if (jobs.length === 1) return detail.summary(jobs[0]);
-    const counts = new Map();
-    for (const { type } of jobs) counts.set(type, (counts.get(type) || 0) + 1);
-    return [...counts].sort(([, a], [, b]) => b - a).map(([type, count]) => `${count} × ${type}`).join("\n");
+    const counts = {};
+    for (const { type } of jobs) counts[type] = (counts[type] || 0) + 1;
+    return operations.typesOf(counts);
   }
 
-  // Does something with all that match the filters, after telling how many they are. A text would have to be looked
-  // for in all of them first, so their number is not told.
-  async function doAll(verb) {
-    const where = filter();
-    const matched = where.text ? null : await operations.count(verb, where);
-    const filters = Object.entries(where).map(([field, value]) => `${field}: ${value}`).join("\n");
-    await ask(filters || words.all, verb, matched, { filter: where });
-  }
+  // Does something with all that match the filters.
+  const doAll = (verb) => operations.askForAll(verb, filter(), words.all);
 
   function ask(text, verb, count, choice) {
     const begin = (reason) => operations.begin(verb, { ...choice, ...reason });
@@ -166,11 +163,17 @@ export function listOf({ name, kind, row, words, more = () => {}, pageOf = (page
   }
 
   let timer;
-  form.addEventListener("input", () => {
+  form.addEventListener("input", ({ target }) => {
+    state.wrong = "";
+    // The window that an address had ends where another is chosen.
+    if (target.name === "within") for (const name of ["since", "until"]) form.elements[name].value = "";
     clearTimeout(timer);
     timer = setTimeout(() => guarded(load), 250);
   });
-  form.addEventListener("reset", () => setTimeout(() => guarded(load)));
+  form.addEventListener("reset", () => setTimeout(() => {
+    state.wrong = "";
+    guarded(load);
+  }));
   form.addEventListener("submit", (event) => event.preventDefault());
   document.addEventListener("role", tellChosen);
   gap?.addEventListener("click", () => guarded(load));
@@ -179,7 +182,9 @@ export function listOf({ name, kind, row, words, more = () => {}, pageOf = (page
     const { verb } = button.dataset;
     button.addEventListener("click", () => guarded(() => ("chosen" in button.dataset ? doSelected(verb) : doAll(verb))));
   }
-  return { load, loadMore, refresh, fill, filter, choose, isFree, doSelected, generation: () => state.generation };
+  const isRefused = () => Boolean(state.wrong);
+  const generation = () => state.generation;
+  return { load, loadMore, refresh, fill, typed, filter, choose, isFree, isRefused, doSelected, generation };
 }
 
 // Of a job in the list only what a question tells of it: ten thousand backtraces are too many.

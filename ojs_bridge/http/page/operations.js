@@ -1,7 +1,7 @@
 // Bulk operations. Each goes on by itself; the page watches, stops and resumes them.
 
 import { call, mayWrite, pathOf } from "./api.js";
-import { byId, deed, guarded, make, tell, trouble } from "./view.js";
+import { byId, deed, guarded, make, question, tell, trouble } from "./view.js";
 
 const KIND = "operations";
 const ACTION = { Replay: "retry", Delete: "purge", Run: "run", Cancel: "cancel" };
@@ -9,6 +9,8 @@ const VERB = Object.fromEntries(Object.entries(ACTION).map(([verb, action]) => [
 // An operation that stopped or failed is offered to be resumed for so long.
 const RECENT = 600_000;
 const WATCH = 1_000;
+// So many job types are named in a question.
+const TYPES = 12;
 // The operations whose end is news.
 const watched = new Set();
 let changed = () => {}, timer;
@@ -23,15 +25,40 @@ export async function begin(verb, choice) {
   await load();
 }
 
-// A server refuses to begin without consent, and tells how many letters it would be.
-export async function count(verb, filter) {
+// A server refuses to begin without consent, and tells how many it would be, of which types, and until when.
+async function preview(verb, filter) {
   try {
-    await call("POST", KIND, { body: { action: ACTION[verb], filter } });
+    return await call("POST", KIND, { body: { action: ACTION[verb], filter } });
   } catch (error) {
-    if (error.details?.matched !== undefined) return error.details.matched;
+    if (error.details?.matched !== undefined) return error.details;
     throw error;
   }
-  return 0;
+}
+
+// Does something with all of a filter, after telling what they are. What comes after the question is not among them.
+export async function askForAll(verb, filter, all, title = "") {
+  byId("told").textContent = "Counting what matches…";
+  const { matched, by_type: types, filter: now } = await preview(verb, filter).finally(() => tell(""));
+  const told = [title, types && typesOf(types), filtersOf(filter) || all].filter(Boolean).join("\n");
+  const work = (reason) => begin(verb, { filter: now, ...reason });
+  return question(told, { ...deed(verb, matched), done: "" }, work);
+}
+
+// The largest numbers of job types, in words.
+export function typesOf(counts) {
+  const types = Object.entries(counts).sort(([, a], [, b]) => b - a), more = types.slice(TYPES);
+  const rest = more.reduce((sum, [, count]) => sum + count, 0);
+  return [
+    ...types.slice(0, TYPES).map(([type, count]) => `${count.toLocaleString()} × ${type}`),
+    ...(rest ? [`${rest.toLocaleString()} of ${more.length.toLocaleString()} other types`] : []),
+  ].join("\n");
+}
+
+const TIMES = ["since", "until"];
+
+function filtersOf(filter) {
+  const told = ([name, value]) => `${name}: ${TIMES.includes(name) ? new Date(value).toLocaleString("sv") : value}`;
+  return Object.entries(filter).map(told).join("\n");
 }
 
 export async function load() {

@@ -2,11 +2,33 @@
 
 const VIEWS = ["letters", "groups", "retries", "rates", "audit"];
 
+// `wrong` says what the address has that no view takes: what is left out of a filter would widen it.
 export function read() {
-  const [view, query] = location.hash.slice(1).split("?");
-  const { open = "", ...filters } = Object.fromEntries(new URLSearchParams(query));
-  return { view: VIEWS.includes(view) ? view : VIEWS[0], filters, open };
+  const [, view, query] = location.hash.match(/^#?([^?]*)\??(.*)$/s), asked = new URLSearchParams(query);
+  const { open = "", ...filters } = Object.fromEntries(asked);
+  return { view: VIEWS.includes(view) ? view : VIEWS[0], filters, open, wrong: wrongIn(view, asked) };
 }
+
+function wrongIn(view, asked) {
+  if (view && !VIEWS.includes(view)) return `there is no view "${view}"`;
+  const names = [...asked.keys()], twice = names.find((name, n) => names.indexOf(name) < n);
+  if (twice) return `"${twice}" stands there twice`;
+  const before = [...new URLSearchParams(location.search).keys()].find((name) => document.getElementsByName(name).length);
+  return before ? `"${before}" must stand after the #` : "";
+}
+
+// Sets the filters of a form as an address has them; returns what it cannot take.
+export function fill(form, filters) {
+  for (const field of form.querySelectorAll("[name]")) {
+    field.value = filters[field.name] ?? field.dataset.usual ?? "";
+  }
+  const wrong = Object.keys(filters).find((name) => form.elements[name]?.value !== filters[name]);
+  if (wrong) return `the filter "${wrong}" cannot be "${filters[wrong]}" here`;
+  return filters.within && filters.since ? '"within" and "since" do not go together' : "";
+}
+
+// Nothing is shown or changed by a part of an address.
+export const refusal = (wrong) => new Error(`This address is not understood, and nothing is shown: ${wrong}.`);
 
 export function keepFilters(filters) {
   const { view, open } = read();

@@ -1,7 +1,7 @@
 // How many runs came to which outcome over time, as charts, with marks for deploys and replays.
 
 import { call } from "./api.js";
-import { keepFilters, read } from "./place.js";
+import { fill as fillForm, keepFilters, read, refusal } from "./place.js";
 import { byId, cut, guarded, make, stamp } from "./view.js";
 
 const DAY = 86_400_000, COLOURS = 5;
@@ -16,17 +16,23 @@ const COLUMNS = { succeeded: ["completed"], retries: ["retried"], deaths: ["dead
 const RUNS = ["completed", "retried", "snoozed", "dead_lettered", "discarded"];
 const form = byId("rates-filters");
 // The time that a click on a bar has chosen.
-const state = { zoom: {}, told: "" };
+const state = { zoom: {}, told: "", wrong: "" };
 
 const typed = () => Object.fromEntries([...new FormData(form)].filter(([, value]) => value));
 
-export function fill({ since, until, ...filters }) {
-  for (const field of form.querySelectorAll("[name]")) field.value = filters[field.name] || field.dataset.usual || "";
+export function fill({ since, until, ...filters }, wrong = "") {
   state.zoom = since ? { since, until } : {};
+  const alone = until && !since ? '"until" goes with "since"' : "", both = since && filters.within;
+  state.wrong = wrong || alone || (both ? '"within" and "since" do not go together' : fillForm(form, filters));
 }
 
 export async function load() {
   const { within, ...where } = typed();
+  if (state.wrong) {
+    for (const id of ["rates", "rates-types"]) byId(id).replaceChildren();
+    state.told = "";
+    throw refusal(state.wrong);
+  }
   if (read().view === "rates") keepFilters({ ...where, ...(state.zoom.since ? state.zoom : { within }) });
   const span = state.zoom.since ? state.zoom : { since: new Date(Date.now() - within * 1000).toISOString() };
   const [rates, { marks }, { operations }] = await Promise.all([
@@ -44,7 +50,7 @@ export async function load() {
   ]);
 }
 
-export const refresh = load;
+export const refresh = async () => state.wrong || load();
 export const loadMore = async () => null;
 export const isFree = () => !byId("rates").matches(":hover");
 
@@ -148,6 +154,7 @@ function zoom(at, step) {
 function typeRow([type, outcomes], place) {
   const choose = () => {
     form.elements.type.value = form.elements.type.value === type ? "" : type;
+    state.wrong = "";
     guarded(load);
   };
   const dot = make("s", { className: place < COLOURS ? `c${place}` : "other" });
@@ -159,6 +166,7 @@ function typeRow([type, outcomes], place) {
 
 let waiting;
 form.addEventListener("input", ({ target }) => {
+  state.wrong = "";
   if (target.name === "within") state.zoom = {};
   clearTimeout(waiting);
   waiting = setTimeout(() => guarded(load), 250);

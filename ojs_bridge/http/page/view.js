@@ -92,7 +92,7 @@ const DEEDS = {
 // The words of a question: the deed with its number, the way out, and the news of it.
 export function deed(verb, count) {
   const { what: [one, many], after = "", no, isDanger = false, told = "", done } = DEEDS[verb];
-  const what = count === null ? "all that match" : count === 1 ? one : `${count.toLocaleString()} ${many}`;
+  const what = count === 1 ? one : `${count.toLocaleString()} ${many}`;
   return { yes: `${verb} ${what}${after}`, no: no(count), isDanger, told, done: done(what) };
 }
 

@@ -15,11 +15,10 @@ from urllib.parse import urlsplit
 import redis
 from redis.connection import Connection, parse_url
 
-from ...errors import ConfigurationError, StoreError, Unstorable
+from ...errors import ConfigurationError, StoreError
 from ..protocol import REDIS_SCHEMES, without_password
 
 CONNECT_SECONDS = 5
-_FAILURES = (redis.RedisError, OSError, MemoryError, UnicodeError)
 
 Word: TypeAlias = str | bytes | int
 
@@ -66,14 +65,14 @@ class RedisServer:
                 return self._answer("EVALSHA", script.sha, *given)
             except redis.exceptions.NoScriptError:
                 return self._answer("EVAL", script.code, *given)
-        except _FAILURES as error:
+        except (redis.RedisError, OSError, UnicodeError) as error:
             raise self._failed(error) from error
 
     def ask(self, *words: Word) -> Any:
         """Return the answer to a command; raises StoreError."""
         try:
             return self._answer(*words)
-        except _FAILURES as error:
+        except (redis.RedisError, OSError, UnicodeError) as error:
             raise self._failed(error) from error
 
     def close(self) -> None:
@@ -146,12 +145,9 @@ class RedisServer:
             self._pid = os.getpid()
 
     def _failed(self, error: Exception) -> StoreError:
-        why = " ".join(str(error).split()) or type(error).__name__
-        if isinstance(error, (redis.DataError, UnicodeError)):
-            return Unstorable(f"the store {self.shown!r} cannot keep this: {why}")
         if isinstance(error, redis.ConnectionError | redis.TimeoutError):
             self._address = self._first_address
-        return StoreError(f"the store {self.shown!r} failed: {why}")
+        return StoreError(f"the store {self.shown!r} failed: {' '.join(str(error).split())}")
 
 
 @cache
