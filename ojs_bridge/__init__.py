@@ -19,6 +19,7 @@ from .errors import (
     StoreError,
     Unpublishable,
     Unreachable,
+    Unstorable,
 )
 from .messages import Reading
 from .operations.operation import Operation
@@ -72,5 +73,6 @@ __all__ = [
     "StoreError",
     "Unpublishable",
     "Unreachable",
+    "Unstorable",
     "open_store",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 
 from .config.settings import Settings, settings_of
@@ -59,6 +59,7 @@ class Bridge:
     """
 
     _scheduler: Scheduler | None = None
+    _beat: Beat
 
     def __init__(
         self,
@@ -165,34 +166,38 @@ class Bridge:
         """
         return history(self.engine.context, since, until, type, queue)
 
-    def start(self) -> None:
-        """Begin to publish parked retries when they are due; workers call it."""
+    def start(self, framework: str = "", queues: Callable[[], Iterable[str]] = tuple) -> None:
+        """Begin to publish parked retries when they are due; workers call it.
+
+        The health of the fleet names their framework, and the queues that they take at each moment.
+        """
         self.engine.instruments.started()
         if self.store and self._scheduler is None:
             context = self.engine.context
+            self._beat = Beat(context, framework, queues)
             self._scheduler = Scheduler(
                 self.store,
                 context.publishers,
                 context.clock,
                 self.engine.give_up,
-                self._chores(),
+                self._chores(self._beat),
                 self._polling,
             )
             self._scheduler.start()
 
-    def _chores(self) -> tuple[Chore, ...]:
+    def _chores(self, beat: Beat) -> tuple[Chore, ...]:
         seconds = PRUNE_PERIOD.total_seconds()
         prune = Chore("pruning", seconds, self.dead_letters.prune_once_a_period)
         replay = Chore("replay rules", RULES_PERIOD.total_seconds(), self.dead_letters.apply_replay_rules)
         index = Chore("indexes", INDEX_PERIOD.total_seconds(), Indexing(self.engine.context).once_a_period)
-        beat = Chore("telling that this worker lives", BEAT.total_seconds(), Beat(self.engine.context).tell)
-        return prune, replay, index, beat
+        return prune, replay, index, Chore("telling that this worker lives", BEAT.total_seconds(), beat.tell)
 
     def stop(self) -> None:
         """End the scheduler, and let the listeners hear the last events."""
         if self._scheduler:
             self._scheduler.stop()
             self._scheduler = None
+            self._beat.end()
         self.engine.instruments.stopped()
         self.engine.close()
         self.flush()

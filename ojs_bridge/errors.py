@@ -6,6 +6,7 @@ BridgeError
 ├── InvalidState              a ValueError: the retry state of a message cannot be read
 ├── NotExpressible            a ValueError: the Open Job Spec cannot express a policy
 ├── StoreError                the store did not do what it was asked
+│   └── Unstorable            the store can never keep what it was given
 ├── Unreachable               the broker does not take a message now
 ├── Unpublishable             no broker will ever take this message
 └── NotFound                  a KeyError
@@ -56,6 +57,13 @@ class ConfigurationError(BridgeError, ValueError):
 
 class StoreError(BridgeError):
     """The store did not do what it was asked: it is out of reach, or a newer version has written it."""
+
+
+class Unstorable(StoreError):
+    """The store can never keep what it was given: a text that its encoding lacks, or one that is too long.
+
+    It is no outage: other jobs go on.
+    """
 
 
 class Unreachable(BridgeError):

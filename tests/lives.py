@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from ojs_bridge import Bridge, Letter
-from ojs_bridge.engine.ports import Override
+from ojs_bridge.engine.ports import Backlog, Override
 from ojs_bridge.engine.runs import Run
 from ojs_bridge.spec.decision import DeadLetter, Decision, RetryAt
 from ojs_bridge.spec.job import Header, Job, decode
@@ -29,6 +29,8 @@ class Outbox:
     raises: BaseException | None = None
     refuses: dict[str, BaseException] = field(default_factory=dict)
     refused: int = 0
+    waiting: dict[str, int] = field(default_factory=dict)
+    oldest_at: datetime | None = None
     strangers: set[str] = field(default_factory=set)
     overrides: list[Override] = field(default_factory=list)
 
@@ -36,11 +38,12 @@ class Outbox:
         """Know all job types but some."""
         return type_ not in self.strangers
 
-    def ping(self) -> bool:
+    def backlog(self, queues: Collection[str]) -> Sequence[Backlog]:
         """Answer, unless the broker is out of reach."""
         if self.raises:
             raise self.raises
-        return True
+        names = sorted({*queues, *self.waiting})
+        return [Backlog(name, self.waiting.get(name, 0), self.oldest_at) for name in names]
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Take a dead letter's message."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from datetime import timedelta
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import dramatiq
 import pytest
 import sqlalchemy as sa
 from celery import Celery
@@ -21,10 +23,14 @@ import ojs_bridge.celery
 import ojs_bridge.dramatiq
 from ojs_bridge import Bridge
 from ojs_bridge.engine.context import Context
+from ojs_bridge.engine.ports import Backlog
+from ojs_bridge.messages import CREATED
 from ojs_bridge.operations import health
 from ojs_bridge.operations.health import Beat
+from ojs_bridge.spec.job import format_time
+from ojs_bridge.store import Document
 from tests.cli.running import run
-from tests.lives import Outbox, bridge_with_outbox
+from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
 from tests.servers import RabbitMQ, Valkey, eventually
 from tests.servers.ports import free_port
 from tests.store.test_parked import parked
@@ -55,7 +61,8 @@ def test_all_is_well(fleet: Lives) -> None:
     bridge, _ = fleet
     assert bridge.store is not None
     assert statuses(bridge) == {
-        "all": "degraded", "store": "ok", "broker": "ok", "workers": "degraded", "retries": "ok",
+        "all": "degraded", "store": "ok", "broker": "ok", "workers": "degraded", "backlog": "ok",
+        "retries": "ok",
     }  # fmt: skip
     worker = Bridge(bridge.store)
     worker.start()
@@ -63,8 +70,9 @@ def test_all_is_well(fleet: Lives) -> None:
         eventually(lambda: statuses(bridge)["all"] == "ok", what="the first beat")
     finally:
         worker.stop()
-    workers = bridge.operations.health.check().checks["workers"]
-    assert workers.facts["seen"] == 1
+    # The worker has said goodbye.
+    assert statuses(bridge)["workers"] == "degraded"
+    Beat(bridge.engine.context).tell()
     now = bridge.engine.now()
     bridge.store.park(parked("soon", next_retry_at=now - timedelta(seconds=30)))
     assert statuses(bridge)["retries"] == "ok"
@@ -77,9 +85,9 @@ def test_all_is_well(fleet: Lives) -> None:
 def test_workers_of_long_ago(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each worker counts once, while it has told within the last ninety seconds; old beats are deleted."""
     bridge, _ = fleet
-    beat = Beat(bridge.engine.context)
     for n in range(3):
         monkeypatch.setattr(health.os, "getpid", lambda n=n: n)
+        beat = Beat(bridge.engine.context)
         beat.tell()
         beat.tell()
     monkeypatch.setattr(health, "_PAGE", 2)
@@ -90,6 +98,110 @@ def test_workers_of_long_ago(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> N
     bridge.dead_letters.prune_once_a_period()
     assert bridge.store is not None
     assert bridge.store.list_documents(health.KIND, limit=9, cursor=None).documents == ()
+
+
+def worker(bridge: Bridge, name: str, framework: str, *queues: str, ago: float = 0) -> Beat:
+    """A worker process on a host, named `host:process`, that has told so many seconds ago that it lives."""
+    host, _, process = name.partition(":")
+    at = bridge.engine.now() - timedelta(seconds=ago)
+    beat = Beat(Context(bridge.store, lambda: at, *[None] * 4), framework, lambda: queues)  # type: ignore[arg-type]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health.os, "getpid", lambda: process)
+        patch.setattr(health.socket, "gethostname", lambda: host)
+        beat.tell()
+    return beat
+
+
+def test_a_framework_whose_workers_are_dead_is_missed(fleet: Lives) -> None:
+    """While the workers of another one live; each framework, host and queue is counted."""
+    bridge, _ = fleet
+    worker(bridge, "a:1", "dramatiq", "mail")
+    worker(bridge, "a:2", "celery", "slow", "fast", ago=300)
+    worker(bridge, "b:1", "celery", "slow", ago=3600)
+    found = bridge.operations.health.check()
+    assert (found.status, found.checks["workers"].status) == ("degraded", "degraded")
+    facts = found.checks["workers"].facts
+    assert (facts["seen"], facts["frameworks"]) == (1, {"celery": 0, "dramatiq": 1})
+    assert facts["hosts"] == [
+        {"framework": "celery", "host": "a", "seen": 0},
+        {"framework": "celery", "host": "b", "seen": 0},
+        {"framework": "dramatiq", "host": "a", "seen": 1},
+    ]
+    assert [(row["queue"], row["seen"]) for row in facts["queues"]] == [("fast", 0), ("slow", 0), ("mail", 1)]
+    assert "; celery: none since 20" in found.checks["workers"].message
+
+
+def test_a_queue_whose_workers_are_dead_is_missed(fleet: Lives) -> None:
+    """Until another worker takes it; a dead worker that others replace is not missed."""
+    bridge, _ = fleet
+    worker(bridge, "a:1", "celery", "fast")
+    worker(bridge, "a:2", "celery", "slow", "fast", ago=300)
+    missed = bridge.operations.health.check().checks["workers"]
+    assert (missed.status, "celery, queue slow: none since 20" in missed.message) == ("degraded", True)
+    worker(bridge, "b:1", "celery", "slow")
+    assert statuses(bridge)["workers"] == "ok"
+
+
+def test_a_worker_that_has_ended_by_itself_is_not_missed(fleet: Lives) -> None:
+    """It has said so, and is no longer counted."""
+    bridge, _ = fleet
+    worker(bridge, "a:1", "dramatiq", "mail")
+    beat = worker(bridge, "a:2", "celery", "slow", ago=300)
+    assert statuses(bridge)["workers"] == "degraded"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health.os, "getpid", lambda: "2")
+        patch.setattr(health.socket, "gethostname", lambda: "a")
+        beat.end()
+    assert statuses(bridge)["workers"] == "ok"
+
+
+def test_a_worker_has_one_record_for_some_hours(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that another release has deleted is written again."""
+    bridge, _ = fleet
+    assert bridge.store is not None
+    beat, store = Beat(bridge.engine.context), bridge.store
+
+    def records() -> int:
+        return len(store.list_documents(health.KIND, limit=9, cursor=None).documents)
+
+    for _ in range(3):
+        beat.tell()
+    assert records() == 1
+    store.forget_documents(health.KIND, before=bridge.engine.now() + timedelta(days=1))
+    assert records() == 0
+    beat.tell()
+    assert (records(), statuses(bridge)["workers"]) == (1, "ok")
+    monkeypatch.setattr(health, "RENEWED", timedelta(0))
+    beat.tell()
+    assert records() == 2
+    assert bridge.operations.health.check().checks["workers"].facts["seen"] == 1
+
+
+def test_a_worker_of_the_release_before_is_seen(fleet: Lives) -> None:
+    """It tells its name alone, in a new record each time."""
+    bridge, _ = fleet
+    assert bridge.store is not None
+    now = bridge.engine.now()
+    for n in range(2):
+        at = now - timedelta(seconds=30 * n)
+        bridge.store.write_document(Document(health.KIND, f"a:1:{n}", at, {"name": "a:1"}))
+    workers = bridge.operations.health.check().checks["workers"]
+    assert (workers.status, workers.facts["seen"], workers.facts["frameworks"]) == ("ok", 1, {})
+
+
+def test_a_backlog_that_no_worker_takes(fleet: Lives) -> None:
+    """A queue with jobs and without a worker is not well; a worker that tells no queue may take any."""
+    bridge, outbox = fleet
+    outbox.waiting = {"slow": 7, "fast": 2, "none": 0}
+    worker(bridge, "a:1", "outbox", "slow")
+    backlog = bridge.operations.health.check().checks["backlog"]
+    assert (backlog.status, backlog.facts["depth"]) == ("degraded", 9)
+    assert backlog.message == "9 wait; outbox, queue fast: 2 wait, and no worker takes them"
+    worker(bridge, "a:2", "outbox", "fast")
+    assert statuses(bridge)["backlog"] == "ok"
+    outbox.waiting["other"] = 1
+    worker(bridge, "a:3", "")
+    assert statuses(bridge)["backlog"] == "ok"
 
 
 def test_a_worker_whose_clock_goes_ahead(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,6 +251,16 @@ def test_a_broker_that_is_away(fleet: Lives) -> None:
     outbox.raises = ConnectionError("down")
     found = bridge.operations.health.check()
     assert (found.status, found.checks["broker"].message) == ("away", "down")
+    since = found.checks["broker"].facts["away_since"]
+    assert bridge.operations.health.check().checks["broker"].facts["away_since"] == since
+    outbox.raises = None
+    assert "away_since" not in bridge.operations.health.check().checks["broker"].facts
+    outbox.raises = ConnectionError("down")
+    assert bridge.operations.health.check().checks["broker"].facts["away_since"] > since
+    bridge.engine.context.publishers["other"] = Outbox()
+    both = bridge.operations.health.check().checks["broker"]
+    assert (both.status, both.message) == ("away", f"{FRAMEWORK}: down")
+    assert both.facts["frameworks"] == {FRAMEWORK: "away", "other": "ok"}
     assert statuses(Bridge(bridge.store))["broker"] == "unknown"
     assert statuses(Bridge())["store"] == "unknown"
 
@@ -169,6 +291,58 @@ def test_brokers_of_dramatiq(kind: str, request: pytest.FixtureRequest) -> None:
     bridge = Bridge()
     ojs_bridge.dramatiq.install(StubBroker(), bridge)
     assert statuses(bridge)["broker"] == "unknown"
+
+
+@pytest.mark.parametrize("kind", ["valkey", "rabbitmq"])
+def test_the_backlog_of_celery(kind: str, request: pytest.FixtureRequest) -> None:
+    """Of all priorities, of queues that the app names and of others; one that does not exist is empty."""
+    server: Valkey | RabbitMQ = request.getfixturevalue(kind)
+    name, bridge = f"q-{uuid.uuid4().hex}", Bridge()
+    app = Celery(broker=server.url)
+    app.conf.task_default_queue = name
+    ojs_bridge.celery.install(app, bridge)
+
+    def waits() -> None: ...
+
+    task = app.task(waits, name="t.waits")
+    begun = bridge.engine.now()
+    for priority in (0, 9, 0):
+        task.apply_async(priority=priority, headers={CREATED: format_time(begun)})
+    found = {each.queue: each for each in backlog(bridge, ["none"])}
+    assert (found[name].depth, found["none"].depth, found["none"].oldest_at) == (3, 0, None)
+    if kind == "valkey":
+        assert begun - timedelta(seconds=1) <= told(found[name].oldest_at) <= bridge.engine.now()
+
+
+@pytest.mark.parametrize("kind", ["valkey", "rabbitmq"])
+def test_the_backlog_of_dramatiq(kind: str, request: pytest.FixtureRequest) -> None:
+    """Of queues that the broker has declared, and of others."""
+    server: Valkey | RabbitMQ = request.getfixturevalue(kind)
+    made: Any = RedisBroker if kind == "valkey" else RabbitmqBroker
+    name, bridge, broker = f"q-{uuid.uuid4().hex}", Bridge(), made(url=server.url)
+    ojs_bridge.dramatiq.install(broker, bridge)
+    actor = dramatiq.actor(lambda: None, actor_name="waits", queue_name=name, broker=broker)
+    begun = bridge.engine.now()
+    for _ in range(3):
+        actor.send()
+    found = {each.queue: each for each in backlog(bridge, ["none"])}
+    assert (found[name].depth, found["none"].depth, found["none"].oldest_at) == (3, 0, None)
+    if kind == "valkey":
+        assert begun - timedelta(seconds=1) <= told(found[name].oldest_at) <= bridge.engine.now()
+
+
+def backlog(bridge: Bridge, queues: list[str]) -> Sequence[Backlog]:
+    """What the only broker of a bridge answers."""
+    [publisher] = bridge.engine.context.publishers.values()
+    found = publisher.backlog(queues)
+    assert found is not None
+    return found
+
+
+def told(at: datetime | None) -> datetime:
+    """A time that is known."""
+    assert at is not None
+    return at
 
 
 def test_on_the_command_line(fleet: Lives, url: str, silent: int) -> None:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import logging
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from statistics import fmean, quantiles
 from threading import local
 from types import new_class
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import dramatiq
 import pytest
 from celery import Celery, Task
+from celery.exceptions import Retry
+from dramatiq.broker import MessageProxy
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.errors import Retry as DramatiqsRetry
 from dramatiq.middleware import Retries
 
-from ojs_bridge import Bridge
+from ojs_bridge import Bridge, RetryPolicy
 from ojs_bridge.celery import OJSTask, install
 from ojs_bridge.celery.attach import is_bridged, task_policy
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
-from ojs_bridge.engine.runs import TaskPolicy
+from ojs_bridge.engine.runs import TaskPolicy, told_in_ojs
 from tests.on_celery.by_hand import ByHand
 from tests.servers import eventually
 
@@ -260,6 +265,140 @@ def test_a_broker_that_never_retries_still_does_not(unique: str) -> None:
         assert retries.actors.tasks[actor.actor_name].policy.max_attempts == runs
 
 
+#: The draws for each wait, the retries whose waits are drawn, and entries that say nothing of waits.
+DRAWS = 500
+RETRIES = (1, 3, 6)
+ENTRIES: list[Any] = [None, {"on_exhaustion": "dead_letter"}, {"retry_on": "failure"}]
+
+
+def check_alike(native: Sequence[float], policy: RetryPolicy, n: int, *, cut: float) -> None:
+    """Compare a framework's waits to those of a policy, by their ends, their mean and their twentieths.
+
+    The framework cuts a wait to whole numbers of `cut` seconds.
+    """
+    bridged = [policy.delay(n) for _ in range(DRAWS)]
+    near = 0.06 * max(native) + 1.5 * cut
+    assert len(native) == DRAWS
+    assert told_in_ojs(policy).to_ojs()["jitter"] == (policy.jitter is not False)
+    assert fmean(bridged) == pytest.approx(fmean(native), abs=0.05 * max(native) + cut / 2), n
+    for find in (min, max, lambda waits: quantiles(waits, n=20)):
+        assert find(bridged) == pytest.approx(find(native), abs=near + 0.04 * max(native)), n
+
+
+BACKOFF = {"autoretry_for": (OSError,), "max_retries": 6}
+CELERY_WAITS: list[dict[str, Any]] = [
+    BACKOFF,
+    {**BACKOFF, "default_retry_delay": 7},
+    {**BACKOFF, "default_retry_delay": 0.25},
+    {**BACKOFF, "retry_kwargs": {"countdown": 9}},
+    {**BACKOFF, "retry_backoff": True},
+    {**BACKOFF, "retry_backoff": True, "retry_jitter": False},
+    {**BACKOFF, "retry_backoff": True, "retry_backoff_max": 5},
+    {**BACKOFF, "retry_backoff": 60, "retry_backoff_max": 600},
+    {**BACKOFF, "retry_backoff": 60, "retry_backoff_max": 600, "retry_jitter": False},
+    {**BACKOFF, "retry_backoff": 60, "retry_backoff_max": 60},
+    {**BACKOFF, "retry_backoff": 60, "retry_backoff_max": 10},
+    {**BACKOFF, "retry_backoff": 2.9, "retry_kwargs": {"countdown": 9}},
+    {**BACKOFF, "retry_backoff": 0.5, "retry_backoff_max": 0},
+]
+
+
+@pytest.fixture
+def same_draws() -> Iterator[None]:
+    """Have chance draw the same numbers each time, and nothing logged."""
+    logging.disable(logging.CRITICAL)
+    random.seed(30)
+    yield
+    random.seed()
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("same_draws")
+@pytest.mark.parametrize("options", CELERY_WAITS, ids=str)
+def test_celery_draws_each_wait_as_before(options: dict[str, Any], unique: str) -> None:
+    """Celery's own waits, and those of the policy that `install` makes of the task's options."""
+    native: list[float] = []
+
+    class Noting(Task):
+        abstract = True
+
+        def retry(self, *_: Any, countdown: float | None = None, **__: Any) -> Retry:
+            native.append(self.default_retry_delay if countdown is None else countdown)
+            return Retry()
+
+    hand = ByHand(f"{unique}-natively", natively)
+    task = hand.define("charge", base=Noting, **options)
+    entries = [*ENTRIES, {"max_attempts": 7}]
+    policies = [
+        celery_policy(Bridge(), entry and {"c*": entry}, f"{unique}-{k}", **options).policy
+        for k, entry in enumerate(entries)
+    ]
+    for n in RETRIES:
+        native.clear()
+        task.push_request(retries=n - 1)
+        for _ in range(DRAWS):
+            with pytest.raises(Retry):
+                task.run("OSError()")
+        task.pop_request()
+        for policy in policies:
+            check_alike(native, policy, n, cut=1)
+
+
+class Recording(StubBroker):
+    """A broker that notes the delays of what is sent to it."""
+
+    delays: ClassVar[list[int]] = []
+
+    def enqueue(self, message: Any, *, delay: int | None = None) -> Any:
+        self.delays.append(delay or 0)
+        return message
+
+
+#: what the stock Retries is given, an actor's options, a message's options
+DRAMATIQ_WAITS: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ({}, {}, {}),
+    ({"min_backoff": 500, "max_backoff": 6000}, {}, {}),
+    ({"min_backoff": 500, "max_backoff": 6000}, {"min_backoff": 2000}, {}),
+    ({"min_backoff": 500, "max_backoff": 6000}, {"max_backoff": 700}, {}),
+    ({"min_backoff": 500}, {"min_backoff": 3000, "max_backoff": 5000}, {}),
+    ({}, {"min_backoff": 5000, "max_backoff": 300}, {}),
+    ({}, {"max_backoff": 40_000}, {}),
+    ({}, {"min_backoff": 1}, {}),
+    ({}, {"max_backoff": 40_000}, {"min_backoff": 4000}),
+    ({}, {"min_backoff": 4000}, {"max_backoff": 40_000}),
+    ({"min_backoff": 500, "max_backoff": 6000}, {}, {"min_backoff": 1000}),
+    ({"min_backoff": 500, "max_backoff": 6000}, {}, {"max_backoff": 900}),
+    ({}, {}, {"min_backoff": 60_000, "max_backoff": 600_000}),
+    ({}, {}, {"max_retries": 9}),
+]
+
+
+@pytest.mark.usefixtures("same_draws")
+@pytest.mark.parametrize(("stock", "options", "sent"), DRAMATIQ_WAITS)
+def test_dramatiq_draws_each_wait_as_before(
+    stock: dict[str, Any], options: dict[str, Any], sent: dict[str, Any], unique: str
+) -> None:
+    """The waits of the stock Retries, and those of the policy that `install` makes of all options."""
+    broker = Recording(middleware=[retries := Retries(**stock)])
+    actor = dramatiq.actor(fails, broker=broker, actor_name="charge", queue_name=unique, **options)
+    policies = []
+    for entry in ENTRIES:
+        other = StubBroker(middleware=[Retries(**stock)])
+        actors = install_dramatiq(other, Bridge(), policies=entry and {"c*": entry}).actors
+        dramatiq.actor(fails, broker=other, actor_name="charge", queue_name=unique, **options)
+        task = actors.tasks["charge"]
+        assert task is not None
+        policies.append(actors.of_message(task, actor.message_with_options(**sent)).policy)
+    for n in RETRIES:
+        broker.delays.clear()
+        for _ in range(DRAWS):
+            message = MessageProxy(actor.message_with_options(retries=n - 1, **sent))
+            retries.after_process_message(broker, message, exception=OSError())
+        native = [delay / 1000 for delay in broker.delays]
+        for policy in policies:
+            check_alike(native, policy, n, cut=0.001)
+
+
 #: what the bridge is given, a policy that names the task -> rule, max_attempts, seconds before retry 1
 SPOKEN: list[tuple[dict[str, Any] | None, dict[str, Any] | None, str, int, float]] = [
     (None, None, "asked", 4, 180),
@@ -306,11 +445,12 @@ def test_who_says_max_attempts_asks_for_retries(
 
 #: what the bridge is given, a policy that names the actor, its own -> max_attempts, seconds, what it ends as
 HEARD: list[tuple[Any, Any, Any, int, float, str]] = [
-    (None, None, None, 21, 22.5, "dead_letter"),
-    (None, {"on_exhaustion": "discard"}, None, 21, 22.5, "discard"),
+    (None, None, None, 21, 15, "dead_letter"),
+    (None, {"on_exhaustion": "discard"}, None, 21, 15, "discard"),
+    (None, {"jitter": True}, None, 21, 1, "dead_letter"),
     (None, {"max_attempts": 5}, None, 5, 1, "dead_letter"),
     ({"max_attempts": 5}, None, None, 5, 1, "dead_letter"),
-    (None, {"retry_on": "asked"}, None, 21, 22.5, "dead_letter"),
+    (None, {"retry_on": "asked"}, None, 21, 15, "dead_letter"),
     (None, None, {}, 3, 1, "discard"),
     (None, None, {"max_attempts": 5}, 5, 1, "discard"),
 ]

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import sys
+import uuid
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from ..engine.runs import NOTHING, Native, TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import CREATED, HEADER, RETRY_OPTION
 from ..spec.failures import WORKER_DEATH, Mapped
-from ..spec.job import Job, format_time
+from ..spec.job import Job, count_of, decoded, format_time
 from ..spec.policy import AnyPartial
 from . import compat, dead_queues
 from .publishing import CeleryPublisher
@@ -49,6 +50,8 @@ POLICIES = "_ojs_policies"
 #: The attribute of an app that says whether jobs in flight begin afresh.
 AFRESH = "_ojs_afresh"
 _TASK_POLICY = "_ojs_task_policy"
+#: The attribute of a request that has its run.
+RUNNING = "ojs_execution"
 _EVERY_NAME = Policies(None)
 #: Packages whose code is not the user's.
 _INSIDE = ("celery", __name__.partition(".")[0])
@@ -183,6 +186,8 @@ def _read_retry_option(app: Celery) -> None:
         if partial is not None:
             headers = options.get("headers") or {}
             options["headers"] = {**headers, HEADER: _checked(app, name, partial, headers)}
+        if options.get("task_id"):
+            _tell_apart(app, name, options)
         # The class is asked each time: a user's tests put another method there.
         send_task = own or _bound(type(app).send_task, app)
         bridge: Bridge | None = vars(app).get(_BRIDGE)
@@ -194,6 +199,31 @@ def _read_retry_option(app: Celery) -> None:
             return send_task(name, *args, **options)
 
     app.send_task = send_task_with_policy
+
+
+def _tell_apart(app: Celery, name: str, options: dict[str, Any]) -> None:
+    """Make a job of its own of a job that its own code sends again, under the same id.
+
+    It goes on with the state of the run that sends it. A replacement has a chain of its own already.
+    """
+    task = app.current_worker_task
+    if task is None or task.request.id != options["task_id"] or not is_bridged(task):
+        return
+    engine, request, headers = attach(app).engine, task.request, options.get("headers") or {}
+    run = vars(request).get(RUNNING)
+    running: Job | None = getattr(run, "job", None)
+    is_native = run is not None and running is None
+    is_replacement = (options.get("replaced_task_nesting") or 0) != (request.replaced_task_nesting or 0)
+    if engine.store is None or is_native or is_replacement:
+        return
+    sent = Job(str(request.id), name, "", 1 + (count_of(options.get("retries")) or 0))
+    if HEADER in headers:
+        job = decoded(headers[HEADER], sent)
+    else:
+        job = running._replace(attempt=sent.attempt) if running and name == task.name else sent
+    if isinstance(job, Job):
+        header = engine.header(job._replace(next_retry_at=None, chain=uuid.uuid4().hex))
+        options["headers"] = {**headers, HEADER: header.text}
 
 
 def _queue_of(app: Celery, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ logger = logging.getLogger("ojs_bridge")
 
 #: For how many seconds at most a reader of a RabbitMQ queue waits for another reader.
 _PATIENCE = 5.0
-_NOT_FOUND, _LOCKED = 404, 405
+NOT_FOUND, _LOCKED = 404, 405
 #: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
 #: and the count at which a message is published anew, to begin at zero.
 _COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
@@ -43,6 +43,11 @@ def dead_places_of(connection: Connection) -> DeadPlaces:
     return _OnRedis(connection) if connection.transport.driver_type == "redis" else _InQueues(connection)
 
 
+def oldest_in(connection: Connection, name: str) -> list[Mapping[str, Any]]:
+    """Return the headers of the oldest message of each priority in a queue; only Redis shows them."""
+    return _OnRedis(connection).oldest(name) if connection.transport.driver_type == "redis" else []
+
+
 _UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
 
 
@@ -58,6 +63,11 @@ class _OnRedis:
 
     def read(self, name: str, most: int) -> list[Any]:
         return [message for _, _, message in islice(self._all(name, most), most)] if most else []
+
+    def oldest(self, name: str) -> list[Mapping[str, Any]]:
+        """Return the headers of the oldest message of each list."""
+        items = (item for key in self._keys(name) for item in self._client.lrange(key, -1, -1))
+        return [message.headers for item in items if (message := self._message(item)) is not None]
 
     def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
         found = next(((key, item) for key, item, message in self._all(name) if is_it(message)), None)
@@ -146,7 +156,7 @@ def _looking(connection: Connection, name: str) -> Iterator[Iterator[Any]]:
                 convert = getattr(channel, "message_to_python", None)
                 yield convert(found) if convert else found
         except connection.channel_errors as error:
-            if getattr(error, "reply_code", None) != _NOT_FOUND:
+            if getattr(error, "reply_code", None) != NOT_FOUND:
                 raise
 
     try:

@@ -38,7 +38,7 @@ class CeleryDeadQueues:
         """Return at most `most` letters; on RabbitMQ the oldest of each queue, on Redis the newest."""
         found: list[Letter] = []
         with self._reaching() as places:
-            for queue in sorted(_queues_of(self._app)):
+            for queue in sorted(queues_of(self._app)):
                 held = places.read(sending.dead_name(queue), most - len(found))
                 letters = (self._letter(message, queue) for message in held)
                 found += [letter for letter in letters if letter is not None]
@@ -106,7 +106,7 @@ class CeleryDeadQueues:
         )
 
 
-def _queues_of(app: Celery) -> set[str]:
+def queues_of(app: Celery) -> set[str]:
     """Return the names of the queues that an app consumes, routes to or has sent to."""
     named = {
         *app.amqp.queues,

@@ -16,7 +16,7 @@ from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from ..engine.engine import Engine
 from ..engine.reservations import TakenOver
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
-from ..errors import StoreError
+from ..errors import StoreError, Unstorable
 from ..spec.decision import Complete, Decision
 from ..spec.failures import Outcome, outcome_of
 from ..spec.job import Job
@@ -138,6 +138,11 @@ class TaskRun:
         """The arguments of this run."""
         return self._request.args or (), self._request.kwargs or {}
 
+    @property
+    def job(self) -> Job | None:
+        """The job of this run; None before it has begun."""
+        return self._begun and self._begun.job
+
     def resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
         """Return the run that another process of this machine began and did not end."""
         bare = self._delivery.bare_job()
@@ -238,11 +243,11 @@ class TaskRun:
         """Return the run of the delivered job; if the job does not run, raise what tells Celery so."""
         try:
             begun = self._asked()
-        except StoreError as error:
-            raise self._conclusion().wait(error) from None
         except SoftTimeLimitExceeded:
             raise
         except Exception as error:  # noqa: BLE001 - Celery would take it for an error of the task
+            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
+                raise self._conclusion().wait(error) from None
             with undisturbed():
                 raise self.unbegun(error) from None
         if isinstance(begun, Run):

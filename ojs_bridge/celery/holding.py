@@ -135,18 +135,25 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
     def hold(self, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
         """Keep a request, and later call `again` or hand it to the pool; False if it cannot be kept."""
         with self._lock:
-            if not self._has(request):
+            if not (self._has(request) and self._tries_again(why)):
                 return False
             _reserve(request)
             again = again or partial(compat.call_soon(self._consumer), self._hand_over, request)
             can_be_sent = why.outcome is None and why.needs_store
             self._waiting[request] = _Waiting(request, again, why.needs_store, can_be_sent)
             self._held_at = time.monotonic()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, args=(why,), name="ojs-holding", daemon=True
-                )
-                self._thread.start()
+        return True
+
+    def _tries_again(self, why: Hold) -> bool:
+        """Have a thread try what waits; False if none can be started, for want of memory or of threads."""
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, args=(why,), name="ojs-holding", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                logger.exception("jobs go back to their queues: none can wait here")
+                return False
+            self._thread = thread
         return True
 
     def _has(self, request: Any) -> bool:

@@ -11,8 +11,9 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Task
 
 from ..engine.retry_on import UNSAID, RetryOn
-from ..engine.runs import Native
+from ..engine.runs import Native, NativeJitter
 from ..errors import ConfigurationError
+from ..spec.backoff import Rng
 from ..spec.duration import format_duration
 from ..spec.policy import LARGEST
 from . import compat
@@ -116,8 +117,12 @@ def options_as_policy(task: Task) -> dict[str, Any]:
         longest = int(automatic(task, "retry_backoff_max", default=600))
         first = min(int(max(1.0, factor)), longest)
         jitter = bool(automatic(task, "retry_jitter", default=True))
-        # Celery's jitter draws from none to all of a delay: half of it on average, as here.
-        return {**partial, **_schedule("exponential", first / 2 if jitter else first, longest, jitter=jitter)}
+        schedule = _schedule("exponential", first, longest, jitter=jitter)
+        if jitter:
+            # Half of a delay is the mean of Celery's draws.
+            half = timedelta(seconds=_in_bounds(first / 2))
+            schedule["jitter"] = NativeJitter(_full_jitter, half, said=True)
+        return {**partial, **schedule}
     countdown = given.get("countdown")
     delay = task.default_retry_delay if countdown is None else countdown
     return {**partial, **_schedule("none", delay or 0, delay or 0, jitter=False)}
@@ -147,5 +152,14 @@ def _schedule(strategy: str, first: float, longest: float, *, jitter: bool) -> d
     }
 
 
+def _full_jitter(_n: int, seconds: float, rng: Rng) -> float:
+    """Draw as Celery does: whole seconds, from none to all of a delay, each as likely as another."""
+    return float(int(rng.random() * (int(seconds) + 1)))
+
+
 def _interval(seconds: float) -> str:
-    return format_duration(timedelta(seconds=min(max(seconds, _SHORTEST), _LONGEST)))
+    return format_duration(timedelta(seconds=_in_bounds(seconds)))
+
+
+def _in_bounds(seconds: float) -> float:
+    return min(max(seconds, _SHORTEST), _LONGEST)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from amqp.exceptions import FrameSyntaxError
+from amqp.exceptions import ChannelError, FrameSyntaxError
 from celery import Celery
+from kombu.connection import Connection
 from kombu.exceptions import SerializationError
 
-from ..engine.ports import Override
+from ..engine.ports import Backlog, Override
 from ..errors import Unpublishable, Unreachable
-from ..messages import HEADER
-from ..spec.job import Header
+from ..messages import CREATED, HEADER
+from ..spec.job import Header, Job, count_of, decoded
 from ..store import Letter, Parked
 from . import sending, wire
+from .dead_places import NOT_FOUND, oldest_in
+from .dead_queues import queues_of
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,27 @@ class CeleryPublisher:
         tasks = self._app.tasks
         return type_ in tasks or all(name.startswith("celery.") for name in tasks)
 
-    def ping(self) -> bool:
-        """Connect to the broker anew; raises any error."""
-        with self._app.connection_for_write() as connection:
+    def backlog(self, queues: Collection[str]) -> Sequence[Backlog]:
+        """Ask the broker for the backlog of these queues, and of those that the app names; raises any error.
+
+        Only Redis knows the oldest message.
+        """
+        with self._app.connection_for_read() as connection:
             connection.connect()
-        return True
+            return [self._backlog_of(connection, name) for name in sorted({*queues, *queues_of(self._app)})]
+
+    def _backlog_of(self, connection: Connection, queue: str) -> Backlog:
+        depth = _depth(connection, queue)
+        due = map(self._due, oldest_in(connection, queue) if depth else ())
+        return Backlog(queue, depth, min((at for at in due if at is not None), default=None))
+
+    def _due(self, headers: Mapping[str, Any]) -> datetime | None:
+        """Return when the job of a message was due or sent, if its headers say so."""
+        retries = count_of(headers.get("retries")) or 0
+        created = wire.time_in(self._app, headers.get(CREATED))
+        bare = Job(str(headers.get("id")), str(headers.get("task")), "", 1 + retries, created_at=created)
+        job = decoded(headers.get(HEADER), bare, headers.get("retries"))
+        return job.due_at if isinstance(job, Job) else None
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish the letter's message under its own id, at attempt 1; a past expiry is dropped."""
@@ -79,6 +98,18 @@ class CeleryPublisher:
             raise Unreachable(repr(error)) from error
         except (SerializationError, FrameSyntaxError, struct.error, ValueError, TypeError) as error:
             raise Unpublishable(repr(error)) from error
+
+
+def _depth(connection: Connection, queue: str) -> int:
+    """Return the number of messages in a queue, 0 where there is no such queue."""
+    try:
+        with connection.channel() as channel:
+            return int(channel.queue_declare(queue, passive=True).message_count)
+    except ChannelError as error:
+        # Kombu's own transports have the code as a text.
+        if str(error.reply_code) != str(NOT_FOUND):
+            raise
+        return 0
 
 
 def _kept(message: Mapping[str, Any]) -> wire.Wire:

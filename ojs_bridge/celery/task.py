@@ -20,7 +20,7 @@ from ..messages import HEADER, RETRY_OPTION
 from ..spec.failures import Mapped
 from ..spec.policy import PartialPolicy
 from . import compat
-from .attach import check_signatures, header_for, prepare
+from .attach import RUNNING, check_signatures, header_for, prepare
 from .canary import Outside
 from .execution import TaskRun
 from .holding import Hold
@@ -35,9 +35,8 @@ logger = logging.getLogger("ojs_bridge")
 #: How often in a row an eager task may snooze: as no time passes, it might snooze for ever.
 EAGER_SNOOZES = 100
 
-_RUNNING = "ojs_execution"
 # Without it, Celery would take this attribute of a request for a header, and send it along.
-setattr(Context, _RUNNING, None)
+setattr(Context, RUNNING, None)
 
 
 class Bridged:
@@ -82,7 +81,7 @@ class Bridged:
             return execution.run(body, args, kwargs)
         finally:
             # The run and its request know each other: together they would keep the job's arguments alive.
-            delattr(request, _RUNNING)
+            delattr(request, RUNNING)
 
     def start_strategy(self: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
         """Return the function that the worker calls with each message of this task."""
@@ -197,22 +196,22 @@ def own_options(cls: type[Task]) -> dict[str, Any]:
 
 def run_of(request: Any) -> TaskRun | None:
     """Return the run under the bridge that a request is within; a message may have a header of that name."""
-    found = vars(request).get(_RUNNING)
+    found = vars(request).get(RUNNING)
     return found if isinstance(found, TaskRun) else None
 
 
 def runs_natively(request: Any) -> bool:
     """Return whether Celery itself runs a request's job, which is outside the canary."""
-    return isinstance(vars(request).get(_RUNNING), Outside)
+    return isinstance(vars(request).get(RUNNING), Outside)
 
 
 def _execution_of(task: Any, request: Any) -> TaskRun | None:
     """Return a request's run under the bridge; None where Celery itself runs its job."""
     if _is_outside(task.ojs_outside, request):
-        setattr(request, _RUNNING, task.ojs_outside)
+        setattr(request, RUNNING, task.ojs_outside)
         return None
     execution = TaskRun(task, request)
-    setattr(request, _RUNNING, execution)
+    setattr(request, RUNNING, execution)
     _hide_state(request)
     return execution
 
@@ -241,7 +240,7 @@ def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
     """Keep a job that could not be begun; return the exception that tells Celery of it."""
     try:
         execution = run_of(request) or TaskRun(task, request)
-        vars(request).pop(_RUNNING, None)
+        vars(request).pop(RUNNING, None)
         return execution.unbegun(error)
     except Exception:
         logger.critical("job %s waits in its worker as it came", known(request), exc_info=error)

@@ -36,7 +36,8 @@ class StartUp(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, worker: Any) -> None:
         """Begin to publish parked retries."""
-        attach(worker.app).start()
+        app = worker.app
+        attach(app).start("celery", lambda: [*app.amqp.queues.consume_from])
 
     def stop(self, worker: Any) -> None:
         """End the bridge's threads."""

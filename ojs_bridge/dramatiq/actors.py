@@ -14,12 +14,12 @@ from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
 from ..engine.engine import Engine
 from ..engine.retry_on import RetryOn
-from ..engine.runs import Native, TaskPolicy
+from ..engine.runs import WAITS, Native, TaskPolicy, in_ojs
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..messages import RETRY_OPTION
 from ..spec.job import Job
 from ..spec.policy import RetryPolicy
-from .native_options import INTERVALS, NATIVE_FIELDS, options_as_policy
+from .native_options import INTERVAL_OPTIONS, INTERVALS, NATIVE_FIELDS, options_as_policy
 from .translate import WORKER_ERRORS, InvalidOptions, bare_job, job_of, names_exceptions
 
 logger = logging.getLogger("ojs_bridge")
@@ -59,6 +59,8 @@ class Actors:
         self._policies = the_policies(policies)
         #: The policies by actor name; None for an actor that keeps the native retries.
         self.tasks: dict[str, TaskPolicy | None] = {}
+        #: The shortest and the longest native waits by actor name, which a message may change one by one.
+        self._backoffs: dict[str, dict[str, Any]] = {}
         self._undeclared = engine.task()
         #: The actors and native options of which the log has said that they meet a policy.
         self._met: set[tuple[str, str]] = set()
@@ -68,6 +70,8 @@ class Actors:
     def declare(self, actor: Actor[..., Any]) -> None:
         """Resolve an actor's policy; raises InvalidRetryPolicy and ConfigurationError."""
         self.tasks[actor.actor_name] = self._resolve(actor)
+        options = {**(self.stock or {}), **actor.options}
+        self._backoffs[actor.actor_name] = {key: options[key] for key in INTERVAL_OPTIONS & options.keys()}
 
     def __contains__(self, name: str) -> bool:
         return name in self.tasks
@@ -88,12 +92,18 @@ class Actors:
     def native_of(self, task: TaskPolicy, message: Message[Any]) -> dict[str, Any]:
         """Return what the native options of a message say, where the policy of its actor says nothing.
 
-        The shortest and the longest wait go together. The log says once of each option that it meets a
+        The shortest and the longest wait go together: one that the message does not bring is its actor's. The
+        log says once of each option that it meets a
         policy. Never raises.
         """
-        native = options_as_policy(message.options)
+        options = message.options
+        if not INTERVAL_OPTIONS.isdisjoint(options):
+            options = {**self._backoffs.get(message.actor_name, {}), **options}
+        native = options_as_policy(options)
         if not native:
             return native
+        if not WAITS.isdisjoint(task.said):
+            native = in_ojs(native)
         named = task.named if task.named.isdisjoint(INTERVALS) else task.named | INTERVALS
         kept = {field: value for field, value in native.items() if field not in named}
         for option, field in NATIVE_FIELDS:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
+from dramatiq import Message
 from dramatiq.broker import Broker
 from dramatiq.errors import ConnectionClosed, ConnectionFailed
 
 from ..bridge import Bridge
-from .compat import parameters
+from ..engine.ports import Backlog
+from ..spec.job import Job
+from .compat import ids_of, messages_of, parameters
+from .translate import bare_job, job_of
 
 logger = logging.getLogger("ojs_bridge")
 
 #: How long RabbitMQ waits for an acknowledgement, unless its `consumer_timeout` says otherwise.
 PATIENCE = timedelta(minutes=30)
+_NOT_FOUND = 404
 
 
 def is_redis(broker: Broker) -> bool:
@@ -36,16 +41,45 @@ def is_rabbitmq(broker: Broker) -> bool:
     return is_broker(broker, "rabbitmq", "RabbitmqBroker")
 
 
-def ping(broker: Any) -> bool:
-    """Return when the broker has answered; raises any error. False for a broker of another kind."""
+def backlog(broker: Any, queues: Sequence[str]) -> Sequence[Backlog] | None:
+    """Return the backlog of queues; None for a broker of another kind. Raises any error."""
     if is_redis(broker):
-        return bool(broker.client.ping())
+        broker.client.ping()
+        return [_redis_backlog(broker, queue) for queue in queues]
     if is_rabbitmq(broker):
         from pika import BlockingConnection
 
-        BlockingConnection(parameters(broker)).close()
-        return True
-    return False
+        connection = BlockingConnection(parameters(broker))
+        try:
+            return [Backlog(queue, _depth(connection, queue)) for queue in queues]
+        finally:
+            connection.close()
+    return None
+
+
+def _redis_backlog(broker: Any, queue: str) -> Backlog:
+    ids = ids_of(broker, queue)
+    depth, oldest = broker.client.llen(ids), broker.client.lindex(ids, 0)
+    held = broker.client.hget(messages_of(broker, queue), oldest) if oldest else None
+    try:
+        message = Message.decode(held) if held else None
+        job = job_of(message, bare_job(message)) if message else None
+    except Exception:  # noqa: BLE001 - another encoder's message has no age here
+        job = None
+    return Backlog(queue, depth, job.due_at if isinstance(job, Job) else None)
+
+
+def _depth(connection: Any, queue: str) -> int:
+    """Return the number of messages in a queue, 0 where there is no such queue."""
+    from pika.exceptions import ChannelClosedByBroker
+
+    try:
+        with connection.channel() as channel:
+            return int(channel.queue_declare(queue, passive=True).method.message_count)
+    except ChannelClosedByBroker as error:
+        if error.reply_code != _NOT_FOUND:
+            raise
+        return 0
 
 
 def outages() -> tuple[type[Exception], ...]:

@@ -17,7 +17,7 @@ from ..engine.carrying import NotCarried
 from ..engine.engine import Engine
 from ..engine.ports import Ended, Onward
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
-from ..errors import InvalidRetryPolicy, InvalidState, StoreError
+from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
 from ..messages import parameters_of
 from ..spec.decision import Complete, Decision, GiveBack, RetryAt
 from ..spec.job import Job
@@ -31,7 +31,7 @@ from .holding import HELD_AT_MOST, GiveUp, Holding, is_old
 from .native_options import is_exhausted, say_end, say_retry
 from .on_rabbitmq import have_queue
 from .on_redis import replacing
-from .publishing import FRAMEWORK, carry_wishes, original
+from .publishing import FRAMEWORK, carry_wishes, original, sending_on
 from .translate import (
     bare_job,
     encodable,
@@ -111,11 +111,11 @@ class Execution:
             return self._engine.begin(job, bare, own, publication=publication_, wait=self._keeps)
         except GiveUp:
             raise
-        except StoreError:
-            # It was held for as long as it may be. Published anew, it may be held again.
-            self.held, now = False, self._engine.now()
-            return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
         except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
+                # It was held for as long as it may be. Published anew, it may be held again.
+                self.held, now = False, self._engine.now()
+                return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
             # Dramatiq would log the error, and run the actor without the bridge.
             logger.exception("job %s: could not be begun", bare)
             return self._engine.unbegun(bare, error)
@@ -264,7 +264,8 @@ class Execution:
             have_queue(self._broker, message.queue_name)
             # One more, because the broker cuts off the fraction of a millisecond.
             delay = math.ceil(seconds * 1000) + 1 if seconds > 0 else None
-            self._broker.enqueue(message, delay=delay)
+            with sending_on():
+                self._broker.enqueue(message, delay=delay)
 
         # A crash between two steps would leave two messages of one job, which only a store tells apart.
         swaps = self._engine.store is None and is_redis(self._broker)

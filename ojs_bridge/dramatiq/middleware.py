@@ -8,6 +8,7 @@ from typing import Any
 
 from dramatiq import Actor, Message
 from dramatiq.broker import Broker, MessageProxy
+from dramatiq.common import q_name
 from dramatiq.middleware import Middleware, Retries
 
 from ..bridge import Bridge
@@ -16,7 +17,7 @@ from ..config.settings import InFlight
 from ..engine.canary import Percentages
 from ..engine.private_names import missing_vital
 from ..errors import ConfigurationError
-from ..messages import RETRY_OPTION
+from ..messages import HEADER, RETRY_OPTION
 from . import compat
 from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError
 from .brokers import say_caveats
@@ -26,7 +27,16 @@ from .dead_queues import DramatiqDeadQueues
 from .holding import Holding
 from .other_middleware import count_members_once, hear_first
 from .processing import Processing
-from .publishing import FRAMEWORK, SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes
+from .publishing import (
+    FRAMEWORK,
+    SENT,
+    WISHING,
+    DramatiqPublisher,
+    add_headers,
+    carry_wishes,
+    sending_on,
+    tell_apart,
+)
 from .watch import Watch
 
 logger = logging.getLogger("ojs_bridge")
@@ -111,7 +121,10 @@ class OJSRetries(Retries):
             hear_first(broker, self, self._processing.check)
         say_caveats(broker, self.bridge)
         self._try_store()
-        self.bridge.start()
+        # The worker begins to consume a little later.
+        self.bridge.start(
+            FRAMEWORK, lambda: {*map(q_name, consumer_threads(worker) or broker.get_declared_queues())}
+        )
 
     def _try_store(self) -> None:
         dead_queue = "the broker's own dead queues (.XQ), which forget them in time"
@@ -153,6 +166,8 @@ class OJSRetries(Retries):
             )
             sending.__enter__()
             self._sending.within = message.message_id, sending
+        if HEADER in message.options and self.bridge.store:
+            tell_apart(message)
         if WISHING.isdisjoint(message.options):
             return
         if isinstance(threading.current_thread(), ConsumerThread):
@@ -186,7 +201,8 @@ class OJSRetries(Retries):
     ) -> None:
         """Have the outcome judged, and the decision carried out."""
         if not self._processing.end(broker, message, exception):
-            super().after_process_message(broker, message, result=result, exception=exception)
+            with sending_on():
+                super().after_process_message(broker, message, result=result, exception=exception)
 
     def take_over(self, broker: Broker) -> None:
         """Take the place of the stock `Retries` once; other middleware is placed relative to it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +11,8 @@ from dramatiq.logging import get_logger
 from dramatiq.middleware import Retries
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
+from ..engine.runs import NativeJitter
+from ..spec.backoff import Rng
 from ..spec.decision import DeadLetter, Discard, RetryAt
 from ..spec.duration import format_duration
 from ..spec.policy import LARGEST
@@ -28,15 +31,16 @@ NATIVE_FIELDS = (
     ("max_backoff", "max_interval"),
 )
 INTERVALS = frozenset(("initial_interval", "max_interval"))
+INTERVAL_OPTIONS = frozenset(("min_backoff", "max_backoff"))
 
 
 def options_as_policy(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the native options of an actor or a message as a partial policy; never raises.
 
-    `max_retries` counts retries, and `max_attempts` runs. `retry_when` takes the place of `max_retries`.
-    Dramatiq draws a wait between once and twice `min_backoff`, and a policy between half and one and a half
-    times `initial_interval`. So `initial_interval` is one and a half times `min_backoff`: the average wait is
-    the same. A value that is no number stays as it is: the policy's validation names it.
+    `max_retries` counts retries, and `max_attempts` runs. `retry_when` takes the place of `max_retries`. The
+    jitter is Dramatiq's own: it draws a wait between once and twice `min_backoff`, where the specification
+    draws between half and one and a half times `initial_interval`. A value that is no number stays as it is:
+    the policy's validation names it.
     """
     partial: dict[str, Any] = {}
     if options.get("retry_when") is not None:
@@ -66,8 +70,21 @@ def _intervals(first: Any, longest: Any) -> dict[str, Any]:
     if first == 0:
         cap = 1  # Dramatiq doubles a wait of zero, and it stays zero.
     # The cap comes first: JSON has integers that no float can hold.
-    start = min(max(_MEAN * min(DEFAULT_MIN_BACKOFF if first is None else first, cap), 1), cap)
-    return {"initial_interval": _duration(start), "max_interval": _duration(cap)}
+    least = min(DEFAULT_MIN_BACKOFF if first is None else first, cap)
+    start, mean = (min(max(each, 1), cap) for each in (least, _MEAN * least))
+    jitter = NativeJitter(_Jitter(cap / 1000), timedelta(milliseconds=mean), said=None)
+    return {"initial_interval": _duration(start), "max_interval": _duration(cap), "jitter": jitter}
+
+
+@dataclass(frozen=True, slots=True)
+class _Jitter:
+    """Draws as Dramatiq does: from once to twice a wait, and between half the cap and the cap beyond it."""
+
+    cap: float
+
+    def __call__(self, _n: int, seconds: float, rng: Rng) -> float:
+        drawn = seconds * (1 + rng.random())
+        return drawn if drawn <= self.cap else self.cap * (1 + rng.random()) / 2
 
 
 def _is_delay(value: Any) -> bool:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import base64
 import dataclasses
 import math
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, TypeAlias
 
 import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
-from ..engine.ports import Override
+from ..engine.ports import Backlog, Override
 from ..errors import Unpublishable, Unreachable
 from ..messages import HEADER, RETRY_OPTION
 from ..spec.job import VERSION, Header
 from ..store import Letter, Parked
-from .brokers import is_rabbitmq, is_redis, outages, ping, told
+from .brokers import backlog, is_rabbitmq, is_redis, outages, told
+from .compat import ConsumerThread
 from .dead_places import forget_shown
 from .on_rabbitmq import confirm, have_queue
 from .translate import encodable, parked_options, replayed_options
@@ -68,9 +72,12 @@ class DramatiqPublisher:
         """Return whether there is such an actor, or no actor at all."""
         return type_ in self._broker.actors or not self._broker.actors
 
-    def ping(self) -> bool:
-        """Ask the broker; raises any error. Only Redis and RabbitMQ can be asked."""
-        return ping(self._broker)
+    def backlog(self, queues: Collection[str]) -> Sequence[Backlog] | None:
+        """Ask the broker for the backlog of these queues and of those that it has declared; raises any error.
+
+        Only Redis and RabbitMQ can be asked, and only Redis knows the oldest message.
+        """
+        return backlog(self._broker, sorted({*queues, *self._broker.get_declared_queues()}))
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Enqueue the letter's message under its own id, with fresh attempts and a new timestamp."""
@@ -102,7 +109,8 @@ class DramatiqPublisher:
         self._broker.declare_queue(message.queue_name)
         have_queue(self._broker, message.queue_name)
         try:
-            self._broker.enqueue(message, delay=self._milliseconds_to(due))
+            with sending_on():
+                self._broker.enqueue(message, delay=self._milliseconds_to(due))
         except outages() as error:
             raise Unreachable(told(error)) from error
 
@@ -142,6 +150,35 @@ def carry_wishes(options: dict[str, Any]) -> None:
         wish = each.pop(RETRY_OPTION, None)
         if wish is not None and HEADER not in each:
             each[HEADER] = {"v": VERSION, "attempt": 1, "retry": wish}
+
+
+class _Sending(threading.local):
+    """Whether the message that this thread enqueues carries a job on, and is no new job."""
+
+    on = False
+
+
+_sending = _Sending()
+
+
+@contextmanager
+def sending_on() -> Iterator[None]:
+    """Have the message that this thread enqueues carry its job on."""
+    before, _sending.on = _sending.on, True
+    try:
+        yield
+    finally:
+        _sending.on = before
+
+
+def tell_apart(message: dramatiq.Message[Any]) -> None:
+    """Make a job of its own of a message that went on before, and that its user sends again."""
+    state = message.options[HEADER]
+    goes_on = _sending.on or isinstance(threading.current_thread(), ConsumerThread)
+    if goes_on or not isinstance(state, dict):
+        return
+    if state.get("attempt") != 1 or not {"fence", "next_retry_at"}.isdisjoint(state):
+        message.options[HEADER] = {**state, "chain": uuid.uuid4().hex}
 
 
 def _nested(options: Mapping[str, Any]) -> Iterator[dramatiq.Message[Any]]:

@@ -28,7 +28,7 @@ from ..spec.failures import (
 )
 from ..spec.job import Header, Job, encode
 from ..spec.patterns import check_errors
-from ..spec.policy import AnyPartial, RetryPolicy, said_by
+from ..spec.policy import AnyPartial, said_by
 from ..store import MEMORY, Parked, Reservation
 from . import events
 from .carrying import Carrying
@@ -39,7 +39,7 @@ from .keeping import job_of_parked
 from .ports import DeadQueues, Publisher
 from .reservations import Wait
 from .retry_on import RetryOn
-from .runs import NOTHING, Begun, Drop, Native, Postpone, Refuse, Run, TaskPolicy
+from .runs import NOTHING, Begun, Drop, Native, Postpone, Refuse, Run, TaskPolicy, merged
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -151,7 +151,7 @@ class Engine(Carrying):
         """
         said = said_by(self._retry, *partials)
         layers = (self._retry, native.options, *partials)
-        policy = RetryPolicy.merge(native.under(said), *layers)
+        policy = merged(native, said, *layers)
         check_errors(policy)
         return TaskPolicy(
             layers,
@@ -189,18 +189,17 @@ class Engine(Carrying):
         """Return whether a delivered job runs, waits, was lost, is a late copy, or cannot be read.
 
         `job` is the job by its header, or the error in its header; `bare` is the job as the framework alone
-        knows it. `publication` tells the messages of a job's first run apart, if the broker can. If the store
-        does not answer, it is asked again as long as `wait`, which pauses, returns True; then this raises
-        StoreError, unless the delivery cannot wait. A job that runs within its caller needs no reservation.
+        knows it. `publication` is the broker's name for the message, if it has one. If the store does not
+        answer, it is asked again as long as `wait`, which pauses, returns True; then this raises StoreError,
+        unless the delivery cannot wait. A job that runs within its caller needs no reservation.
         """
         begun = self._due(job, bare, task)
         if not isinstance(begun, Run):
             return begun
         found: Begun = begun
         if reserve:
-            first = begun.job.next_retry_at is None
             found = self._reservations.reserve(
-                begun, publication if first else "", can_wait=can_wait, wait=wait
+                begun, _sender(job, bare, publication), can_wait=can_wait, wait=wait
             )
         if isinstance(found, Run) and self._events:
             # The attempt is reserved: no error may keep the job from its handler any more.
@@ -249,7 +248,7 @@ class Engine(Carrying):
         begun = self._due(job, bare, task)
         if not isinstance(begun, Run):
             return begun
-        found = self._reservations.reserve_from(process, begun, publication)
+        found = self._reservations.reserve_from(process, begun, _sender(job, bare, publication))
         if isinstance(found, (Drop, Postpone)):
             return found
         return found._replace(job=found.job._replace(next_retry_at=None), abandoned=True)
@@ -295,3 +294,13 @@ class Engine(Carrying):
         """Settle and release the reservations that still have to be; never raises."""
         with suppress(StoreError):
             self._reservations.close()
+
+
+def _sender(job: Job | InvalidState, bare: Job, publication: str) -> str:
+    """Return the publication of a message that a user has sent; "" for one that the bridge has sent on.
+
+    The bridge may send a job on twice, and the second message is a copy. A user who sends a job twice has two
+    jobs.
+    """
+    by_user = job is bare or (isinstance(job, Job) and job.fence == 0 and job.next_retry_at is None)
+    return publication if by_user else ""

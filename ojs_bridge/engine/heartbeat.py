@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 
 from ..errors import StoreError
@@ -72,7 +73,7 @@ class Heartbeat:
         self._blind_since = self._blind_until = 0.0
 
     def start(self) -> None:
-        """Start the thread of this process, once."""
+        """Start the thread of this process, once; raises StoreError where none can start."""
         if self._pid == os.getpid():
             return
         with starting:
@@ -85,7 +86,11 @@ class Heartbeat:
             self._pid = os.getpid()
 
     def _keep_beating(self) -> None:
-        threading.Thread(target=self._beat, name="ojs-heartbeat", daemon=True).start()
+        try:
+            threading.Thread(target=self._beat, name="ojs-heartbeat", daemon=True).start()
+        except RuntimeError as error:
+            # For want of memory or of threads, which may be over later.
+            raise StoreError(f"this process cannot extend reservations: {error}") from error
 
     def extend(self, reservation: Reservation) -> None:
         """Extend a reservation from now on."""
@@ -140,7 +145,8 @@ class Heartbeat:
 
     def forget_later(self, reservation: Reservation) -> None:
         """Have the store delete a settled reservation after a while: its only message was acknowledged."""
-        self.start()
+        with suppress(StoreError):
+            self.start()
         self._done.append((time.monotonic(), reservation))
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from ..spec.job import ErrorEntry, Job, decode
 from ..spec.policy import RetryPolicy
 from ..store import Letter, Parked
 from .ports import Onward
+from .runs import told_in_ojs
 
 
 def letter_of(
@@ -50,7 +51,7 @@ def letter_of(
 
 def _in_json(policy: RetryPolicy) -> dict[str, Any] | None:
     try:
-        return policy.to_ojs()
+        return told_in_ojs(policy).to_ojs()
     except NotExpressible:
         return None
 

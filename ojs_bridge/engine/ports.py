@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -52,6 +52,15 @@ class Ended:
     begun: Run | Refuse
     job: Job
     decision: Discard | DeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The number of messages in a queue that no worker has, and since when the oldest is due, where known."""
+
+    queue: str
+    depth: int
+    oldest_at: datetime | None = None
 
 
 class Outlet(Protocol):
@@ -108,8 +117,11 @@ class Publisher(Protocol):
     def knows(self, type_: str) -> bool:
         """Return whether a job type has a handler in this process, or the process has no handlers at all."""
 
-    def ping(self) -> bool:
-        """Return when the broker has answered; raises any error. False for a broker that cannot be asked."""
+    def backlog(self, queues: Collection[str]) -> Sequence[Backlog] | None:
+        """Ask the broker, on a connection of its own, for the backlog of queues and of those known here.
+
+        A queue that does not exist is empty. None for a broker that cannot be asked; raises any error.
+        """
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
         """Publish the message of a dead letter with `header` in the place of its retry state."""

@@ -97,8 +97,9 @@ class PrivateName:
         owner = self._owner()
         found: Any = inspect.getattr_static(owner, self.name, None) or _in_code_of(owner).get(self.name)
         while hasattr(found, "__wrapped__"):
-            plain = type(found) is FunctionType
-            around = found.__globals__["__name__"] if plain else type(found).__module__
+            # wrapt, which most instrumentation uses, has the function around it in this attribute.
+            by = getattr(found, "_self_wrapper", found)
+            around = by.__globals__["__name__"] if type(by) is FunctionType else type(by).__module__
             if around.partition(".")[0] not in {self.framework, _OURS, *sys.stdlib_module_names}:
                 return str(around)
             found = found.__wrapped__

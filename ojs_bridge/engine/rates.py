@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from typing_extensions import assert_never
 
-from ..errors import StoreError
+from ..errors import StoreError, Unstorable
 from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
 from ..spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
 from ..spec.job import Job, parse_time
@@ -77,13 +77,14 @@ class Sums:
             while self._batch or self._counts:
                 self._write_batch()
             self._down = False
-        except StoreError as error:
+        except Exception as error:
+            if not isinstance(error, StoreError) or isinstance(error, Unstorable):
+                self._counts, self._batch = {}, []
+                logger.exception("rates: counts are dropped")
+                return
             if not self._down:
                 logger.warning("rates: counts wait until the store works: %s", error)
             self._down = True
-        except Exception:
-            self._counts, self._batch = {}, []
-            logger.exception("rates: counts are dropped")
 
     def _write_batch(self) -> None:
         """Write a batch. It stays as it is until it is written: the store may know its number."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from ..errors import StoreError
+from ..errors import StoreError, Unstorable
 from ..spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ..spec.job import Job
 from ..store import Grant, Reservation, ReserveAnswer, Settle, Store, from_ms, to_ms
@@ -79,13 +79,12 @@ class Reservations:
     ) -> Run | Lost | Postpone | Drop:
         """Reserve the attempt of a run; return what becomes of it. Raises StoreError if the run can wait.
 
-        `publication` tells the messages of a job's first run apart; "" if the broker does not tell. A store
+        `publication` tells the messages apart that a user has sent under one id; "" if nothing tells. A store
         that does not answer is asked again as long as `wait` returns True.
         """
         if self._heart is None or self._store is None:
             return run
         try:
-            self._heart.start()
             found, job, reservation = self._reserved(
                 self._store, self._heart, run.job, publication, None if self._fail_open else wait
             )
@@ -198,37 +197,40 @@ class Reservations:
     def _ask(
         self, store: Store, heart: Heartbeat, wanted: Reservation, publication: str, wait: Wait | None
     ) -> ReserveAnswer:
-        mark = f"{heart.holder}:{to_ms(self._clock())}:{next(self._requests)}"
+        # By its mark the store knows a question that it was asked before.
+        asked = f"{to_ms(self._clock())}:{next(self._requests)}"
 
         def reserve() -> ReserveAnswer:
             now = self._clock()
             try:
+                heart.start()
                 return store.reserve(
                     wanted,
                     publication=publication,
                     holder=heart.holder,
-                    mark=mark,
+                    mark=f"{heart.holder}:{asked}",
                     now=heart.asks_as_of(now),
                     until=now + self._length,
                 )
-            except BaseException:
+            except BaseException as error:
                 # Not only a StoreError: a soft time limit may break in, too.
-                heart.missed()
+                if not isinstance(error, Unstorable):
+                    heart.missed()
                 raise
 
         insist = self._insist.run
         try:
-            # The mark stays: by it the store knows a question that it was asked before.
             while True:
                 try:
                     return insist(reserve, (StoreError,))
                 except StoreError as error:
-                    if wait is None or not wait(error):
+                    if isinstance(error, Unstorable) or wait is None or not wait(error):
                         raise
                     insist = StorageRetry.disabled().run
-        except BaseException:
+        except BaseException as error:
             # The store may have reserved the attempt all the same, though no worker runs it.
-            heart.release_later(self._settling(heart, wanted)._replace(mark=mark))
+            if not isinstance(error, Unstorable):
+                heart.release_later(self._settling(heart, wanted)._replace(mark=f"{heart.holder}:{asked}"))
             raise
 
     def _refused(self, run: Run, found: ReserveAnswer) -> Run | Lost | Postpone | Drop:

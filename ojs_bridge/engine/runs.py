@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
+from ..spec.backoff import CustomJitter, Rng
 from ..spec.decision import DeadLetter
 from ..spec.failures import ErrorMap, Failure
 from ..spec.job import Job
@@ -18,6 +19,38 @@ from .retry_on import EVERY_FAILURE, UNSAID, RetryOn
 ATTEMPTS = "max_attempts"
 WAITS = frozenset({"backoff_coefficient", "backoff_strategy", "initial_interval", "jitter", "max_interval"})
 NUMBERS = WAITS | {ATTEMPTS}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeJitter:
+    """A framework's own way to draw a wait. It counts until an owner sets one of the fields in WAITS.
+
+    Then, and where a policy is told in JSON, `initial_interval` is `interval`, with which the specification's
+    jitter has the same mean below the cap. `said` is True if the task's own options ask for a jitter.
+    """
+
+    draw: CustomJitter
+    interval: timedelta
+    said: bool | None
+
+    def __call__(self, n: int, seconds: float, rng: Rng) -> float:
+        """Return the delay of a retry with jitter, in seconds."""
+        return self.draw(n, seconds, rng)
+
+
+def in_ojs(partial: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a partial policy without a framework's own jitter."""
+    jitter = partial.get("jitter")
+    if not isinstance(jitter, NativeJitter):
+        return dict(partial)
+    return {**partial, "initial_interval": jitter.interval, "jitter": jitter.said}
+
+
+def told_in_ojs(policy: RetryPolicy) -> RetryPolicy:
+    """Return a policy with the specification's jitter in the place of a framework's own."""
+    if not isinstance(policy.jitter, NativeJitter):
+        return policy
+    return policy.model_copy(update={"initial_interval": policy.jitter.interval, "jitter": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +79,14 @@ class Native:
 NOTHING = Native({})
 
 
+def merged(native: Native, said: Collection[str], *partials: AnyPartial | None) -> RetryPolicy:
+    """Return the policy of these layers, of which an owner has `said` some; raises InvalidRetryPolicy."""
+    layers = (native.under(said), *partials)
+    if WAITS.isdisjoint(said):
+        return RetryPolicy.merge(*layers)
+    return RetryPolicy.merge(*(in_ojs(each) if isinstance(each, Mapping) else each for each in layers))
+
+
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
     """The settings of one task or actor: its own over the app's, resolved once.
@@ -66,7 +107,8 @@ class TaskPolicy:
 
     def with_native(self, native: AnyPartial) -> TaskPolicy:
         """Return the settings of a message that brings native options; raises InvalidRetryPolicy."""
-        return replace(self, partials=(*self.partials, native), policy=self.for_job(native))
+        partials = (*self.partials, native)
+        return replace(self, partials=partials, policy=merged(self.native, self.said, *partials))
 
     def for_job(self, retry: AnyPartial | None) -> RetryPolicy:
         """Return the policy of a job that brings its own partial one; raises InvalidRetryPolicy."""
@@ -74,7 +116,7 @@ class TaskPolicy:
             return self.policy
         # A job that says how often it runs leaves it to its task when it runs.
         said = self.said | said_by(retry) - {ATTEMPTS}
-        return RetryPolicy.merge(self.native.under(said), *self.partials, retry)
+        return merged(self.native, said, *self.partials, retry)
 
     def rule(self, retry: AnyPartial | None) -> RetryOn:
         """Return which failures of a job are retried: all, if it says how often, and no owner has a rule."""

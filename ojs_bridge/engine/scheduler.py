@@ -89,8 +89,9 @@ class Scheduler:
     def start(self) -> None:
         """Start the thread, once; it ends with `stop`."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="ojs-scheduler", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="ojs-scheduler", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def stop(self, seconds: float = 5.0) -> None:
         """End the thread; it may publish its batch to the end, for so many seconds at most."""

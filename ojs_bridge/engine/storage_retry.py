@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, Unstorable
 from ..spec.backoff import Rng
 from ..spec.duration import read_duration
 
@@ -71,11 +71,14 @@ class StorageRetry:
     ) -> T:
         """Return what the operation returns; try again after errors of `retry_on`, and raise the last error.
 
-        An exception that ends the thread or the process, such as a time limit, ends the wait at once.
+        Unstorable is raised at once. An exception that ends the thread or the process, such as a time limit,
+        ends the wait at once.
         """
         for n in range(1, self.max_attempts):
             try:
                 return operation()
+            except Unstorable:
+                raise
             except retry_on as error:
                 logger.info("%s failed, %d of %d: %r", _name(operation), n, self.max_attempts, error)
                 (wait or pause)(self.delay(n, random))

@@ -81,8 +81,7 @@ def of_sending(type_: str, queue: str, seconds: float) -> Iterator[Measured]:
 
 def of_start(job: Job, now: datetime) -> Iterator[Measured]:
     """Yield what a run that begins adds; when a job was sent is not always known."""
-    due = job.next_retry_at or (None if job.replay_count else job.created_at)
-    if due is not None:
+    if (due := job.due_at) is not None:
         yield QUEUE_TIME, max((now - due).total_seconds(), 0), (job.queue, job.type)
 
 

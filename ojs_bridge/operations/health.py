@@ -1,4 +1,4 @@
-"""The health of a fleet for probes: store, broker, workers seen lately, parked retries that are overdue.
+"""The health of a fleet for probes: store, broker, workers, backlog, parked retries that are overdue.
 
 Each question has a deadline: a store or a broker that keeps silent is an answer, too.
 """
@@ -10,28 +10,32 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
 from ..engine.context import Context
+from ..engine.ports import Backlog
 from ..errors import StoreError
-from ..spec.job import format_time
+from ..spec.job import format_time, parse_time
 from ..store import Document, ParkedFilter, Store
+from .letters import every_page
 
 Status: TypeAlias = Literal["ok", "unknown", "degraded", "away"]
 
-#: The kind of the documents by which workers tell that they live, how often they write, and for how long the
-#: store keeps these.
+#: The kind of the documents by which workers tell that they live, how often they write, after what time they
+#: begin a new one, and for how long the store keeps these: so long the dead are missed.
 KIND = "worker"
-BEAT, KEPT = timedelta(seconds=30), timedelta(minutes=5)
+BEAT, RENEWED, KEPT = timedelta(seconds=30), timedelta(hours=6), timedelta(days=1)
 #: A worker was seen lately if it wrote within this time. A retry that is due for longer is overdue.
 LATELY, OVERDUE = timedelta(seconds=90), timedelta(seconds=60)
 #: The seconds that a probe waits, unless told otherwise.
 SECONDS = 3.0
 _PAGE = 1000
+_NAMES = ("store", "broker", "workers", "backlog", "retries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The answers by name: `store`, `broker`, `workers`, `retries`."""
+    """The answers by name: `store`, `broker`, `workers`, `backlog`, `retries`."""
 
     checks: Mapping[str, Check]
 
@@ -86,6 +90,7 @@ class Probe:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._asking: dict[str, _Question] = {}
+        self._away: dict[str, datetime] = {}
         self._lock = threading.Lock()
 
     def check(self, seconds: float = SECONDS) -> Health:
@@ -97,7 +102,15 @@ class Probe:
             question.thread.join(max(0.0, until - time.monotonic()))
             found |= question.answers or {name: Check("away", f"no answer within {seconds:g} s")}
         unasked = Check("unknown", "only the store knows")
-        return Health({name: found.get(name, unasked) for name in ("store", "broker", "workers", "retries")})
+        return Health({name: self._since(name, found.get(name, unasked)) for name in _NAMES})
+
+    def _since(self, name: str, check: Check) -> Check:
+        """Return an answer with the time since when this process has met only `away`."""
+        if check.status != "away":
+            self._away.pop(name, None)
+            return check
+        since = self._away.setdefault(name, self._context.clock())
+        return replace(check, facts={**check.facts, "away_since": format_time(since)})
 
     def _ask(self, name: str, ask: Callable[[], Mapping[str, Check]]) -> _Question:
         """Ask in a thread, or wait for the last question's answer: threads without one must not pile up."""
@@ -116,36 +129,155 @@ class Probe:
         version = store.schema()
         told = "empty" if version is None else f"schema {version}"
         return {
-            "workers": _workers(store, now),
+            "workers": Workers(workers_in(store), now).check(),
             "retries": _retries(store, now),
             "store": Check("ok", told, {"schema": version}),
         }
 
     def _of_brokers(self) -> Mapping[str, Check]:
-        publishers = self._context.publishers
+        publishers = {**self._context.publishers}
         if not publishers:
-            return {"broker": Check("unknown", "this process has no app")}
-        answered = [publisher.ping() for publisher in [*publishers.values()]]
-        return {"broker": Check("ok" if all(answered) else "unknown", ", ".join(publishers))}
+            unasked = Check("unknown", "this process has no app")
+            return {"broker": unasked, "backlog": unasked}
+        workers = Workers(self._known_workers(), self._context.clock())
+        found, wrong = dict[str, Sequence[Backlog] | None](), dict[str, str]()
+        for framework, publisher in publishers.items():
+            try:
+                found[framework] = publisher.backlog(workers.queues_of(framework))
+            except Exception as error:  # noqa: BLE001 - whatever it is, this broker gives no answer
+                wrong[framework] = str(error) or repr(error)
+        frameworks = {
+            name: "away" if name in wrong else "unknown" if found[name] is None else "ok"
+            for name in publishers
+        }
+        told = [f"{name}: {why}" for name, why in wrong.items()] if len(publishers) > 1 else [*wrong.values()]
+        status: Status = "away" if wrong else "unknown" if "unknown" in frameworks.values() else "ok"
+        message = "; ".join(told) or ", ".join(publishers)
+        backlog = {name: queues for name, queues in found.items() if queues is not None}
+        return {
+            "broker": Check(status, message, {"frameworks": frameworks}),
+            "backlog": _backlog(backlog, workers),
+        }
+
+    def _known_workers(self) -> Sequence[Worker]:
+        with suppress(StoreError):
+            return workers_in(self._context.store) if self._context.store else ()
+        return ()
 
 
-def _workers(store: Store, now: datetime) -> Check:
-    seen: dict[str, datetime] = {}
-    cursor = None
-    while True:
-        page = store.list_documents(KIND, limit=_PAGE, cursor=cursor)
-        young = [one for one in page.documents if one.at > now - LATELY]
-        for one in young:
-            # A worker whose clock is ahead would be seen long after its death.
-            if one.at <= now + LATELY:
-                seen.setdefault(str(one.body["name"]), one.at)
-        cursor = page.next_cursor
-        if cursor is None or len(young) < len(page.documents):
-            break
-    facts = {"seen": len(seen), "last_seen_at": format_time(max(seen.values())) if seen else None}
-    if seen:
-        return Check("ok", f"{len(seen)} in the last {LATELY.total_seconds():g} s", facts)
-    return Check("degraded", f"none in the last {LATELY.total_seconds():g} s", facts)
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A worker process as it has told last; one of an earlier release tells neither framework nor queues."""
+
+    name: str
+    seen_at: datetime
+    host: str = ""
+    framework: str = ""
+    queues: tuple[str, ...] = ()
+    ended: bool = False
+
+
+def workers_in(store: Store) -> Sequence[Worker]:
+    """Return the worker processes of the last day; raises StoreError."""
+    found: dict[str, Worker] = {}
+    for page in every_page(lambda cursor: store.list_documents(KIND, limit=_PAGE, cursor=cursor)):
+        for document in page.documents:
+            known = {name: value for name, value in document.body.items() if name in Worker.__slots__}
+            told = known.pop("seen_at", None)
+            queues = tuple(known.pop("queues", ()))
+            worker = Worker(**known, seen_at=parse_time(told) if told else document.at, queues=queues)
+            if worker.name not in found or found[worker.name].seen_at < worker.seen_at:
+                found[worker.name] = worker
+    return [*found.values()]
+
+
+class Workers:
+    """Which worker processes live, and what is served no more since others died.
+
+    A worker that has ended by itself is not missed, and neither is one that others replace.
+    """
+
+    def __init__(self, workers: Sequence[Worker], now: datetime) -> None:
+        # A worker whose clock is ahead would be seen long after its death.
+        self.living = [w for w in workers if not w.ended and now - LATELY < w.seen_at <= now + LATELY]
+        self._dead = [w for w in workers if not w.ended and w.framework and w.seen_at <= now - LATELY]
+
+    def queues_of(self, framework: str) -> set[str]:
+        """Return the queues of a framework that workers take, or took before they died."""
+        return {q for w in (*self.living, *self._dead) if w.framework == framework for q in w.queues}
+
+    def counts(self, place: Callable[[Worker], Iterable[str]]) -> dict[tuple[str, str], int]:
+        """Count the living by framework and place; a place with dead ones alone has zero."""
+        found = Counter[tuple[str, str]]()
+        for workers, count in ((self.living, 1), (self._dead, 0)):
+            for worker in workers:
+                for name in place(worker):
+                    if worker.framework:
+                        found[worker.framework, name] += count
+        return dict(sorted(found.items()))
+
+    def missed(self) -> Iterator[str]:
+        """Yield what no worker serves any more, and since when."""
+        alive = {worker.framework for worker in self.living}
+        for framework in sorted({worker.framework for worker in self._dead} - alive):
+            yield f"{framework}: none since {self._last(framework)}"
+        for (framework, queue), count in self.counts(lambda worker: worker.queues).items():
+            if not count and framework in alive:
+                yield f"{framework}, queue {queue}: none since {self._last(framework, queue)}"
+
+    def _last(self, framework: str, queue: str | None = None) -> str:
+        dead = (w for w in self._dead if w.framework == framework and (queue is None or queue in w.queues))
+        return format_time(max(worker.seen_at for worker in dead))
+
+    def check(self) -> Check:
+        """Return the answer about the workers."""
+        frameworks = Counter(worker.framework for worker in self.living if worker.framework)
+        frameworks.update({worker.framework: 0 for worker in self._dead})
+        last = max((worker.seen_at for worker in self.living), default=None)
+        facts = {
+            "seen": len(self.living),
+            "last_seen_at": format_time(last) if last else None,
+            "frameworks": dict(sorted(frameworks.items())),
+            "hosts": _rows("host", self.counts(lambda worker: [worker.host])),
+            "queues": _rows("queue", self.counts(lambda worker: worker.queues)),
+        }
+        each = ", ".join(f"{name} {count}" for name, count in sorted(frameworks.items()))
+        told = [f"{len(self.living) or 'none'} in the last {LATELY.total_seconds():g} s"]
+        told += [each] * bool(each) + [*self.missed()]
+        is_well = bool(self.living) and len(told) == 1 + bool(each)
+        return Check("ok" if is_well else "degraded", "; ".join(told), facts)
+
+
+def _rows(name: str, counts: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
+    return [{"framework": framework, name: place, "seen": n} for (framework, place), n in counts.items()]
+
+
+def _backlog(found: Mapping[str, Sequence[Backlog]], workers: Workers) -> Check:
+    """Return the answer about what waits in the brokers; a queue that nobody takes is not well."""
+    served = {(w.framework, queue) for w in workers.living for queue in w.queues}
+    # Workers of an earlier release do not tell their queues.
+    is_known = bool(workers.living) and all(worker.framework for worker in workers.living)
+    rows = [(framework, each) for framework, queues in found.items() for each in queues]
+    unserved = [
+        f"{framework}, queue {each.queue}: {each.depth} wait, and no worker takes them"
+        for framework, each in rows
+        if each.depth and is_known and (framework, each.queue) not in served
+    ]
+    facts = {
+        "depth": sum(each.depth for _, each in rows),
+        "queues": [
+            {
+                "framework": framework,
+                "queue": each.queue,
+                "depth": each.depth,
+                "oldest_at": format_time(each.oldest_at) if each.oldest_at else None,
+            }
+            for framework, each in rows
+        ],
+    }
+    if not found:
+        return Check("unknown", "no broker was asked")
+    return Check("degraded" if unserved else "ok", "; ".join([f"{facts['depth']} wait", *unserved]), facts)
 
 
 def _retries(store: Store, now: datetime) -> Check:
@@ -162,13 +294,32 @@ def _retries(store: Store, now: datetime) -> Check:
 class Beat:
     """Writes in the store that this worker lives; a store that is away does not hear of it."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(
+        self, context: Context, framework: str = "", queues: Callable[[], Iterable[str]] = tuple
+    ) -> None:
+        self._context, self._framework, self._queues = context, framework, queues
+        self._told: Document | None = None
 
-    def tell(self) -> None:
-        """Write that this process lives; never raises StoreError."""
-        now, name = self._context.clock(), f"{socket.gethostname()}:{os.getpid()}"
-        document = Document(KIND, f"{name}:{secrets.token_hex(4)}", now, {"name": name})
-        if self._context.store is not None:
-            with suppress(StoreError):
-                self._context.store.write_document(document)
+    def tell(self, *, ended: bool = False) -> None:
+        """Write that this process lives, or that it has ended by itself; never raises StoreError."""
+        now, host = self._context.clock(), socket.gethostname()
+        body = {
+            "name": f"{host}:{os.getpid()}",
+            "host": host,
+            "framework": self._framework,
+            "queues": sorted(self._queues()),
+            "seen_at": format_time(now),
+            "ended": ended,
+        }
+        if self._told is not None and now - self._told.at < RENEWED:
+            document = replace(self._told, body=body, revision=self._told.revision + 1)
+        else:
+            document = Document(KIND, f"{body['name']}:{secrets.token_hex(4)}", now, body)
+        with suppress(StoreError):
+            is_written = self._context.store is not None and self._context.store.write_document(document)
+            self._told = document if is_written else None
+
+    def end(self) -> None:
+        """Write that this process has ended by itself, so that nobody misses it."""
+        if self._told is not None:
+            self.tell(ended=True)

@@ -66,6 +66,11 @@ class Job(NamedTuple):
         """The key of the job's reservations."""
         return key_of(self.id, self.chain)
 
+    @property
+    def due_at(self) -> datetime | None:
+        """The time when the job was due or sent; None where it is not known, as that of a replay."""
+        return self.next_retry_at or (None if self.replay_count else self.created_at)
+
     def failed(
         self,
         failure: Failure,

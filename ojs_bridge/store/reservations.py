@@ -21,7 +21,7 @@ class Grant(enum.Enum):
     SETTLED = enum.auto()
     """This run, or a later one, is settled: drop the message."""
     RESENT = enum.auto()
-    """The key's first run belongs to another publication: a user has sent the job a second time."""
+    """The key belongs to another publication: a user has sent the job a second time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Reserving(Protocol):
         """Reserve a run until a time, atomically; repeated with its `mark`, it gets the same answer.
 
         - No record, or one of a lower fence: write ours, with the publication of the earlier record: TAKEN.
-        - A fence of 0, and both publications are known and differ: write nothing: RESENT.
+        - Both publications are known and differ: write nothing: RESENT.
         - A record of a higher fence, or a settled one: SETTLED.
         - A record whose `until` is after `now`, even of this holder: HELD.
         - Any other record: replace its `holder` and `until`: LOST.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
@@ -167,7 +167,7 @@ class VirtualBridge(Bridge):
         )
         self._assemble(settings, context, like._rules, partial(VirtualEngine, jitter=jitter))
 
-    def start(self) -> None:
+    def start(self, framework: str = "", queues: Callable[[], Iterable[str]] = tuple) -> None:  # noqa: ARG002
         """Start no thread: parked retries are published when a test lets time pass."""
         self.engine.instruments.started()
 

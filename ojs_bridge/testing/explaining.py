@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias
 
 from ..engine.retry_on import EVERY_FAILURE
-from ..engine.runs import Run, TaskPolicy
+from ..engine.runs import Run, TaskPolicy, told_in_ojs
 from ..spec.decision import DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
 from ..spec.duration import spoken
 from ..spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, ErrorMap, Failure, Outcome, outcome_of
@@ -171,7 +171,9 @@ class _Drawn:
 
 def _decided(task: TaskPolicy, outcome: Outcome, attempt: int, drawn: float | None) -> Decision:
     """Return the decision about an attempt with a number for its jitter; None is no jitter."""
-    policy = task.policy.model_copy(update={"jitter": False}) if drawn is None else task.policy
+    policy = task.policy
+    if drawn is None:
+        policy = told_in_ojs(policy).model_copy(update={"jitter": False})
     capped = not task.keeps_waits(None)
     job = Job("", "", "", attempt)
     return decide(policy, job, outcome, now=_NOW, rng=_Drawn(drawn or 0.0), capped=capped)

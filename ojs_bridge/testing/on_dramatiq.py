@@ -26,7 +26,7 @@ from dramatiq.worker import ConsumerThread, Worker, WorkerThread
 
 from ..dramatiq import OJSRetries, compat
 from ..dramatiq.install import bridge_of
-from ..dramatiq.publishing import FRAMEWORK
+from ..dramatiq.publishing import FRAMEWORK, sending_on
 from ..dramatiq.translate import outcome
 from ..engine.runs import Run, TaskPolicy
 from ..messages import HEADER
@@ -97,7 +97,8 @@ class MemoryBroker(StubBroker):
         self.emit_before("delay_message", MessageProxy(message))
         message = message.copy(queue_name=q_name(message.queue_name))
         del message.options["eta"]
-        self.enqueue(message)
+        with sending_on():
+            self.enqueue(message)
 
     def emit_after(self, signal: str, *args: Any, **kwargs: Any) -> None:
         """Tell the middleware, unless the worker is dead."""

@@ -80,7 +80,8 @@ def make_broker(settings: Settings) -> tuple[dramatiq.Broker, Bridge]:
             "state": options.get("ojs"),
             "meta": options,
         }
-        return step(noting.note("runs", message.message_id, note), steps, noting=noting, named=named)
+        n = noting.note("runs", message.message_id, note)
+        return step(n, steps, noting=noting, named=named, again=lambda: broker.enqueue(message))
 
     def follow_up(word: str, before: Any) -> None:
         noting.note("followed", word, before)

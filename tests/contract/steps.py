@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from ojs_bridge import DeadLetter, Discard, Fail, Retry, Snooze
@@ -72,3 +76,21 @@ def nap(seconds: float) -> None:
 
 
 __all__ = ["DeadLetter", "Discard", "Fail", "Retry", "Snooze", "until"]
+
+
+def use_up_descriptors(seconds: float) -> None:
+    """Open files until this process can open nothing more; close them after so many seconds."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+
+    def let_go() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in held:
+            os.close(each)
+
+    threading.Timer(seconds, let_go).start()
+    with suppress(OSError):
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))

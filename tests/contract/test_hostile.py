@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, end
-from tests.servers import eventually
+from tests.servers import Postgres, eventually
 
 STATE, POLICY, ANY = "validation.state_invalid", "validation.retry_policy_invalid", "validation."
 #: What differs from a good message: its state, and the framework's count of retries; and the error type.
@@ -136,6 +137,28 @@ def test_a_message_that_can_be_no_dead_letter_lies_in_the_dead_queue_as_it_came(
     assert_healthy(fleet)
     # RabbitMQ takes a moment to put back what a look has taken.
     eventually(lambda: sorted(fleet.dead_bodies()) == bodies, what="the dead messages")
+
+
+@pytest.mark.requirement("RET-16")
+@pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-valkey"])
+def test_a_job_that_the_store_cannot_write_is_a_dead_letter_of_its_broker_and_the_rest_runs(
+    made: Callable[..., Fleet], kind: str, postgres: Postgres, unique: str
+) -> None:
+    """It is no outage, in which all jobs would wait."""
+    postgres.execute(f"CREATE DATABASE {unique} ENCODING 'LATIN1' TEMPLATE template0")
+    fleet = made(kind, store=postgres.url_of(unique))
+    strange = [
+        fleet.send("act", "'ok'", id=f"\u0437\u0430\u043a\u0430\u0437-{unique}-{n}") for n in range(10)
+    ]
+    named = fleet.send("act", "'ok'", id=f"caf\u00e9-{unique}")
+    worker = fleet.start(2)
+    assert_healthy(fleet)
+    eventually(lambda: fleet.dead() == {*strange}, what="the dead letters")
+    assert [len(fleet.runs(job)) for job in (*strange, named)] == [0] * 10 + [1]
+    assert worker.log.count("has the encoding LATIN1") >= 1
+    assert worker.stop() == 0
+    fleet.close()
+    postgres.execute(f"DROP DATABASE {unique} WITH (FORCE)")
 
 
 @pytest.mark.parametrize("fleet", [kind for kind in SERVED if kind.startswith("dramatiq")], indirect=True)

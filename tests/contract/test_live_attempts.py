@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.contract.conftest import SERVED
+from tests.contract.conftest import FLEETS, SERVED
 from tests.contract.fleet import Fleet, attempts, await_runs, end
 from tests.contract.notes import UNACKNOWLEDGED
 from tests.servers import eventually
@@ -58,3 +58,35 @@ def test_what_was_settled_but_not_acknowledged_does_not_run_again(
     for step, (_, expected) in OUTCOMES.items():
         assert attempts(fleet, jobs[step]) == expected, step
     assert len(fleet.bridge.dead_letters.get(jobs["OSError()"]).errors) == 3
+
+
+#: How a job comes to the run that sends it again, and the attempts that there are in the end.
+SENT_AGAIN: dict[str, tuple[tuple[str, ...], list[int]]] = {
+    "at once": (("again() and 'sent'", "'ok'"), [1, 1]),
+    "retried": (("OSError()", "again() and 'sent'", "'ok'"), [1, 2, 2]),
+    "retried, and fails": (("OSError()", "again() and OSError()", "'ok'"), [1, 2, 2, 3]),
+    "retried twice": (("OSError()", "OSError()", "again() and 'sent'", "'ok'"), [1, 2, 3, 3]),
+    "snoozed": (("Snooze('PT0.1S')", "again() and 'sent'", "'ok'"), [1, 1, 1]),
+    "parked": (("Retry('a', 'b', after='PT2S')", "again() and 'sent'", "'ok'"), [1, 2, 2]),
+    "sent twice": (("OSError()", "again() and again() and 'sent'", "'ok'"), [1, 2, 2, 2]),
+    "sent by what was sent": (("OSError()", "again() and 'a'", "again() and 'b'", "'ok'"), [1, 2, 2, 2]),
+    "replayed": (("DeadLetter('a', 'b')", "again() and 'sent'", "'ok'"), [1, 1, 1]),
+}
+
+
+@pytest.mark.requirement("RET-13")
+@pytest.mark.parametrize("kind", FLEETS)
+def test_a_job_that_its_own_code_sends_again_is_a_job_of_its_own(
+    made: Callable[..., Fleet], kind: str
+) -> None:
+    fleet = made(kind, park_after="PT1S")
+    fleet.start(4).await_ready()
+    jobs = {way: fleet.send("act", *steps) for way, (steps, _) in SENT_AGAIN.items()}
+    end(fleet, jobs["replayed"])
+    fleet.bridge.dead_letters.retry(jobs["replayed"])
+    for way, (steps, expected) in SENT_AGAIN.items():
+        job = jobs[way]
+        ends = 1 + sum(step.count("again()") for step in steps)
+        eventually(lambda job=job, ends=ends: fleet.types(job).count("job.completed") == ends, what=way)
+        assert sorted(attempts(fleet, job)) == expected, way
+    eventually(lambda: fleet.left() == 0, what="an empty queue")

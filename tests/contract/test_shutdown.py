@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from importlib.metadata import version
 
 import pytest
 
+from ojs_bridge.operations import health
+from ojs_bridge.operations.health import Check
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, attempts, await_runs, end
 from tests.servers import eventually
@@ -43,6 +46,35 @@ def test_a_hurried_shutdown_gives_the_attempt_back(made: Made, kind: str, soft: 
         eventually(lambda job=job: failures(fleet, job), what="the event of the failure")
         assert failures(fleet, job) == ["builtins.OSError"]
     assert end(fleet, short).type == "job.completed"
+
+
+@pytest.mark.parametrize("kind", ["celery-valkey", "dramatiq-rabbitmq"])
+def test_a_killed_fleet_is_missed_and_a_stopped_one_is_not(
+    made: Made, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its health counts the framework, and the queue that the workers take."""
+    fleet = made(kind, visibility=5)
+
+    def workers() -> Check:
+        return fleet.bridge.operations.health.check(30).checks["workers"]
+
+    def is_served() -> bool:
+        rows = [row for row in workers().facts["queues"] if row["queue"] == fleet.queue]
+        return any(row["framework"] == fleet.framework and row["seen"] for row in rows)
+
+    def soon_dead() -> Check:
+        with monkeypatch.context() as patch:
+            patch.setattr(health, "LATELY", timedelta(0))
+            return workers()
+
+    fleet.start(2).await_ready()
+    eventually(is_served, what="a worker that takes the queue")
+    assert fleet.worker.stop() == 0
+    assert soon_dead().message == "none in the last 0 s"
+    fleet.start(2).await_ready()
+    eventually(is_served, what="a worker that takes the queue")
+    fleet.worker.kill()
+    assert f"{fleet.framework}: none since 20" in soon_dead().message
 
 
 def failures(fleet: Fleet, job: str) -> list[str]:

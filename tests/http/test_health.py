@@ -15,7 +15,10 @@ def test_a_probe(tmp_path: Path) -> None:
     """A probe needs no token, and then hears the status alone; nothing else is open."""
     door = house(f"sqlite:///{tmp_path}/ojs.db")
     whole = door.client.get(HEALTH).json()
-    assert (whole["status"], set(whole["checks"])) == ("degraded", {"store", "broker", "workers", "retries"})
+    assert (whole["status"], set(whole["checks"])) == (
+        "degraded",
+        {"store", "broker", "workers", "backlog", "retries"},
+    )
     client = client_at(door.bridge, Access(tokens_of(OPERATOR), LOOPBACK, probes=Bucket(20, 0.001)))
     answer = client.get(HEALTH, headers={"Host": "10.0.0.7:8787"})
     assert (answer.status_code, answer.json()) == (200, {"status": "degraded"})
@@ -28,5 +31,6 @@ def test_a_probe(tmp_path: Path) -> None:
     told = refused(client.get(HEALTH), 503, "backend_error")
     assert told["details"] == {"status": "away"}
     told = refused(client.get(HEALTH, headers=with_token(OPERATOR)), 503, "backend_error")
-    assert told["details"]["checks"]["broker"] == {"status": "away", "message": "down"}
+    broker = told["details"]["checks"]["broker"]
+    assert (broker["status"], broker["message"], broker["away_since"][:2]) == ("away", "down", "20")
     assert {client.get(HEALTH).status_code for _ in range(30)} == {503, 429}

@@ -24,11 +24,13 @@ from ojs_bridge.spec.fingerprint import fingerprint
 from ojs_bridge.store import BOUNDS, Rate
 from tests.forking import ended, started
 from tests.http.doors import OPERATOR, READER, listening
+from tests.lives import FRAMEWORK, bridge_with_outbox
 from tests.servers import Valkey, eventually
 from tests.servers.ports import free_port
 from tests.store.test_parked import parked
 from tests.store.test_rates import record
 from tests.store.test_store import entry, letter
+from tests.test_health import worker
 
 #: A loaded machine's patience, in milliseconds.
 expect.set_options(timeout=30_000)
@@ -1001,11 +1003,40 @@ def test_the_page_waits(browser: Browser, door: Door) -> None:
     page.route("**/ojs/**", lambda route: route.abort())
     eventually(lambda: asks(6))
     expect(page.locator("#trouble")).to_contain_text("cannot be reached")
+    away = re.compile(r"^Away since \d\d:\d\d:\d\d, last update \d\d:\d\d:\d\d$")
+    expect(page.locator("#live-state")).to_have_text(away)
     assert not asks(6)
     eventually(lambda: asks(6))
     page.unroute("**/ojs/**")
     eventually(lambda: asks(60))
     expect(page.locator("#trouble")).to_be_hidden()
+    expect(page.locator("#live-state")).to_have_text("Live")
+    page.close()
+
+
+def test_what_is_away_or_dead_is_on_the_page(browser: Browser, tmp_path: Path) -> None:
+    """The broker and since when, queues whose workers are dead, and what waits in the broker."""
+    bridge, outbox = bridge_with_outbox(f"sqlite:///{tmp_path}/ojs.db")
+    outbox.waiting, outbox.oldest_at = {"slow": 1200}, bridge.engine.now() - timedelta(minutes=5)
+    worker(bridge, "a:1", FRAMEWORK, "fast")
+    worker(bridge, "a:2", FRAMEWORK, "slow", ago=300)
+    page = browser.new_page()
+    page.clock.install()
+    with listening(app_for(bridge, open_to_all=True)) as address:
+        page.goto(address)
+        wrong = page.locator("#health li")
+        expect(wrong).to_have_count(2)
+        expect(wrong.nth(0)).to_contain_text("workers degraded: 1 in the last 90 s")
+        expect(wrong.nth(0)).to_contain_text("queue slow: none since 20")
+        expect(wrong.nth(1)).to_contain_text("queue slow: 1200 wait, and no worker takes them")
+        expect(page.locator("#backlog")).to_have_text("1,200 in the queues, the oldest due 5 min ago")
+        outbox.raises = ConnectionError("down")
+        page.clock.fast_forward(20_000)
+        broker = page.locator("#health li", has_text="broker")
+        expect(broker).to_have_text(re.compile(r"^broker away since \d\d:\d\d:\d\d: down$"))
+        outbox.raises = None
+        page.clock.fast_forward(20_000)
+        expect(broker).to_have_count(0)
     page.close()
 
 

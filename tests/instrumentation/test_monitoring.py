@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,10 @@ from ojs_bridge.instrumentation import stored
 from ojs_bridge.instrumentation.measuring import METRICS
 from ojs_bridge.instrumentation.stored import GAUGES
 from ojs_bridge.operations import health
+from ojs_bridge.operations.health import Beat
 from tests.http.doors import OPERATOR, READER, House, client_at, house, with_token
+from tests.lives import FRAMEWORK, bridge_with_outbox
+from tests.servers.ports import free_port
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "monitoring"
 REFERENCE = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text("utf-8")
@@ -79,16 +83,33 @@ def shop(tmp_path: Path) -> House:
 
 
 def test_the_server_tells_what_the_store_knows(shop: House) -> None:
-    """Letters by queue and by type, parked retries, the oldest one that is overdue, workers."""
+    """Letters, parked retries, the oldest one that is overdue, workers, the broker and what waits there."""
+    Beat(shop.bridge.engine.context, FRAMEWORK, lambda: ["slow"]).tell()
+    shop.outbox.waiting, shop.outbox.oldest_at = {"slow": 7}, shop.bridge.engine.now() - timedelta(hours=1)
     text = shop.client.get("/metrics").text
     assert 'ojs_dead_letter_total{type="billing.charge"} 2.0' in text
     assert 'ojs_queue_depth{queue="slow",state="discarded"} 1.0' in text
     assert "ojs_retries_parked 1.0" in text
     assert "ojs_store_up 1.0" in text
-    assert "ojs_workers_seen 0.0" in text
+    assert "ojs_workers_seen 1.0" in text
+    assert 'ojs_broker_up{framework="outbox"} 1.0' in text
+    assert 'ojs_queue_workers{framework="outbox",queue="slow"} 1.0' in text
+    assert 'ojs_queue_backlog{framework="outbox",queue="slow"} 7.0' in text
+    assert re.search(r'^ojs_queue_oldest_seconds\{framework="outbox",queue="slow"\} 36', text, re.MULTILINE)
     (overdue,) = re.findall(r"^ojs_retry_overdue_seconds (\S+)", text, re.MULTILINE)
     assert float(overdue) > 1_000_000
     assert set(re.findall(r"^(ojs_\w+)", text, re.MULTILINE)) == {*GAUGES}
+
+
+def test_a_broker_that_is_away_is_told(shop: House) -> None:
+    """Also while the store is away."""
+    shop.outbox.raises = ConnectionError("down")
+    assert 'ojs_broker_up{framework="outbox"} 0.0' in shop.client.get("/metrics").text
+    bridge, outbox = bridge_with_outbox(f"redis://127.0.0.1:{free_port()}")
+    outbox.raises = ConnectionError("down")
+    text = stored.text(bridge)
+    assert b"ojs_store_up 0.0" in text
+    assert b'ojs_broker_up{framework="outbox"} 0.0' in text
 
 
 def test_scrapes_do_not_pile_up_behind_a_silent_store(monkeypatch: pytest.MonkeyPatch) -> None:

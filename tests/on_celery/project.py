@@ -29,6 +29,7 @@ from tests.contract.steps import (
     os_exit,
     perform,
     sigkill,
+    use_up_descriptors,
 )
 
 
@@ -50,7 +51,8 @@ class Unpicklable(Exception):
 
 def step(task: Task, text: str, **names: Any) -> Any:
     """Do what one step of a job says: raise the exception that it evaluates to, or return the value."""
-    return perform(text, {**globals(), "self": task, **names})
+    again = lambda: task.signature_from_request().apply_async()  # noqa: E731
+    return perform(text, {**globals(), "self": task, "again": again, **names})
 
 
 def halt(self: Task) -> None:
@@ -341,4 +343,5 @@ __all__ = [
     "sigkill",
     "signal",
     "until",
+    "use_up_descriptors",
 ]  # fmt: skip

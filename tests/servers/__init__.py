@@ -1,5 +1,6 @@
 """Private servers on free loopback ports, for tests and benchmarks."""
 
+from tests.servers.pgbouncer import PgBouncer
 from tests.servers.ports import free_port
 from tests.servers.postgres import Postgres
 from tests.servers.process import Server, ServerFailed, ServerMissing, eventually, processes_in
@@ -8,6 +9,7 @@ from tests.servers.rabbitmq import RabbitMQ
 from tests.servers.valkey import Valkey
 
 __all__ = [
+    "PgBouncer",
     "Postgres",
     "Proxy",
     "RabbitMQ",

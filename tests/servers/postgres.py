@@ -54,7 +54,7 @@ class Postgres(Server):
 
     def _launch(self) -> None:
         programs = _programs()
-        user = _other_user()
+        user = unprivileged_user()
         if user is not None:
             os.chown(self.folder, user, -1)
         data = self.folder / "data"
@@ -95,8 +95,8 @@ def _version(program: Path) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", program.parts[-3]))
 
 
-def _other_user() -> int | None:
-    """Return the user that runs PostgreSQL for root, whom it refuses to serve."""
+def unprivileged_user() -> int | None:
+    """Return the user that runs a server for root, whom it refuses to serve."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):

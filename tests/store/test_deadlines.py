@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ojs_bridge import Bridge, StoreError, open_store
+from ojs_bridge import Bridge, StorageRetry, StoreError, open_store
 from ojs_bridge.engine.runs import Postpone
 from ojs_bridge.store import Grant, Store
 from ojs_bridge.store.sql import SQLStore, sqlite
@@ -23,6 +25,7 @@ from tests.lives import FRAMEWORK, Outbox
 from tests.servers import Proxy, eventually
 from tests.store.test_parked import parked
 from tests.store.test_reservations import over, reserve
+from tests.store.test_store import letter
 from tests.test_reservations import JOB, begin, run
 
 PATIENCE = 2.0
@@ -201,3 +204,42 @@ def test_what_a_url_says_of_time_counts(url: str) -> None:
         assert [given[name] for name in ("connect_timeout", "tcp_user_timeout")] == ["7", "70"]
     else:
         assert store._redis._address["socket_timeout"] == 7
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Have this process open nothing more: no file, no socket, no selector."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    highest = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for each in taken:
+            os.close(each)
+
+
+@pytest.mark.requirement("RET-13")
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
+def test_a_process_without_descriptors_asks_on_and_what_it_cannot_open_is_an_outage(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    """No error of the operating system reaches the engine: it would take it for the job's own."""
+    url = store_url(kind, request)
+    connected = Bridge(url, storage_retry=StorageRetry.disabled())
+    run(connected, JOB)
+    unconnected = Bridge(url, storage_retry=StorageRetry.disabled())
+    assert unconnected.store is not None
+    with no_descriptor_left():
+        assert isinstance(begin(connected, JOB), Postpone)
+        for _ in range(2):
+            with pytest.raises(StoreError):
+                begin(unconnected, JOB)
+            with pytest.raises(StoreError):
+                unconnected.store.bury(letter())
+    assert isinstance(begin(unconnected, JOB), Postpone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -12,13 +13,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from ojs_bridge import StoreError, open_store
+from ojs_bridge import Bridge, StoreError, open_store
+from ojs_bridge.engine.runs import Postpone
+from ojs_bridge.errors import Unstorable
 from ojs_bridge.store import Grant, Reservation, Store
 from tests.servers import Postgres
 from tests.store.processes import in_processes
 from tests.store.test_parked import keys, parked
 from tests.store.test_reservations import NOW, after, over, reserve
 from tests.store.test_store import letter
+from tests.test_reservations import JOB, begin, run
 
 
 def test_many_processes_create_the_tables_at_once(sql_url: str) -> None:
@@ -252,3 +256,53 @@ def test_a_server_that_was_restarted_meanwhile() -> None:
         store.bury(letter(), over())
         assert reserve(store).grant is Grant.SETTLED
         store.close()
+
+
+@pytest.fixture
+def database(postgres: Postgres, unique: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a database of another encoding than UTF-8."""
+    postgres.execute(f"CREATE DATABASE {unique} ENCODING '{request.param}' TEMPLATE template0")
+    yield postgres.url_of(unique)
+    postgres.execute(f"DROP DATABASE {unique} WITH (FORCE)")
+
+
+FOREIGN = JOB._replace(id="\u0437\u0430\u043a\u0430\u0437-1")
+
+
+@pytest.mark.parametrize("database", ["SQL_ASCII"], indirect=True)
+def test_a_database_without_an_encoding_keeps_every_text(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The client writes and reads it as UTF-8; otherwise it would get bytes, which it takes for no text."""
+    bridge = Bridge(database)
+    run(bridge, FOREIGN)
+    assert isinstance(begin(Bridge(database), FOREIGN), Postpone)
+    assert bridge.store is not None
+    bridge.store.bury(letter(FOREIGN.id, type=FOREIGN.id))
+    found = bridge.dead_letters.list(type=FOREIGN.id).letters
+    assert [each.id for each in found] == [FOREIGN.id]
+    assert caplog.text.count("has the encoding SQL_ASCII: a job whose id") == 2
+
+
+@pytest.mark.parametrize("database", ["LATIN1"], indirect=True)
+def test_a_job_whose_id_a_database_lacks_is_refused_at_once_and_the_others_live_on(database: str) -> None:
+    """If its reservation were released later, again and again, no other would be extended any more."""
+    bridge, other = Bridge(database, reservation="PT3S"), Bridge(database, reservation="PT3S")
+    run(bridge, JOB)
+    began = time.monotonic()
+    with pytest.raises(Unstorable, match="LATIN1"):
+        begin(bridge, FOREIGN)
+    assert time.monotonic() - began < 0.5, "it was not tried again"
+    while time.monotonic() - began < 5:
+        assert isinstance(begin(other, JOB), Postpone)
+        time.sleep(0.2)
+
+
+def test_what_no_index_can_hold_is_the_letters_own_fault(postgres_url: str) -> None:
+    """The text cannot be compressed, and its type, its queue and its error are longer than a page allows."""
+    store, digits = open_store(postgres_url), random.Random(7)
+    long = ["".join(chr(digits.randrange(0x20000, 0x2A000)) for _ in range(255)) for _ in range(3)]
+    with pytest.raises(Unstorable, match="index row"):
+        store.bury(letter(type=long[0], queue=long[1], errors=({**letter().errors[0], "type": long[2]},)))
+    store.bury(letter("another"))
+    assert reserve(store).grant is Grant.TAKEN

@@ -1,11 +1,14 @@
-// Keeps the page up to date, unless the reader is in the middle of something.
+// Keeps the page up to date, unless the reader is in the middle of something, and tells what is not well.
 
-import { byId, trouble } from "./view.js";
+import { call } from "./api.js";
+import { ago, byId, make, trouble } from "./view.js";
 
 const PERIOD = 5_000, LONGEST = 60_000;
+// The server asks the brokers for its health: that is not done at each turn.
+const HEALTH = 15_000;
 // A server that needs long for an answer is asked less often: a tenth of its time is enough.
 const SHARE = 10;
-const state = { paused: false, failed: false, wait: PERIOD, timer: 0, turn: 0 };
+const state = { paused: false, failedAt: null, updatedAt: new Date(), wait: PERIOD, timer: 0, turn: 0, askedAt: 0 };
 
 // Calls `refresh` again and again while the page is seen and `isFree` says yes.
 export function start(refresh, isFree) {
@@ -17,6 +20,7 @@ export function start(refresh, isFree) {
   });
   document.addEventListener("visibilitychange", begin);
   state.timer = setTimeout(turn, state.wait, state.turn);
+  tellHealth();
 
   function begin() {
     clearTimeout(state.timer);
@@ -36,19 +40,40 @@ export function start(refresh, isFree) {
   async function attempt(begun) {
     try {
       await refresh();
-      if (state.failed) trouble(null);
-      state.failed = false;
+      if (state.failedAt) trouble(null);
+      [state.failedAt, state.updatedAt] = [null, new Date()];
       state.wait = Math.min(Math.max(PERIOD, SHARE * (performance.now() - begun)), LONGEST);
     } catch (error) {
-      state.failed = true;
+      state.failedAt ||= new Date();
       state.wait = Math.min(2 * state.wait, LONGEST);
       trouble(error);
     }
+    tell();
+    tellHealth();
   }
 
   function tell() {
-    byId("live-state").textContent = state.paused ? "Paused" : isFree() ? "Live" : "Waits";
+    byId("live-state").textContent = state.paused ? "Paused" : state.failedAt ? away() : isFree() ? "Live" : "Waits";
   }
+}
+
+const clock = (time) => time.toLocaleTimeString("sv");
+const away = () => `Away since ${clock(state.failedAt)}, last update ${clock(state.updatedAt)}`;
+
+// Tells how many jobs wait in the brokers, and which part of the fleet is away or dead.
+async function tellHealth() {
+  if (Date.now() < state.askedAt + HEALTH) return;
+  state.askedAt = Date.now();
+  const { checks } = await call("GET", "health").catch(({ details }) => details || {});
+  if (!checks) return;
+  const wrong = Object.entries(checks).filter(([, { status }]) => status === "away" || status === "degraded");
+  byId("health").replaceChildren(...wrong.map(([name, { status, message, away_since: since }]) => {
+    const told = since ? `away since ${clock(new Date(since))}` : status;
+    return make("li", {}, make("b", {}, name), ` ${told}: ${message}`);
+  }));
+  const { depth, queues = [] } = checks.backlog, oldest = queues.map((queue) => queue.oldest_at).filter(Boolean).sort()[0];
+  const waiting = depth === undefined ? "" : `${depth.toLocaleString()} in the queues`;
+  byId("backlog").textContent = waiting && oldest ? `${waiting}, the oldest due ${ago(oldest)}` : waiting;
 }
 
 // Brings the head of a list up to date. Rows that are as they were stay where they are, and the focus with them.

@@ -20,7 +20,7 @@ from ...dramatiq.delivery import is_native
 from ...dramatiq.publishing import FRAMEWORK
 from ...dramatiq.translate import RETRY_WHEN_SAID_NO, bare_job, max_age, outcome
 from ...engine.runs import TaskPolicy
-from ...errors import ConfigurationError
+from ...errors import ConfigurationError, InvalidRetryPolicy
 from ...spec.failures import Failure, Outcome
 from ...spec.job import Job
 from . import Shadow
@@ -79,7 +79,13 @@ class BrokerShadow(Shadow, Middleware):
             return
         options = self._broker.get_actor(name).options
         native = _native(message, sent)
-        job = self._job(message, task, options, exception)
+        job = self._job(message, options, exception)
+        own = self._actors.native_of(task, message_in(message))
+        try:
+            task = task.with_native(own) if own else task
+        except InvalidRetryPolicy:
+            # With these options, the comparison finds what the bridge refuses.
+            job = job._replace(retry={**own, **(job.retry or {})})
         found = _outcome(message, options, exception, native, task)
         self._compare(FailedRun(job, task, found, native, self.bridge.engine.now()))
 
@@ -96,13 +102,9 @@ class BrokerShadow(Shadow, Middleware):
         self._actors.declare(self._broker.get_actor(name))
         return self._actors.tasks[name]
 
-    def _job(
-        self, message: MessageProxy, task: TaskPolicy, options: Mapping[str, Any], exception: BaseException
-    ) -> Job:
+    def _job(self, message: MessageProxy, options: Mapping[str, Any], exception: BaseException) -> Job:
         """Return the job as it was before `Retries` counted its failed run; it does not count `throws`."""
         found = bare_job(message_in(message), max_age(self._broker, message_in(message)))
-        retry = {**self._actors.native_of(task, message_in(message)), **(found.retry or {})}
-        found = found._replace(retry=retry or None)
         throws = message.options.get("throws") or options.get("throws")
         if not self._counts_retries or found.fence == 0 or (throws and isinstance(exception, throws)):
             return found

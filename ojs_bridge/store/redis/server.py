@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 import redis
 from redis.connection import Connection, parse_url
 
-from ...errors import ConfigurationError, StoreError
+from ...errors import ConfigurationError, StoreError, Unstorable
 from ..protocol import REDIS_SCHEMES, without_password
 
 CONNECT_SECONDS = 5
+_FAILURES = (redis.RedisError, OSError, MemoryError, UnicodeError)
 
 Word: TypeAlias = str | bytes | int
 
@@ -65,14 +66,14 @@ class RedisServer:
                 return self._answer("EVALSHA", script.sha, *given)
             except redis.exceptions.NoScriptError:
                 return self._answer("EVAL", script.code, *given)
-        except (redis.RedisError, OSError, UnicodeError) as error:
+        except _FAILURES as error:
             raise self._failed(error) from error
 
     def ask(self, *words: Word) -> Any:
         """Return the answer to a command; raises StoreError."""
         try:
             return self._answer(*words)
-        except (redis.RedisError, OSError, UnicodeError) as error:
+        except _FAILURES as error:
             raise self._failed(error) from error
 
     def close(self) -> None:
@@ -145,9 +146,12 @@ class RedisServer:
             self._pid = os.getpid()
 
     def _failed(self, error: Exception) -> StoreError:
+        why = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, (redis.DataError, UnicodeError)):
+            return Unstorable(f"the store {self.shown!r} cannot keep this: {why}")
         if isinstance(error, redis.ConnectionError | redis.TimeoutError):
             self._address = self._first_address
-        return StoreError(f"the store {self.shown!r} failed: {' '.join(str(error).split())}")
+        return StoreError(f"the store {self.shown!r} failed: {why}")
 
 
 @cache

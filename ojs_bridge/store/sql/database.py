@@ -14,9 +14,9 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, NoSuchModuleError, SQLAlchemyError
 
-from ...errors import ConfigurationError, StoreError
+from ...errors import ConfigurationError, StoreError, Unstorable
 from ..protocol import without_password
 from . import growing, postgres, sqlite
 from .statements import Upsert
@@ -25,6 +25,9 @@ from .tables import LATER, SCHEMA_VERSION, metadata, versions
 logger = logging.getLogger("ojs_bridge")
 
 _POSTGRES_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
+_ENCODING = sa.text("SELECT current_setting('server_encoding')")
+#: The encoding that has every letter.
+_WHOLE = "UTF8"
 _SAY_VERSION = Upsert(versions)
 #: After how many seconds what the store lacks is added again, if that has failed.
 _GROWS_AGAIN = 300.0
@@ -62,6 +65,7 @@ class Database:
         self._file = None if self._is_postgres else sqlite.File(self._durable)
         self._pid = os.getpid()
         self._prepared = False
+        self._encoding = ""
         self._grows_at, self._lacks = 0.0, list[str]()
         self._preparing = _Lock(threading.Lock(), self._busy_seconds, self._shown)
 
@@ -74,8 +78,10 @@ class Database:
                     self._create_tables()
                     self._say_version()
                 self._grow()
+                self._say_encoding()
                 if self._file:
-                    self._file.opened()
+                    with self._errors():
+                        self._file.opened()
                 self._prepared = True
 
     def schema(self) -> int | None:
@@ -157,10 +163,15 @@ class Database:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (SQLAlchemyError, UnicodeError, OverflowError) as error:
+        except (SQLAlchemyError, OSError, MemoryError, UnicodeError, OverflowError) as error:
+            found = getattr(error, "orig", None) or error
+            why = " ".join(str(found).split()) or type(found).__name__
+            # The codes of class 54 say that a limit of PostgreSQL is exceeded, as by a row of an index.
+            too_much = str(getattr(found, "sqlstate", "")).startswith("54")
+            if too_much or isinstance(error, DataError) or isinstance(found, (UnicodeError, OverflowError)):
+                raise Unstorable(f"the store {self._shown!r} cannot keep this: {why}") from error
             # The tables may be gone.
             self._prepared = False
-            why = " ".join(str(getattr(error, "orig", None) or error).split())
             raise StoreError(f"the store {self._shown!r} failed: {why}") from error
 
     @contextmanager
@@ -181,6 +192,19 @@ class Database:
                 f"the store has schema {found}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
             )
         return found if whole else None
+
+    def _say_encoding(self) -> None:
+        """Say once if the database lacks letters that a job's id, type or queue may have."""
+        if self._encoding or not self._is_postgres:
+            return
+        with self._unprepared() as connection:
+            self._encoding = str(connection.execute(_ENCODING).scalar_one())
+        if self._encoding != _WHOLE:
+            logger.warning(
+                "the database of the store %r has the encoding %s: a job whose id, type or queue it cannot "
+                "hold is a dead letter of its broker; a database of the encoding %s holds all of them",
+                *(self._shown, self._encoding, _WHOLE),
+            )
 
     def _has(self, name: str) -> bool:
         """Return whether the store has a later table, or the groups' column."""

@@ -22,7 +22,10 @@ _c = table.c
 _RESERVE = Upsert(
     table,
     *("fence", "settled", "holder", "mark", "lost", "until_ms", "keep_until_ms"),
-    where=lambda new: _c.fence < new["fence"],
+    where=lambda new: sa.and_(
+        _c.fence < new["fence"],
+        sa.or_(new["publication"] == "", _c.publication.in_(("", new["publication"]))),
+    ),
 )
 _SETTLE = Upsert(
     table,
@@ -165,8 +168,7 @@ def _judge(found: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
         return None
     if found.mark == asked["mark"]:
         return Grant.LOST if found.lost else Grant.TAKEN
-    first = asked["fence"] == 0 and asked["publication"] and found.publication
-    if first and asked["publication"] != found.publication:
+    if asked["publication"] and found.publication not in ("", asked["publication"]):
         return Grant.RESENT
     if found.fence < asked["fence"]:
         return None

@@ -11,6 +11,7 @@ from celery import Task
 
 from ....celery import compat
 from ....celery.native_options import automatic, options_as_policy
+from ....engine.runs import NOTHING, in_ojs, merged
 from ....spec.policy import RetryPolicy, partial_to_ojs
 from .. import ENDLESS, Native, Open, Runs
 from ..waits import Wait, celery_wait, differing, policy_wait, steady
@@ -150,7 +151,7 @@ def policy_of(reading: Reading) -> dict[str, Any] | None:
         return None
     if runs == 1:
         return {"max_attempts": 1}
-    beneath = options_as_policy(task)
+    beneath = in_ojs(options_as_policy(task))
     backoff = beneath if autoretries(task) else steady(reading.native.waits[0].most)  # type: ignore[union-attr]
     limit = {} if runs == ENDLESS else {"max_attempts": runs}
     default, given = RetryPolicy().to_ojs(), partial_to_ojs(beneath)
@@ -162,13 +163,13 @@ def policy_of(reading: Reading) -> dict[str, Any] | None:
 def differences_of(reading: Reading, policy: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences between the bridge under a policy and Celery."""
     today = reading.native.waits
-    then = RetryPolicy.merge(options_as_policy(reading.task), policy)
+    then = merged(NOTHING, policy, options_as_policy(reading.task), policy)
     found = [*differing(today, [policy_wait(then, n) for n in range(1, len(today) + 1)])]  # type: ignore[arg-type]
     yield from found
     if found and then.jitter:
         yield (
             "OJS's jitter multiplies the delay by 0.5 to 1.5, Celery's by 0 to 1: initial_interval is half "
-            "of Celery's, for the same mean"
+            "of Celery's, for the same mean until the cap is near; an entry without waits keeps Celery's own"
         )
     given = retry_kwargs(reading.task) if autoretries(reading.task) else {}
     for name in (name for name in given if name not in ("max_retries", "countdown")):

@@ -15,6 +15,7 @@ from dramatiq.middleware import AgeLimit, Middleware, TimeLimit
 
 from ....dramatiq.brokers import PATIENCE, is_broker, is_redis
 from ....dramatiq.native_options import options_as_policy
+from ....engine.runs import in_ojs
 from ....messages import RETRY_OPTION
 from ....spec.duration import spoken
 from ....spec.policy import RetryPolicy, partial_to_ojs
@@ -118,7 +119,8 @@ def _is_rabbitmq(broker: Broker) -> bool:
 def _policy(settings: Settings) -> dict[str, Any]:
     if settings.retries is None:
         return partial_to_ojs(_ONCE)
-    found = options_as_policy({"min_backoff": settings.min_backoff, "max_backoff": settings.max_backoff})
+    backoff = {"min_backoff": settings.min_backoff, "max_backoff": settings.max_backoff}
+    found = in_ojs(options_as_policy(backoff))
     if isinstance(settings.runs, int):
         found = {"max_attempts": settings.runs, **found}
     if settings.thrown:

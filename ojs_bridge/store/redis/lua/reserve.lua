@@ -8,9 +8,7 @@ local known = redis.call('GET', KEYS[1])
 if known then
   local its_fence, its_until, its_holder, its_publication, its_mark, its_told = cmsgpack.unpack(known)
   if its_mark == ARGV[7] then return its_told end
-  if fence == 0 and publication ~= '' and its_publication ~= '' and publication ~= its_publication then
-    return -4
-  end
+  if publication ~= '' and its_publication ~= '' and publication ~= its_publication then return -4 end
   if its_fence > fence then return -3 end
   if its_fence == fence then
     if its_until < 0 then return -3 end
