@@ -16,7 +16,7 @@ logger = logging.getLogger("ojs_bridge")
 
 #: How often the watch looks at the threads, in seconds.
 LOOK_SECONDS = 1.0
-#: For how long consumer threads may die again and again before the process ends, in seconds.
+#: For how long threads may die again and again before the process ends, in seconds.
 GIVE_UP_SECONDS = 60.0
 #: For how long they must live to count as well again, in seconds.
 STEADY_SECONDS = 30.0
@@ -34,8 +34,10 @@ class Watch:
         self._stopped = threading.Event()
         self._parent = _parent()
         self._first_death = self._last_death = -STEADY_SECONDS
+        #: What the last look found not started: Dramatiq puts a thread in its place before it starts it.
+        self._unstarted: set[threading.Thread] = set()
         self._thread = threading.Thread(target=self._run, name="ojs-watch", daemon=True)
-        #: Whether the process was told to end, because consumer threads died again and again.
+        #: Whether the process was told to end, because threads died again and again.
         self.gave_up = False
         self._thread.start()
 
@@ -55,27 +57,41 @@ class Watch:
                 logger.exception("the worker's threads were not looked after, and are looked at again")
 
     def _look(self) -> None:
-        for name, consumer in tuple(consumer_threads(self._worker).items()):
-            if _is_dead(consumer):
-                self._take_note(name)
-                consumer_threads(self._worker)[name] = _begun_again(consumer)
-        for place, thread in enumerate(worker_threads(self._worker)):
-            if _is_dead(thread):
-                logger.error(
-                    "%s has died and is begun again; a job that it had waits in the broker", thread.name
-                )
-                worker_threads(self._worker)[place] = new = _new_worker_thread(thread)
-                new.start()
+        unstarted: set[threading.Thread] = set()
+        consumers, workers = consumer_threads(self._worker), worker_threads(self._worker)
+        for threads, places in ((consumers, tuple(consumers)), (workers, range(len(workers)))):
+            for place in places:
+                thread = threads[place]
+                if thread.ident is None and thread not in self._unstarted:
+                    unstarted.add(thread)
+                elif not thread.is_alive():
+                    self._begin_again(threads, place, thread)
+        self._unstarted = unstarted
 
-    def _take_note(self, name: str) -> None:
+    def _begin_again(self, threads: Any, place: Any, old: Any) -> None:
+        """Put a new thread in the place of a dead one; if none can be started, the next look tries again."""
+        queue = getattr(old, "queue_name", None)
+        what = f"the consumer thread of queue {queue!r}" if queue else old.name
+        logger.error("%s has died, and is begun again; a job that it had waits in the broker", what)
+        self._take_note()
+        try:
+            if queue:
+                # The messages that it held go back to their queue.
+                old.close()
+            threads[place] = new = _new_consumer_thread(old) if queue else _new_worker_thread(old)
+            new.start()
+        except Exception as error:  # noqa: BLE001 - for want of memory or of threads, which may be over later
+            threads[place] = old
+            logger.error("%s could not be begun again: %r", what, error)
+
+    def _take_note(self) -> None:
         now = time.monotonic()
-        logger.error("the consumer thread of queue %r has died, and is begun again", name)
         if now - self._last_death > STEADY_SECONDS:
             self._first_death = now
         self._last_death = now
         if now - self._first_death > GIVE_UP_SECONDS and not self.gave_up:
             self.gave_up = True
-            logger.critical("the consumers of this worker die again and again: the process ends")
+            logger.critical("the threads of this worker die again and again: the process ends")
             os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -90,20 +106,11 @@ def _end() -> None:
     os.write(2, b"ojs-bridge: the main process of this Dramatiq worker has died, and the worker ends\n")
     late = threading.Timer(ORPHAN_SECONDS, os._exit, (STATUS,))
     late.daemon = True
-    late.start()
+    try:
+        late.start()
+    except RuntimeError:
+        os._exit(STATUS)
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _is_dead(thread: threading.Thread) -> bool:
-    return thread.ident is not None and not thread.is_alive()
-
-
-def _begun_again(old: Any) -> Any:
-    # The messages that it held go back to their queue.
-    old.close()
-    new = _new_consumer_thread(old)
-    new.start()
-    return new
 
 
 def _new_consumer_thread(old: Any) -> threading.Thread:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import dq_name
 from dramatiq.threading import raise_thread_exception
+from dramatiq.worker import ConsumerThread, WorkerThread
 from redis.backoff import NoBackoff
 from redis.retry import Retry as RedisRetry
 
@@ -85,10 +88,7 @@ def test_threads_that_die_of_whatever_it_is_are_begun_again(broker: dramatiq.Bro
         waiting = fleet.send(actor)
         eventually(lambda: "job.retrying" in fleet.heard.types(waiting.id))
         threads = [*worker.consumers.values(), *worker.workers]
-        for thread in threads:
-            assert thread.ident is not None
-            raise_thread_exception(thread.ident, SystemExit)
-        eventually(lambda: not any(thread.is_alive() for thread in threads))
+        kill(threads)
         jobs = [waiting, *(fleet.send(actor) for _ in range(3))]
         for job in jobs:
             assert fleet.end(job).type == "job.completed"
@@ -103,16 +103,69 @@ def test_threads_that_die_in_a_pause_are_begun_again_and_stay_paused(stub: StubB
     with fleet.working(threads=1) as worker:
         worker.pause()
         threads = [*worker.consumers.values(), *worker.workers]
-        for thread in threads:
-            assert thread.ident is not None
-            raise_thread_exception(thread.ident, SystemExit)
-        eventually(lambda: not any(thread.is_alive() for thread in threads))
+        kill(threads)
         eventually(lambda: all(t.is_alive() for t in (*worker.consumers.values(), *worker.workers)))
         job = fleet.send(actor)
         time.sleep(0.3)
         assert job.runs == []
         worker.resume()
         assert fleet.end(job).type == "job.completed"
+
+
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("kinds", [[ConsumerThread], [WorkerThread], [ConsumerThread, WorkerThread]])
+def test_threads_that_cannot_be_started_are_begun_again_as_soon_as_they_can(
+    broker: dramatiq.Broker, unique: str, kinds: list[type[threading.Thread]]
+) -> None:
+    """A process at its limit of memory starts no thread; meanwhile the dead ones keep their places."""
+    fleet = Fleet(broker, unique)
+    actor = fleet.actor(lambda n: None)
+    with fleet.working(threads=2) as worker:
+        threads = [*worker.consumers.values(), *worker.workers]
+        with pytest.MonkeyPatch.context() as limit:
+            for kind in kinds:
+                limit.setattr(kind, "start", no_thread)
+            # Dramatiq puts this one in its place before it starts it.
+            with suppress(RuntimeError):
+                broker.declare_queue(f"{unique}-late")
+            kill([thread for thread in threads if isinstance(thread, tuple(kinds))])
+            jobs = [fleet.send(actor) for _ in range(5)]
+            time.sleep(0.5)
+        for job in jobs:
+            assert fleet.end(job).type == "job.completed"
+        eventually(lambda: all(each.is_alive() for each in (*worker.consumers.values(), *worker.workers)))
+    assert fleet.left() == 0
+
+
+@pytest.mark.parametrize("kind", [ConsumerThread, WorkerThread])
+def test_threads_that_will_not_live_end_the_process(
+    stub: StubBroker, unique: str, monkeypatch: pytest.MonkeyPatch, kind: type[threading.Thread]
+) -> None:
+    """Its supervisor starts another one, which may have memory for its threads."""
+    monkeypatch.setattr(watch, "GIVE_UP_SECONDS", 0.5)
+    fleet = Fleet(stub, unique)
+    fleet.declare(lambda: None)
+    told: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    try:
+        with pytest.raises(SystemExit), fleet.working(threads=1) as worker:
+            monkeypatch.setattr(kind, "start", no_thread)
+            kill([each for each in (*worker.consumers.values(), *worker.workers) if isinstance(each, kind)])
+            eventually(lambda: told)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == [signal.SIGTERM]
+
+
+def kill(threads: list[Any]) -> None:
+    """Have threads die."""
+    for thread in threads:
+        assert thread.ident is not None
+        raise_thread_exception(thread.ident, SystemExit)
+    eventually(lambda: not any(thread.is_alive() for thread in threads))
 
 
 def test_consumers_that_will_not_live_end_the_process(
