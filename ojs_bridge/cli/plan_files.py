@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..config.policy_files import load, read_toml
+from ..engine.runs import NUMBERS
 from ..errors import ConfigurationError
 from ..migration.plan import Planned
-from ..spec.policy import AnyPartial, RetryPolicy
+from ..spec.policy import AnyPartial, RetryPolicy, said_by
 from .printing import counted, plain
 
 _WAITS = ("initial_interval", "max_interval", "backoff_strategy", "backoff_coefficient", "jitter")
@@ -73,6 +74,12 @@ def differences(file: str, found: Sequence[Planned], *, whole: bool = True) -> I
 
 def _unlike(layers: Sequence[AnyPartial], planned: AnyPartial) -> Iterator[str]:
     """Yield the fields that differ: the plan's own fields, and the waits of a task that is retried."""
+    if not planned:
+        named = {name for layer in layers for name in said_by(layer)} & NUMBERS
+        yield from (
+            f"{name} is set in the file, and the plan leaves it to the task" for name in sorted(named)
+        )
+        return
     said, wanted = RetryPolicy.merge(*layers).to_ojs(), RetryPolicy.merge(planned)
     names = {*wanted.to_ojs(only=planned), *(_WAITS if wanted.runs > 1 else ())}
     for name, value in wanted.to_ojs().items():
@@ -82,7 +89,8 @@ def _unlike(layers: Sequence[AnyPartial], planned: AnyPartial) -> Iterator[str]:
 
 def _new(app: str, found: Sequence[Planned]) -> Iterator[str]:
     yield f"# Written by `ojs-bridge plan {plain(app)}`: the retry policies nearest to what each task does."
-    yield '# install(app, bridge, policies="this file") moves these tasks, and leaves the others.'
+    yield '# install(app, bridge, policies="this file") moves these tasks, and leaves the others native.'
+    yield "# install(app, bridge), without a file, moves all tasks with their native numbers."
     for one in found:
         yield from _table(one)
 
@@ -92,12 +100,14 @@ def _table(one: Planned) -> Iterator[str]:
     if one.unreadable:
         yield f"# {plain(one.name)} could not be read: {plain(one.unreadable)}"
     if one.policy is None:
-        yield f"# {plain(one.name)} is left out, since what it does is not known:"
+        yield f"# {plain(one.name)} is left out, and stays native: what it does is not known:"
     yield from (f"# not known: {plain(str(found))}" for found in one.open)
     if one.policy is None:
         return
     yield from (f"# differs: {plain(text)}" for text in one.differences)
     yield from (f"# {plain(hazard.name)}: {plain(hazard.text)}" for hazard in one.hazards)
+    if not one.entry:
+        yield "# its own numbers: it waits as its code says; max_attempts would cap these waits"
     yield f"[policies.{_string(one.name)}]"
     yield from (f"{field} = {_value(value)}" for field, value in one.entry.items())
 

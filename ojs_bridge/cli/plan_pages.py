@@ -14,6 +14,12 @@ from ..spec.duration import spoken
 from .printing import counted, plain, show
 
 _OVERRIDES = "A message or a handler can override these numbers (send_with_options, apply_async, Retry)."
+_UNKNOWN = (
+    "Not known: the plan cannot read how such a task is retried. It is not in the file, and install with the "
+    "file leaves it native. install without a file moves it, too, with its native numbers. Begin with the "
+    "file, or with policies={}, which moves no task."
+)
+_OWN = "its native numbers"
 _NOTHING = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)"
 #: The columns of a screen.
 _WIDTH = 80
@@ -37,6 +43,8 @@ def show_summary(app: str, found: Sequence[Planned]) -> None:
     show(*_wrapped(f"{app}: {_counts(found)}"))
     for text, names in [*told.items()][:_STATEMENTS]:
         show("", *_wrapped(text), Text("\n".join(_wrapped(_some(names), "    ")), "dim"))
+    if any(one.policy is None for one in found):
+        show("", *_wrapped(_UNKNOWN))
     rest = f"{len(told) - _STATEMENTS:,} more statements, and every" if len(told) > _STATEMENTS else "every"
     show("", *_wrapped(f"--all shows {rest} task with its numbers, words and lesser hazards. {_OVERRIDES}"))
 
@@ -51,6 +59,8 @@ def show_all(app: str, found: Sequence[Planned]) -> None:
         show("", Text("\n".join(_wrapped(one.name)), "bold"))
         for heading, text in _said(one):
             show(*_wrapped(f"{heading:<10}{text}", "  ", " " * 12))
+    if any(one.policy is None for one in found):
+        show("", *_wrapped(_UNKNOWN))
     show("", *_wrapped(_OVERRIDES))
 
 
@@ -58,7 +68,7 @@ def _counts(found: Sequence[Planned]) -> str:
     counts = {
         "do exactly what they do today": sum(one.exact for one in found),
         "change": sum(bool(one.differences) for one in found),
-        "get none and stay as they are: what they do is not known": sum(one.policy is None for one in found),
+        "are not known, and not in the file": sum(one.policy is None for one in found),
     }
     told = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     ran = sum(one.measured for one in found)
@@ -111,10 +121,10 @@ def _said(one: Planned) -> Iterator[tuple[str, str]]:
         yield from _today(one.native)
     yield from (("open", str(found)) for found in one.open)
     if one.policy is not None:
-        yield "policy", _fields(one.entry) or "its native numbers"
+        yield "policy", _fields(one.entry) or _OWN
         yield from (("differs", text) for text in one.differences or ("in nothing",))
     else:
-        yield "policy", "none: it stays as it is"
+        yield "policy", "none: it is not in the file"
     yield from (("hazard", f"{hazard.name}: {hazard.text}") for hazard in one.hazards)
 
 
@@ -153,7 +163,7 @@ def _row(one: Planned) -> tuple[str, ...]:
 
 def _verdict(one: Planned) -> str:
     if one.policy is None:
-        return "none: it stays as it is"
+        return "not in the file"
     if not one.differences:
         return "exactly the same"
     return counted(len(one.differences), "difference", "differences")
@@ -163,7 +173,7 @@ def _sections(found: Sequence[Planned]) -> Iterator[tuple[str, dict[str, list[st
     """Yield the statements about a fleet under headings: each text with the names of its tasks."""
     kinds: dict[str, Callable[[Planned], Iterable[str]]] = {
         "Today": lambda one: [_in_a_line(one.native)] if one.native else [],
-        "Nearest policies": lambda one: [_fields(one.entry)] if one.entry else [],
+        "Nearest policies": lambda one: [] if one.policy is None else [_fields(one.entry) or _OWN],
         "What differs": lambda one: one.differences,
         "Not known": lambda one: map(str, one.open),
         "Hazards": lambda one: [f"{hazard.name}: {hazard.text}" for hazard in one.hazards],
@@ -191,6 +201,8 @@ def _markdown(found: Sequence[Planned]) -> Iterator[str]:
         yield from ("", f"### {heading}", "")
         for text, names in said.items():
             yield f"- {_escaped(text)} ({_escaped(_whom(names, found))})"
+    if any(one.policy is None for one in found):
+        yield from ("", _escaped(_UNKNOWN))
     yield from ("", _escaped(_OVERRIDES))
 
 
@@ -217,14 +229,14 @@ def _waits(native: Native) -> str:
 def _waited(native: Native, place: int) -> str:
     """Return one of the waits."""
     if native.waits == NOT_KNOWN:
-        return NOT_KNOWN
+        return NOT_KNOWN if native.runs == NOT_KNOWN else "as its code says"
     return _told(native.waits[place]) if native.waits else ""
 
 
 def _span(native: Native) -> str:
     """Return the sum of all waits."""
     if not isinstance(native.span, Wait):
-        return native.span
+        return "as its code says" if native.runs != native.span == NOT_KNOWN else native.span
     return _told(native.span) if native.waits else ""
 
 

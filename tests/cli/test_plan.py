@@ -50,6 +50,23 @@ def sync(order):
 def weird(order):
     open("called", "w").close()
 """
+HABITS = """
+from celery import Celery
+
+app = Celery("habits", broker="redis://127.0.0.1:1/0")
+
+@app.task(name="doubles", bind=True, max_retries=4, shared=False)
+def doubles(self):
+    raise self.retry(exc=OSError(), countdown=2 ** self.request.retries)
+
+@app.task(name="computes", bind=True, max_retries=4, shared=False)
+def computes(self, wait):
+    raise self.retry(exc=OSError(), countdown=wait)
+
+@app.task(name="unknown", bind=True, shared=False)
+def unknown(self, most):
+    raise self.retry(exc=OSError(), max_retries=most)
+"""
 BRIDGED = """
 from ojs_bridge import Bridge
 from ojs_bridge.{framework} import install
@@ -62,6 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with apps of each framework."""
     files = {
         "shop.py": CELERY,
+        "habits.py": HABITS,
         "actors.py": DRAMATIQ,
         "more.py": "import dramatiq\n@dramatiq.actor\ndef later(order):\n    pass",
         "proj/__init__.py": "",
@@ -283,6 +301,40 @@ def test_the_file_is_what_install_reads(folder: Path, ran: dict[str, Ran]) -> No
     for one in ran["a broker"].json:
         assert policies.of(one["name"]) == [one["policy"]]
         assert policies.of(one["name"].replace("*", "anything") + "x") is None
+
+
+def test_numbers_of_the_code_itself(folder: Path) -> None:
+    """A task whose code says its waits keeps its own numbers; an unknown one is not in the file."""
+    line = ("plan", "habits:app")
+    summary, every, page, same = spawn_all(
+        line,
+        (*line, "--all", "--write", "habits.toml"),
+        (*line, "--format", "markdown"),
+        (*line, "--diff", "habits.toml"),
+        cwd=folder,
+    )
+    told = [" ".join(one.out.split()) for one in (summary, every, page)]
+    assert "3 tasks; under the policies 2 do exactly what they do today, 1 are not known" in told[0]
+    for text in told:
+        assert "install without a file moves it, too, with its native numbers" in text
+    assert "runs 5 waits as its code says together as its code says" in told[1]
+    assert "policy its native numbers differs in nothing" in told[1]
+    assert (
+        "| computes | 5 | as its code says | as its code says | as its code says | exactly the same |"
+        in told[2]
+    )
+    assert "| doubles | 5 | 1 s | 8 s | 15 s | exactly the same |" in told[2]
+    assert (same.code, same.out) == (0, "habits.toml says what the plan says\n")
+    policies = load(folder / "habits.toml")
+    assert [policies.of(name) for name in ("doubles", "computes", "unknown")] == [[{}], [{}], None]
+    assert run("policy", "check", str(folder / "habits.toml")).code == 0
+    file = folder / "habits.toml"
+    file.write_text(file.read_text(encoding="utf-8").replace('"doubles"]', '"doubles"]\nmax_attempts = 2'))
+    (other,) = spawn_all((*line, "--diff", "habits.toml"), cwd=folder)
+    assert (other.code, other.out) == (
+        1,
+        "doubles: max_attempts is set in the file, and the plan leaves it to the task\n",
+    )
 
 
 AWKWARD = [

@@ -227,10 +227,10 @@ def test_hazards(name: str) -> None:
     ("make", "told"),
     [
         (lambda: broker_with(retries=Louder()), "Louder: it is another Retries"),
-        (lambda: broker_with(Again()), "Again.after_process_message may send or fail a message"),
+        (lambda: broker_with(Again()), "Again.after_process_message: it may enqueue a message"),
         (
             lambda: broker_with(Writing()),
-            "Writing.before_enqueue may send or fail a message",
+            "Writing.before_enqueue: it may write options of retries",
         ),
         (lambda: broker_with(retries=Retries(retry_when=never)), "the broker's retry_when decides"),
     ],

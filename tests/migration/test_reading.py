@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import signals
 
-from ojs_bridge import ConfigurationError
+from ojs_bridge import Bridge, ConfigurationError
+from ojs_bridge.celery import install
 from ojs_bridge.migration.plan import NOT_KNOWN, Native, Planned
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
@@ -21,12 +24,15 @@ from ojs_bridge.migration.plan.waits import Wait
 from tests.migration.planning import app_with, native, only
 
 CELERY = """
-import contextlib, functools, os
+import contextlib, datetime, functools, logging, os, random
 from celery import Celery, Task, current_task, signals
 from celery.exceptions import MaxRetriesExceededError, Reject, Retry
 app = Celery("shop", broker="memory://", set_as_current=False)
 app.conf.limit = 7
 class SoldOut(Exception): pass
+logger = logging.getLogger(__name__)
+def later(*_): return 5
+def tomorrow(): return datetime.datetime(2050, 1, 1)
 def options(): return {"max_retries": 7}
 BOUND = dict(name="job", bind=True, shared=False)
 """
@@ -43,6 +49,14 @@ def job(self):
         os.getpid()
     except OSError as error:
         raise self.retry(exc=error, countdown=5)
+"""
+DECORATOR = """
+def logged(function):
+    @functools.wraps(function)
+    def inner(*args, **kwargs):
+        print(len(args))
+        return function(*args, **kwargs)
+    return inner
 """
 CLASS = """
 class Own(Task):
@@ -162,15 +176,6 @@ def job(self):
     finally:
         return 1
 """,
-    "a guard on request.retries": """
-@app.task(**BOUND, max_retries=20)
-def job(self):
-    try:
-        os.getpid()
-    except OSError as error:
-        if self.request.retries < 3:  # HERE
-            raise self.retry(exc=error)
-""",
     "a guard in a helper": """
 def is_last():
     return current_task.request.retries >= 3
@@ -181,17 +186,6 @@ def job(self):
     except OSError as error:
         if not is_last():  # HERE
             raise self.retry(exc=error)
-""",
-    "a retry after success, to go on": """
-@app.task(**BOUND)
-def job(self):
-    if os.getpid():
-        raise self.retry(countdown=5)  # HERE
-""",
-    "a retry with other arguments, to go on": """
-@app.task(**BOUND)
-def job(self, page=0):
-    raise self.retry(args=(page + 1,), exc=OSError())  # HERE
 """,
     "a retry that does not raise": """
 @app.task(**BOUND)
@@ -214,19 +208,6 @@ def logged(function):
 @logged
 def job(self):
     raise self.retry(exc=OSError())  # HERE
-""",
-    "a decorator that retries": """
-def retrying(function):
-    def inner(self):
-        try:
-            return function(self)
-        except OSError as error:
-            raise self.retry(exc=error)  # HERE
-    return inner
-@app.task(**BOUND)
-@retrying
-def job(self):
-    os.getpid()
 """,
     "Retry raised by hand": """
 @app.task(name="job", shared=False)
@@ -270,14 +251,6 @@ def job(self):
     "an overridden apply_async": CLASS.format(
         method="def apply_async(self, *a, **k): return None  # HERE", options="autoretry_for=(OSError,)"
     ),
-    "a method of the base class that retries": """
-class Own(Task):
-    abstract = True
-    def later(self): self.retry(countdown=5)
-@app.task(**BOUND, base=Own)
-def job(self):
-    self.later()  # HERE
-""",
     "a limit that is a property": CLASS.format(
         method="max_retries = property(lambda self: self.app.conf.limit)  # HERE",
         options="autoretry_for=(OSError,)",
@@ -295,11 +268,6 @@ def more(sender=None, **_):
     for task in app.tasks.values():
         task.max_retries = 9  # HERE
 """,
-    "a limit set by its name": RETRYING
-    + """
-def more():
-    setattr(job, "max_retries", 9)  # HERE
-""",
     "a signal that retries": """
 @signals.task_failure.connect(weak=False)
 def again(sender=None, **_):
@@ -308,40 +276,168 @@ def again(sender=None, **_):
 def job(self):
     os.getpid()
 """,
-    "a wait computed at run time": """
-@app.task(**BOUND)
+    "two limits of which one counts retries": """
+@app.task(**BOUND, autoretry_for=(OSError,), max_retries=8)
+def job(self):
+    if self.request.retries >= 3:  # HERE
+        return
+    os.getpid()
+""",
+    "a guard that asks something else": """
+@app.task(**BOUND, max_retries=20)
 def job(self):
     try:
         os.getpid()
     except OSError as error:
-        raise self.retry(exc=error, countdown=2 ** self.request.delivery_info["n"])  # HERE
+        if self.request.retries < self.app.conf.limit:  # HERE
+            raise self.retry(exc=error)
 """,
-    "going on after the last retry": """
+    "a guard in a variable": """
+@app.task(**BOUND, max_retries=20)
+def job(self, most=3):
+    is_last = self.request.retries >= most
+    if not is_last:  # HERE
+        raise self.retry(exc=OSError())
+""",
+    "a guard that a function answers": """
+def may(retries):
+    return retries < 3
+@app.task(**BOUND, max_retries=20)
+def job(self):
+    if may(self.request.retries):  # HERE
+        raise self.retry(exc=OSError())
+""",
+    "an argument that is changed on one way": """
+@app.task(**BOUND, max_retries=20)
+def job(self, most=3):
+    if os.getpid():
+        most = 5
+    raise self.retry(exc=OSError(), max_retries=most)  # HERE
+""",
+    "the number of retries, which the task sets": """
 @app.task(**BOUND)
 def job(self):
-    try:
-        self.retry(exc=OSError())  # HERE
-    except MaxRetriesExceededError:
-        return 1
+    self.request.retries = 0  # HERE
+    raise self.retry(exc=OSError())
 """,
-    "the task by its own name": """
-@app.task(name="job", shared=False)
-def job():
+    "a helper that swallows the retry": """
+def again(task):
     try:
-        os.getpid()
-    except OSError as error:
-        raise job.retry(exc=error)  # HERE
-""",
-    "two waits": """
+        task.retry(exc=OSError())  # HERE
+    except Exception:
+        pass
 @app.task(**BOUND)
 def job(self):
-    try:
-        os.getpid()
-    except KeyError as error:
-        raise self.retry(exc=error, countdown=9)
-    except OSError as error:
-        raise self.retry(exc=error, countdown=5)  # HERE
+    again(self)
 """,
+    "a helper that is called where its retry is swallowed": """
+def again(task):
+    raise task.retry(exc=OSError())  # HERE
+@app.task(**BOUND)
+def job(self):
+    with contextlib.suppress(Exception):
+        again(self)
+""",
+    "a context manager of its own that may swallow": """
+@contextlib.contextmanager
+def calm():
+    try:
+        yield
+    except Exception:
+        pass
+@app.task(**BOUND)
+def job(self):
+    with calm():
+        raise self.retry(exc=OSError())  # HERE
+""",
+    "a context manager whose __exit__ may swallow": """
+class Calm:
+    def __enter__(self): return self
+    def __exit__(self, *_): return True
+@app.task(**BOUND)
+def job(self):
+    with Calm():
+        raise self.retry(exc=OSError())  # HERE
+""",
+    "a limit set by a function that gets the task": RETRYING.replace("    try:", "    tuned(self)\n    try:")
+    + """
+def tuned(task):
+    task.max_retries = 9  # HERE
+""",
+    "a limit set by its name in a function that gets the task": RETRYING.replace(
+        "    try:", "    tuned(self)\n    try:"
+    )
+    + """
+def tuned(task):
+    setattr(task, "max_retries", 9)  # HERE
+""",
+    "a limit set by a function that a signal calls": RETRYING
+    + """
+def tuned(task):
+    task.max_retries = 9
+@signals.task_prerun.connect(weak=False)
+def tunes(task=None, **_):
+    tuned(task)  # HERE
+""",
+    "a limit set by its name in a signal": RETRYING
+    + """
+@signals.worker_init.connect(weak=False)
+def more(**_):
+    setattr(job, "max_retries", 9)  # HERE
+""",
+    "a limit set when a worker begins": RETRYING
+    + """
+from celery import bootsteps
+class Step(bootsteps.StartStopStep):
+    def start(self, parent):
+        job.max_retries = 9  # HERE
+app.steps["worker"].add(Step)
+""",
+    "a limit set in before_start": CLASS.format(
+        method="def before_start(self, *_): self.max_retries = 9  # HERE", options="autoretry_for=(OSError,)"
+    ),
+    "a limit set in on_retry, by a mixin": """
+class Mixin:
+    def on_retry(self, *_): self.max_retries = 9  # HERE
+class Own(Mixin, Task):
+    abstract = True
+@app.task(**BOUND, base=Own, autoretry_for=(OSError,))
+def job(self):
+    os.getpid()
+""",
+    "a limit set in a method that run calls": """
+class Own(Task):
+    abstract = True
+    def prepare(self): self.max_retries = 9  # HERE
+@app.task(**BOUND, base=Own, autoretry_for=(OSError,))
+def job(self):
+    self.prepare()
+""",
+    "a limit set by another task": RETRYING
+    + """
+@app.task(name="other", shared=False)
+def other():
+    job.max_retries = 9  # HERE
+""",
+    "a limit set by another task, of any task": RETRYING
+    + """
+@app.task(name="other", shared=False)
+def other(name):
+    app.tasks[name].max_retries = 9  # HERE
+""",
+    "a mixin that retries in before_start": """
+class Mixin:
+    def before_start(self, *_): self.retry(countdown=5)  # HERE
+class Own(Mixin, Task):
+    abstract = True
+@app.task(**BOUND, base=Own)
+def job(self):
+    os.getpid()
+""",
+    "a __call__ that runs more than once": CLASS.format(
+        method="def __call__(self, *_):  # HERE\n        for _ in (1, 2): super().__call__()",
+        options="autoretry_for=(OSError,)",
+    ),
     "two limits": """
 @app.task(**BOUND, max_retries=8)
 def job(self):
@@ -390,9 +486,61 @@ broker.add_middleware(Strict())
 def job():
     pass
 """,
+    "a helper of a middleware that writes options": """
+class Limits(Middleware):
+    def before_process_message(self, broker, message):
+        self.limit(message)  # HERE
+    def limit(self, message):
+        options = message.options
+        options["max_retries"] = 1
+broker.add_middleware(Limits())
+@dramatiq.actor(broker=broker)
+def job():
+    pass
+""",
+    "a function that a middleware calls, and that writes options": """
+LIMIT = "max_retries"
+def limited(message):
+    message.options.setdefault(LIMIT, 1)
+class Limits(Middleware):
+    def before_enqueue(self, broker, message, delay):
+        limited(message)  # HERE
+broker.add_middleware(Limits())
+@dramatiq.actor(broker=broker)
+def job():
+    pass
+""",
+    "a middleware that hands the options on": """
+class Limits(Middleware):
+    def before_enqueue(self, broker, message, delay):
+        broker.limit(message.options)  # HERE
+broker.add_middleware(Limits())
+@dramatiq.actor(broker=broker)
+def job():
+    pass
+""",
+    "a middleware that sets options of actors when a worker begins": """
+class Limits(Middleware):
+    def before_worker_boot(self, broker, worker):
+        for actor in broker.actors.values():
+            actor.options["max_retries"] = 1  # HERE
+broker.add_middleware(Limits())
+@dramatiq.actor(broker=broker)
+def job():
+    pass
+""",
+    "an actor class that writes options": """
+class Own(dramatiq.Actor):
+    def message_with_options(self, *, args=(), kwargs=None, **options):
+        options.setdefault("max_retries", 1)  # HERE
+        return super().message_with_options(args=args, kwargs=kwargs, **options)
+@dramatiq.actor(broker=broker, actor_class=Own)
+def job():
+    pass
+""",
 }
 #: Source, runs, and the seconds before each retry.
-READ: dict[str, tuple[str, Any, tuple[float, ...]]] = {
+READ: dict[str, tuple[str, Any, tuple[float, ...] | str]] = {
     "no sign of a retry": (
         "@app.task(**BOUND, max_retries=9)\ndef job(self):\n    print(self.request.id)\n", 1, ()
     ),
@@ -400,12 +548,169 @@ READ: dict[str, tuple[str, Any, tuple[float, ...]]] = {
     "a product": (RETRYING.replace("countdown=5", "countdown=60 * 2"), 3, (120, 120)),
     "its own limit": (RETRYING.replace("countdown=5", "max_retries=1"), 2, (180,)),
     "without end": (RETRYING.replace("max_retries=2", "max_retries=None"), "endless", (5,) * 20),
-    "a finally that swallows nothing": (RETRYING + "    finally:\n        os.getpid()\n", 3, (5, 5)),
+    "a finally that swallows nothing": (RETRYING + "    finally:\n        print()\n", 3, (5, 5)),
     "a helper with another's Retry": (
         "class Retry(Exception): pass\ndef fetch():\n    raise Retry\n"
         "@app.task(**BOUND)\ndef job(self):\n    fetch()\n", 1, (),
     ),
+    "a retry after success, to go on": (
+        "@app.task(**BOUND)\ndef job(self):\n    if os.getpid():\n        raise self.retry(countdown=5)\n",
+        4, (5, 5, 5),
+    ),
+    "a retry with other arguments, to go on": (
+        "@app.task(**BOUND)\ndef job(self, page=0):\n"
+        "    raise self.retry(args=(page + 1,), exc=OSError())\n", 4, (180,) * 3,
+    ),
+    "going on after the last retry": (
+        "@app.task(**BOUND)\ndef job(self):\n    try:\n        self.retry(exc=OSError())\n"
+        "    except MaxRetriesExceededError:\n        return 1\n", 4, (180,) * 3,
+    ),
+    "a handler that lets the retry out": (
+        "@app.task(**BOUND)\ndef job(self):\n    try:\n        self.retry(exc=OSError())\n"
+        "    except Retry as again:\n        print(again)\n        raise\n"
+        "    except Exception:\n        pass\n", 4, (180,) * 3,
+    ),
+    "the task by its own name": (
+        RETRYING.replace("**BOUND", 'name="job", shared=False').replace("self", "job", 1).replace(
+            "(job)", "()").replace("self.retry", "job.retry"), 3, (5, 5),
+    ),
+    "two waits": (RETRYING + "    except KeyError:\n        raise self.retry(countdown=9)\n", 3, NOT_KNOWN),
+    "a wait at random": (RETRYING.replace("=5", "=random.randint(1, 9)"), 3, NOT_KNOWN),
+    "a wait at a date": (RETRYING.replace("countdown=5", "eta=tomorrow()"), 3, NOT_KNOWN),
+    "a wait that a function computes": (RETRYING.replace("=5", "=later(self.request.retries)"), 3, NOT_KNOWN),
+    "a wait that doubles": (RETRYING.replace("=5", "=2 ** self.request.retries"), 3, (1, 2)),
+    "a wait in a variable": (
+        RETRYING.replace("    try:", "    wait = min(30 * 2 ** self.request.retries, 50)\n    try:").replace(
+            "=5", "=wait"), 3, (30, 50),
+    ),
+    "a wait that a module says": ("PAUSE = 60\n" + RETRYING.replace("=5", "=PAUSE * 2"), 3, (120, 120)),
+    "a wait of the task's own": (
+        RETRYING.replace("=5", "=self.default_retry_delay * (self.request.retries + 1)"), 3, (180, 360),
+    ),
+    "a priority": (RETRYING.replace("=5", "=5, priority=9, queue='slow'"), 3, (5, 5)),
+    "options of the task": (
+        RETRYING.replace("max_retries=2", "retry_kwargs={'max_retries': 6}").replace(
+            "=5", "=5, **self.retry_kwargs"), 7, (5,) * 6,
+    ),
+    "beside autoretry_for": (RETRYING.replace("max_", "autoretry_for=(KeyError,), max_", 1), 3, NOT_KNOWN),
+    "a guard on request.retries": (
+        RETRYING.replace("max_retries=2", "max_retries=20").replace(
+            "        raise", "        if self.request.retries < 3:\n            raise"), 4, (5, 5, 5),
+    ),
+    "a guard that returns": (
+        RETRYING.replace("max_retries=2", "max_retries=20").replace(
+            "        raise",
+            "        if random.random() > 1 and self.request.retries > 2:\n            return\n"
+            "        if self.request.retries > 5:\n            return\n        raise"), 7, (5,) * 6,
+    ),
+    "a guard on the task's own limit": (
+        RETRYING.replace("        raise", "        if self.request.retries == self.max_retries:\n"
+                         "            return\n        raise"), 3, (5, 5),
+    ),
+    "a guard on the task's own limit, in a variable": (
+        RETRYING.replace("    try:", "    last = self.request.retries >= self.max_retries\n    try:").replace(
+            "        raise", "        if last:\n            return\n        raise"), 3, (5, 5),
+    ),
+    "the number of retries in a log": (
+        RETRYING.replace("        raise", "        logger.info('%s of %s', self.request.retries, self)\n"
+                         "        print(f'{self.request.retries}')\n        raise"), 3, (5, 5),
+    ),
+    "a helper that retries": (
+        "def again(task, *, error):\n    raise task.retry(exc=error, countdown=5)\n"
+        "@app.task(**BOUND, max_retries=2)\ndef job(self):\n    return again(self, error=OSError())\n",
+        3, (5, 5),
+    ),
+    "a helper that looks at the task": (
+        RETRYING.replace("os.getpid()", "os.getpid(name(task=self))")
+        + "def name(task):\n    return task.name\n", 3, (5, 5),
+    ),
+    "a method of the base class that retries": (
+        CLASS.format(method="def later(self): self.retry(countdown=5)", options="").replace(
+            "os.getpid()", "self.later()"), 4, (5, 5, 5),
+    ),
+    "a decorator around the body": (
+        DECORATOR + RETRYING.replace("def job", "@logged\ndef job"), 3, (5, 5),
+    ),
+    "a decorator that retries": (
+        "def retrying(function):\n    def inner(self):\n        try:\n            return function(self)\n"
+        "        except OSError as error:\n            raise self.retry(exc=error)\n    return inner\n"
+        "@app.task(**BOUND)\n@retrying\ndef job(self):\n    os.getpid()\n", 4, (180,) * 3,
+    ),
+    "a context manager that swallows nothing": (
+        "@contextlib.contextmanager\ndef timed():\n    yield\n"
+        + RETRYING.replace("        raise", "        with timed():\n            raise"), 3, (5, 5),
+    ),
+    "a __call__ that only measures": (
+        CLASS.format(method="def __call__(self, *args):\n        with open(os.devnull):\n"
+                     "            return super().__call__(*args)",
+                     options="autoretry_for=(OSError,)"), 4, (180,) * 3,
+    ),
+    "somebody else's max_retries": (
+        "class Client:\n    def set(self): self.max_retries = 9\n"
+        "def connected(client: Client):\n    client.max_retries = 7\n    return client\n"
+        "client = Client()\n" + RETRYING.replace(
+            "os.getpid()", "connected(client).set()\n        client.max_retries = 3\n        os.getpid()"
+        ), 3, (5, 5),
+    ),
+    "a limit that a module sets": (RETRYING + "job.max_retries = 4\n", 5, (5,) * 4),
+    "a function that nobody calls": (
+        RETRYING + "def more(task):\n    task.max_retries = 9\n    task.retry()\n", 3, (5, 5),
+    ),
+    "another task's own methods": (
+        RETRYING + "class Own(Task):\n    abstract = True\n    def tune(self): self.max_retries = 9\n"
+        "@app.task(base=Own, name='other', shared=False)\ndef other():\n    other.tune()\n", 3, (5, 5),
+    ),
 }  # fmt: skip
+
+
+#: Middleware, and code of actors, that are no reason to know less.
+READ_ON_DRAMATIQ: dict[str, str] = {
+    "a hook for declarations": """
+class Schedule(Middleware):
+    def after_declare_actor(self, broker, actor):
+        actor.options["max_retries"] = 5
+        self.send = actor.send
+broker.add_middleware(Schedule())
+@dramatiq.actor(broker=broker)
+def job(): pass
+""",
+    "a hook that pops its own option": """
+class Spans(Middleware):
+    KEY = "span"
+    def before_process_message(self, broker, message):
+        message.options["span"] = object()
+        message.options.update(trace=1)
+        print(dict(message.options), f"{message.options}", "retries" in message.options)
+    def after_process_message(self, broker, message, *, result=None, exception=None):
+        span = message.options.pop(self.KEY, None)
+        options = message.options
+        options.setdefault("trace", None)
+broker.add_middleware(Spans())
+@dramatiq.actor(broker=broker, max_retries=5)
+def job(): pass
+""",
+    "a hook that sends another actor's message": """
+class Tells(Middleware):
+    def after_skip_message(self, broker, message):
+        job.send()
+broker.add_middleware(Tells())
+@dramatiq.actor(broker=broker, max_retries=5)
+def job(): pass
+""",
+    "an actor that reads an option of its own": """
+@dramatiq.actor(broker=broker, max_retries=5)
+def job():
+    message = CurrentMessage.get_current_message()
+    print(message.options.get("trace"), message.options["span"])
+""",
+    "an actor that starts a worker's hook of somebody else": """
+class Limits:
+    def before_enqueue(self, broker, message, delay):
+        message.options["max_retries"] = 1
+@dramatiq.actor(broker=broker, max_retries=5)
+def job(): pass
+""",
+}
 
 
 @pytest.fixture
@@ -451,13 +756,52 @@ def test_what_is_not_known(module: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize(("text", "runs", "waits"), READ.values(), ids=READ)
-def test_what_is_read(module: Any, text: str, runs: Any, waits: tuple[float, ...]) -> None:
+def test_what_is_read(module: Any, text: str, runs: Any, waits: tuple[float, ...] | str) -> None:
     """A number only where no other can be right."""
     found = plan_of(module, CELERY + text)
+    assert not found.open
     assert found.native is not None
-    assert (found.native.runs, found.native.waits) == (runs, tuple(map(Wait.of, waits)))
+    listed = waits if isinstance(waits, str) else tuple(map(Wait.of, waits))
+    assert (found.native.runs, found.native.waits) == (runs, listed)
     assert (found.verdict, found.policy is None, found.exact) == ("read", False, True)
-    assert found.retry_on == (None if runs == 1 else "asked")
+    if waits == NOT_KNOWN or len({*waits}) > 1:
+        assert found.entry == {}, "a policy would take the place of the code's own waits"
+
+
+@pytest.mark.parametrize("text", READ_ON_DRAMATIQ.values(), ids=READ_ON_DRAMATIQ)
+def test_what_is_read_on_dramatiq(module: Any, text: str) -> None:
+    """A middleware that lets the options of retries alone is no reason to know less."""
+    found = plan_of(module, DRAMATIQ + text)
+    assert not found.open
+    assert found.native is not None
+    assert (found.native.runs, found.verdict) == (6, "read")
+
+
+HAPPENS = {name: (text, runs) for name, (text, runs, _) in READ.items() if isinstance(runs, int)}
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["celery", "bridge"])
+@pytest.mark.parametrize(("text", "runs"), HAPPENS.values(), ids=HAPPENS)
+def test_what_is_read_is_what_happens(module: Any, text: str, runs: int, moved: bool) -> None:
+    """The largest number of runs, whether its call fails or not: by Celery alone, and under the entry."""
+    found = plan_of(module, CELERY + text)
+    fleet: Any = sys.modules["fleet_of_a_test"]
+    ran: list[int] = []
+    if moved:
+        install(fleet.app, Bridge(), policies={"job": found.entry})
+
+    def fails(*_: Any) -> None:
+        raise OSError
+
+    def begins(sender: Any = None, **_: Any) -> None:
+        ran[-1] += 1
+
+    signals.task_prerun.connect(begins, weak=False)
+    for getpid in (fails, lambda *_: 1):
+        fleet.os = SimpleNamespace(getpid=getpid, devnull=os.devnull)
+        ran.append(0)
+        fleet.app.tasks["job"].apply(throw=False)
+    assert max(ran) == runs
 
 
 def test_a_request_class_of_its_own(module: Any) -> None:

@@ -43,6 +43,14 @@ class Open:
         return f"{self.where}: {self.why}"
 
 
+def once(found: Iterable[Open]) -> tuple[Open, ...]:
+    """Return each line once, with its first reason."""
+    first: dict[str, Open] = {}
+    for line in found:
+        first.setdefault(line.where, line)
+    return tuple(first.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Native:
     """A task under its framework alone; no value is a guess."""
@@ -239,7 +247,13 @@ def measurable(found: Iterable[Planned]) -> list[str]:
 
     A task whose own code asks for retries would never reach that code.
     """
-    return [one.name for one in found if one.policy is not None and not (one.retry_on or one.open)]
+    return [
+        one.name
+        for one in found
+        if one.policy is not None
+        and one.native
+        and not (one.retry_on or one.open or one.native.waits == NOT_KNOWN)
+    ]
 
 
 def _judged(one: Planned, native: Measured, moved: Measured, policy: RetryPolicy) -> Planned:

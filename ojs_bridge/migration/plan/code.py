@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import dis
 import inspect
 import sys
@@ -25,9 +26,10 @@ _FRAMEWORKS = {"amqp", "billiard", "celery", "dramatiq", "kombu", "ojs_bridge", 
 #: Instrumentations run what they wrap, and ask for no retries; what they wrap is read.
 _WATCHERS = {"ddtrace", "elasticapm", "logfire", "newrelic", "opentelemetry", "scout_apm", "sentry_sdk"}
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+_VARIABLES = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _HOLDERS = (staticmethod, classmethod, type(Path().exists))
 #: Stands for an object that exists only while the function runs.
-_NOTHING = object()
+NOTHING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Mention:
     kind: str
     word: str
     line: int
-    #: The local variable that has the attribute, if any.
+    #: The variable that has the attribute, if any.
     of: str = ""
 
 
@@ -61,7 +63,7 @@ def _mentions(code: CodeType) -> Iterator[Mention]:
         if step.opname == "STORE_SUBSCR" and before:
             yield Mention("key", before.argval if before.opname == "LOAD_CONST" else "", line)
         for kind, word in _words(step.opname, step.argval):
-            yield Mention(kind, word, line, _local(before))
+            yield Mention(kind, word, line, _variable(before))
         before = step
 
 
@@ -78,21 +80,21 @@ def _words(operation: str, value: Any) -> Iterator[tuple[str, str]]:
                 yield "text", text
 
 
-def _local(step: dis.Instruction | None) -> str:
-    """Return the local variable that an instruction puts on the stack."""
-    if step is None or not step.opname.startswith("LOAD_FAST"):
+def _variable(step: dis.Instruction | None) -> str:
+    """Return the variable that an instruction puts on the stack."""
+    if step is None or not step.opname.startswith(_VARIABLES):
         return ""
     return str(step.argval[-1] if isinstance(step.argval, tuple) else step.argval)
 
 
-def _resolve(function: FunctionType, name: str) -> object:
-    """Return the object of a name in a function, from a closure or a module."""
+def resolve(function: FunctionType, name: str) -> object:
+    """Return the object of a name in a function, from a closure, a module or Python; else NOTHING."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     with suppress(ValueError):  # an empty cell
         for variable, cell in cells:
             if variable == name:
                 return cell.cell_contents
-    return function.__globals__.get(name, _NOTHING)
+    return function.__globals__.get(name, vars(builtins).get(name, NOTHING))
 
 
 def may_be(
@@ -102,8 +104,8 @@ def may_be(
 
     A name that the function itself imports is not resolved: it may be any object of that framework.
     """
-    found = _resolve(function, name)
-    if found is _NOTHING:
+    found = resolve(function, name)
+    if found is NOTHING:
         return any(x.word.split(".")[0] == framework for x in words)
     return any(found is one for one in known)
 
@@ -146,8 +148,13 @@ def methods(cls: type, names: Collection[str] | None = None) -> Iterator[tuple[s
     """Yield a class's own methods and the functions of its properties; with `names`, only these."""
     for name, value in vars(cls).items():
         if names is None or name in names:
-            parts = (value.fget, value.fset) if type(value) is property else (value,)
-            yield from ((name, function) for part in parts for function in wrapped(part))
+            yield from ((name, function) for function in _parts(value))
+
+
+def _parts(value: Any) -> list[FunctionType]:
+    """Return the functions of a method or a property."""
+    parts = (value.fget, value.fset) if type(value) is property else (value,)
+    return [function for part in parts for function in wrapped(part)]
 
 
 def _is_the_users(module: str) -> bool:
@@ -159,9 +166,17 @@ def _package(module: str) -> str:
     return module.split(".", maxsplit=1)[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A function of a fleet, and the class that it is a method of, if it is one."""
+
+    function: FunctionType
+    owner: type | None = None
+
+
 def functions_around(
     framework: str, functions: Iterable[FunctionType], things: Collection[object]
-) -> dict[str, list[FunctionType]]:
+) -> dict[str, list[Found]]:
     """Return by name the functions of the modules around a fleet.
 
     These are the modules of some functions, the modules that hold one of `things`, and the user's modules
@@ -171,7 +186,7 @@ def functions_around(
     ahead = [str(function.__globals__.get("__name__")) for function in functions]
     ahead += [name for name, module in [*sys.modules.items()] if not ids.isdisjoint(map(id, _values(module)))]
     seen: set[str] = set()
-    found: dict[str, list[FunctionType]] = {}
+    found: dict[str, list[Found]] = {}
     while ahead:
         name = ahead.pop()
         module = sys.modules.get(name)
@@ -179,8 +194,8 @@ def functions_around(
             continue
         seen.add(name)
         ahead += {_module_of(value) for value in _values(module)}
-        for called, function in _functions_in(module):
-            found.setdefault(called, []).append(function)
+        for called, one in _functions_in(module):
+            found.setdefault(called, []).append(one)
     return found
 
 
@@ -208,14 +223,14 @@ def _module_of(value: object) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _functions_in(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
+def _functions_in(module: ModuleType) -> Iterator[tuple[str, Found]]:
     """Yield the functions that a module defines, and the names by which code may call them."""
     for name, value in [*vars(module).items()]:
         if not issubclass(type(value), type):
-            yield from ((name, x) for x in wrapped(value) if x.__module__ == module.__name__)
+            yield from ((name, Found(x)) for x in wrapped(value) if x.__module__ == module.__name__)
         elif _module_of(value) == module.__name__:
             for method, function in methods(value):
-                yield (name if method.startswith("__") else method), function
+                yield (name if method.startswith("__") else method), Found(function, value)
 
 
 def place(function: FunctionType, line: int = 0) -> str:
@@ -226,6 +241,7 @@ def place(function: FunctionType, line: int = 0) -> str:
     return f"{path}:{line or function.__code__.co_firstlineno}"
 
 
+@cache
 def source_of(function: FunctionType) -> FunctionNode | None:
     """Return a function's source; None where there is none, or where the file has changed."""
     code = function.__code__
@@ -238,44 +254,99 @@ def source_of(function: FunctionType) -> FunctionNode | None:
     return None
 
 
-class Askers:
-    """The functions of a fleet that ask for retries, directly or through other functions.
+class Calls:
+    """The functions of a fleet, and the functions that each of them names.
 
-    A name or an attribute that is also the name of an asker may call it: values are not followed.
+    A name counts for what it stands for. The type of a variable is not known: an attribute of it may be any
+    method of that name.
     """
 
+    def __init__(self, functions: Mapping[str, list[Found]]) -> None:
+        """Read functions by name."""
+        self._named = functions
+        self.functions = {one.function: one.owner for found in functions.values() for one in found}
+        self.of = cache(self._of)
+
+    def _of(self, function: FunctionType) -> list[tuple[Mention, list[FunctionType]]]:
+        """Return the words of a function, and the functions that each of them may call."""
+        words = mentions(function.__code__)
+        meant = ((x, self._meant(function, x, words)) for x in words if x.kind in ("name", "attribute"))
+        return [(x, called) for x, called in meant if called]
+
+    def _meant(
+        self, function: FunctionType, mention: Mention, words: Collection[Mention]
+    ) -> list[FunctionType]:
+        word, of = mention.word, mention.of
+        if mention.kind == "name":
+            found = resolve(function, word)
+            return self._by_name(word) if found is NOTHING else called_as(found)
+        base = NOTHING if of in ("", *_variables_of(function.__code__)) else resolve(function, of)
+        if type(base) is ModuleType:
+            return called_as(vars(base).get(word))
+        if base is not NOTHING and (found := attribute_of(base, word)) is not NOTHING:
+            return _parts(found)
+        # A function may import a module itself, and call its functions.
+        imported = of and any(x.kind == "name" and of in x.word.split(".") for x in words)
+        return self._by_name(word, only_methods=not imported)
+
+    def _by_name(self, word: str, *, only_methods: bool = False) -> list[FunctionType]:
+        return [x.function for x in self._named.get(word, ()) if x.owner or not only_methods]
+
+
+def called_as(value: object) -> list[FunctionType]:
+    """Return the user's functions that run when a function, a class or an object is called or entered."""
+    if issubclass(type(value), FunctionType):
+        return wrapped(value)
+    cls = value if issubclass(type(value), type) else type(value)
+    return _special_methods(cls)
+
+
+@cache
+def _special_methods(cls: type) -> list[FunctionType]:
+    return [x for one in cls.__mro__ for name, x in methods(one) if name.startswith("__")]
+
+
+def attribute_of(value: object, name: str) -> Any:
+    """Return an attribute of a class, or of the class of an object; else NOTHING. Nothing is asked for it."""
+    cls: Any = value if issubclass(type(value), type) else type(value)
+    return next((vars(one)[name] for one in cls.__mro__ if name in vars(one)), NOTHING)
+
+
+@cache
+def _variables_of(code: CodeType) -> frozenset[str]:
+    """Return the variables of a function and of the functions inside it."""
+    inner = [_variables_of(x) for x in code.co_consts if isinstance(x, CodeType)]
+    return frozenset((*code.co_varnames, *code.co_cellvars)).union(*inner)
+
+
+class Askers:
+    """The functions of a fleet that do something, directly or through the functions that they name."""
+
     def __init__(
-        self,
-        functions: Mapping[str, list[FunctionType]],
-        sign: Callable[[FunctionType, list[Mention]], Open | None],
+        self, calls: Calls, sign: Callable[[FunctionType, Collection[Mention]], Open | None], what: str
     ) -> None:
-        """Read functions by name; `sign` returns a line that asks directly."""
+        """Ask `sign` for the line of a function that does it directly; `what` says it in words."""
+        self._calls = calls
         self._sign = sign
-        self._said: dict[str, Open] = {}
-        read = [(name, x, [*mentions(x.__code__)]) for name, found in functions.items() for x in found]
-        for name, function, words in read:
-            if name not in self._said and (found_sign := sign(function, words)):
-                self._said[name] = found_sign
-        while new := [(n, x) for n, f, w in read if n not in self._said and (x := self._called_by(f, w))]:
+        self._what = what
+        found = ((one, sign(one, mentions(one.__code__))) for one in calls.functions)
+        self._said: dict[FunctionType, Open] = {one: x for one, x in found if x}
+        while new := [
+            (one, x) for one in calls.functions if one not in self._said and (x := self._called_by(one))
+        ]:
             self._said.update(new)
 
-    def signs(self, function: FunctionType, words: list[Mention] | None = None) -> list[Open]:
-        """Return a function's first line that asks directly, and its first line that names an asker."""
-        words = [*mentions(function.__code__)] if words is None else words
-        return [x for x in (self._sign(function, words), self._called_by(function, words)) if x]
+    def signs(self, function: FunctionType, but: Collection[tuple[str, int]] = ()) -> list[Open]:
+        """Return a function's first line that does it directly, and its first line that names such a one.
 
-    def _called_by(self, function: FunctionType, words: list[Mention]) -> Open | None:
-        for mention in words:
-            said = self._said.get(mention.word) if mention.kind in ("name", "attribute") else None
-            if said and _may_be_called(function, mention):
-                why = f"{mention.word} may ask for a retry ({said.where})"
-                return Open(place(function, mention.line), why)
+        Words that are read already, each with its line, do not count.
+        """
+        words = [x for x in mentions(function.__code__) if (x.word, x.line) not in but]
+        return [x for x in (self._sign(function, words), self._called_by(function, but)) if x]
+
+    def _called_by(self, function: FunctionType, but: Collection[tuple[str, int]] = ()) -> Open | None:
+        for mention, called in self._calls.of(function):
+            said = next((self._said[one] for one in called if one in self._said), None)
+            if said and (mention.word, mention.line) not in but:
+                return Open(place(function, mention.line), f"{mention.word} {self._what} ({said.where})")
         return None
-
-
-def _may_be_called(function: FunctionType, mention: Mention) -> bool:
-    """Return whether a word may be a function or a class."""
-    if mention.kind == "attribute":
-        return True
-    found = _resolve(function, mention.word)
-    return found is _NOTHING or issubclass(type(found), (FunctionType, type))

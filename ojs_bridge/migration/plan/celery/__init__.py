@@ -46,7 +46,7 @@ def _plan(app: Celery, fleet: Fleet, task: Task) -> Planned:
         return already_ojs(task.name, "is an ojs_task", _resolved(app, task), task.ojs_retry)
     reading = read(fleet, task)
     policy = policy_of(reading)
-    asked = policy is not None and reading.wait and reading.native.runs != 1 and not autoretries(task)
+    asked = bool(policy) and reading.is_retried and reading.native.runs != 1 and not autoretries(task)
     return Planned(
         task.name,
         reading.native,
@@ -88,9 +88,9 @@ def _of_limits(reading: Reading) -> Iterator[Hazard]:
             "unused-autoretry",
             "autoretry_for was set after the task was registered: Celery does not read it: nothing retries",
         )
-    if reading.wait and runs != 1:
+    if reading.is_retried and runs != 1:
         yield counting(runs)
-    elif not reading.wait and explicit(task, "max_retries"):
+    elif not reading.is_retried and explicit(task, "max_retries"):
         text = f"max_retries={task.max_retries} is never read: nothing retries the task, it runs once"
         yield Hazard("unused-max-retries", text)
 
@@ -120,7 +120,8 @@ def _transport(app: Celery) -> str:
 
 def _longest(reading: Reading) -> float:
     """Return the longest of the listed waits and of the last wait."""
-    waits, runs = [*reading.native.waits], reading.native.runs
+    waits = [] if reading.native.waits == NOT_KNOWN else [*reading.native.waits]
+    runs = reading.native.runs
     if reading.wait and isinstance(runs, int) and runs > 1:
         waits.append(reading.wait(runs - 1))
     return max((wait.most for wait in waits), default=0.0)
@@ -129,7 +130,7 @@ def _longest(reading: Reading) -> float:
 def _of_time(app: Celery, reading: Reading) -> Iterator[Hazard]:
     limit = reading.task.time_limit or app.conf.task_time_limit
     expires, span = reading.task.expires, reading.native.span
-    if limit and reading.wait:
+    if limit and reading.is_retried:
         yield Hazard(
             "time-limit",
             f"time_limit={limit} ends a job at once, without a retry; under the bridge it uses an attempt, "

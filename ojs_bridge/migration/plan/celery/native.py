@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from celery import Task
 
@@ -13,9 +14,13 @@ from ....celery import compat
 from ....celery.native_options import automatic, options_as_policy
 from ....engine.runs import NOTHING, in_ojs, merged
 from ....spec.policy import RetryPolicy, partial_to_ojs
-from .. import ENDLESS, Native, Open, Runs
+from .. import ENDLESS, MOST, NOT_KNOWN, Native, Open, Runs, once
 from ..waits import Wait, celery_wait, differing, policy_wait, steady
-from .reading import Ask, Fleet, read_code
+from .flow import Ask, Way
+from .reading import Fleet, read_code
+
+#: A task that counts its retries is followed through so many runs.
+_RUNS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,31 +29,93 @@ class Reading:
 
     task: Task
     native: Native
-    #: The wait before retry n; None where nothing retries, or where the waits are not known.
+    #: The wait before retry n; None where nothing retries, or where the code says the waits when it runs.
     wait: Callable[[int], Wait] | None = None
     #: The lines that leave the retries open.
     open: tuple[Open, ...] = ()
-
-
-#: The runs and the waits by `autoretry_for`, or by a plain call of `self.retry`.
-_Way: TypeAlias = tuple[Runs, Callable[[int], Wait]]
+    #: Whether anything asks for retries.
+    is_retried: bool = False
 
 
 def read(fleet: Fleet, task: Task) -> Reading:
     """Read a task's options and its code; nothing is run."""
     code = read_code(fleet, task)
-    ways = [*_ways(task, code.asks)]
-    natives = {_native(task, code.asks, *way) for way in ways or [(1, _constant(task, 0))]}
-    opened = [*code.open, *(code.of_retries if ways else ())]
+    runs = [*_limits(task, code.asks)]
+    opened = [*code.open, *(code.of_retries if runs else ())]
     if autoretries(task) and retry_kwargs(task).get("eta"):
         opened.append(
             Open(task.name, "retry_kwargs has an eta: the wait depends on when a retry is asked for")
         )
-    if len(natives) > 1:
-        opened.append(Open(code.asks[-1].where, "its limit or its wait is not that of other retries"))
+    if len({*runs}) > 1:
+        opened.append(Open(code.asks[-1].where, "its limit is not that of other retries"))
+    if not opened and runs:
+        ways = fleet.ways_of(task)
+        limit, opened = _limit(task, runs[0], ways)
+        if not opened:
+            return _retried_task(task, code.asks, limit, ways)
     if opened:
-        return Reading(task, Native.unknown(), open=tuple(dict.fromkeys(opened)))
-    return Reading(task, natives.pop(), ways[0][1] if ways else None)
+        return Reading(task, Native.unknown(), open=once(opened))
+    return Reading(task, _native(task, (), 1, _constant(task, 0)))
+
+
+def _limits(task: Task, asks: Iterable[Ask]) -> Iterator[Runs]:
+    """Yield the number of runs by `autoretry_for`, and by each call of `self.retry`."""
+    if autoretries(task):
+        yield _runs(task, retry_kwargs(task).get("max_retries"))
+    for ask in asks:
+        yield _runs(task, ask.max_retries)
+
+
+def _limit(task: Task, runs: Runs, way: Callable[[int], Way]) -> tuple[Runs, list[Open]]:
+    """Return the number of runs of a task whose code may count them, or the lines that leave it open."""
+    counted = [*way(0).answers]
+    if not counted or runs == 1:
+        return runs, []
+    depends = Open(counted[0][0], "what it does depends on request.retries")
+    if not isinstance(runs, int) or runs > _RUNS:
+        return runs, [depends]
+    ways = [way(n) for n in range(runs - 1)]
+    if opened := [found for one in ways for found in one.open]:
+        return runs, opened
+    if all(one.answers == ways[0].answers for one in ways):
+        return runs, []
+    asking = [bool(one.asks) for one in ways]
+    last = asking.index(False) if False in asking else len(asking)
+    same = {_runs(task, ask.max_retries) for one in ways for ask in one.asks.values()} <= {runs}
+    is_known = same and not any(asking[last:]) and not autoretries(task)
+    return last + 1, [] if is_known else [depends]
+
+
+def _retried_task(task: Task, asks: Sequence[Ask], runs: Runs, way: Callable[[int], Way]) -> Reading:
+    """Return the reading of a task that asks for retries so often."""
+    waits = [_waits_at(task, way, n) for n in range(1, _listed(runs, way) + 1)]
+    if all(len(found) == 1 for found in waits):
+        wait = partial(_only_wait, task, way)
+        return Reading(task, _native(task, asks, runs, wait), wait, is_retried=True)
+    native = _native(task, asks, runs, _constant(task, 0))
+    return Reading(task, replace(native, waits=NOT_KNOWN, span=NOT_KNOWN), is_retried=True)
+
+
+def _listed(runs: Runs, way: Callable[[int], Way]) -> int:
+    """Return the number of waits that say all of them."""
+    if not isinstance(runs, int):
+        return MOST
+    return min(runs - 1, MOST if way(0) is way(1) else _RUNS)
+
+
+def _only_wait(task: Task, way: Callable[[int], Way], n: int) -> Wait:
+    (wait,) = _waits_at(task, way, n)
+    return wait
+
+
+def _waits_at(task: Task, way: Callable[[int], Way], n: int) -> set[Wait]:
+    """Return the waits before retry n; none if one of them is computed in no plain way."""
+    found = set()
+    if autoretries(task):
+        found.add((_backoff(task) or _constant(task, retry_kwargs(task).get("countdown")))(n))
+    asks = [*way(n - 1).asks.values()]
+    is_known = all(ask.countdown is None or type(ask.countdown) in (int, float) for ask in asks)
+    return found | {_constant(task, ask.countdown)(n) for ask in asks} if is_known else set()
 
 
 def autoretries(task: Task) -> bool:
@@ -59,15 +126,6 @@ def autoretries(task: Task) -> bool:
 def retry_kwargs(task: Task) -> dict[str, Any]:
     """Return the arguments that `autoretry_for` gives to `retry`."""
     return dict(automatic(task, "retry_kwargs", default=None) or {})
-
-
-def _ways(task: Task, asks: Iterable[Ask]) -> Iterator[_Way]:
-    if autoretries(task):
-        given = retry_kwargs(task)
-        wait = _backoff(task) or _constant(task, given.get("countdown"))
-        yield _runs(task, given.get("max_retries")), wait
-    for ask in asks:
-        yield _runs(task, ask.max_retries), _constant(task, ask.countdown)
 
 
 def _runs(task: Task, limit: float | None) -> Runs:
@@ -128,6 +186,8 @@ def _end(task: Task, asks: Iterable[Ask]) -> Iterator[str]:
         yield "no result backend keeps its result"
     else:
         yield f"its result says FAILURE{error}"
+    if any(ask.goes_on for ask in asks):
+        yield "unless its code catches the error of its last retry"
     yield "an errback of its signature is called"
     # Celery 5.7 has two options in the place of one.
     newer = getattr(task, "acks_on_failure", None)
@@ -144,15 +204,17 @@ def _names(classes: Iterable[type]) -> str:
 def policy_of(reading: Reading) -> dict[str, Any] | None:
     """Return the partial policy nearest to Celery's retries; None where they are not known.
 
-    A policy without `max_attempts` is endless, as the task's own options are.
+    A policy without `max_attempts` has the task's own limit. An empty one leaves all numbers to the task.
     """
-    task, runs = reading.task, reading.native.runs
+    task, runs, waits = reading.task, reading.native.runs, reading.native.waits
     if reading.open:
         return None
     if runs == 1:
         return {"max_attempts": 1}
+    if waits == NOT_KNOWN or (not autoretries(task) and len({*waits}) > 1):
+        return {}  # any number would take the place of those in the code
     beneath = in_ojs(options_as_policy(task))
-    backoff = beneath if autoretries(task) else steady(reading.native.waits[0].most)  # type: ignore[union-attr]
+    backoff = beneath if autoretries(task) else steady(waits[0].most)
     limit = {} if runs == ENDLESS else {"max_attempts": runs}
     default, given = RetryPolicy().to_ojs(), partial_to_ojs(beneath)
     fields = partial_to_ojs({**{k: x for k, x in backoff.items() if k != "max_attempts"}, **limit})
@@ -162,7 +224,7 @@ def policy_of(reading: Reading) -> dict[str, Any] | None:
 
 def differences_of(reading: Reading, policy: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences between the bridge under a policy and Celery."""
-    today = reading.native.waits
+    today = reading.native.waits if policy else ()
     then = merged(NOTHING, policy, options_as_policy(reading.task), policy)
     found = [*differing(today, [policy_wait(then, n) for n in range(1, len(today) + 1)])]  # type: ignore[arg-type]
     yield from found

@@ -28,12 +28,12 @@ from .. import (
     already_ojs,
     counting,
     moved_already,
+    once,
     pickled,
     planned,
 )
-from ..code import Askers
 from ..waits import Wait, differing, policy_wait
-from .reading import Settings, askers_of, open_lines, place_of, task_policy
+from .reading import Around, Settings, place_of, task_policy
 
 #: Longer waits should not be in a worker's memory.
 _LONG = PATIENCE.total_seconds()
@@ -47,11 +47,11 @@ def of_dramatiq(broker: Broker, names: Collection[str] = ()) -> list[Planned]:
     No actor is called, nothing is sent, and no broker is asked. Raises ConfigurationError for a name that
     matches no actor.
     """
-    actors, askers = broker.actors, askers_of(broker)
-    return planned(actors, names, "actor", lambda name: _plan(askers, broker, actors[name]))
+    actors, around = broker.actors, Around(broker)
+    return planned(actors, names, "actor", lambda name: _plan(around, broker, actors[name]))
 
 
-def _plan(askers: Askers, broker: Broker, actor: Actor[..., Any]) -> Planned:
+def _plan(around: Around, broker: Broker, actor: Actor[..., Any]) -> Planned:
     moved = task_policy(broker, actor)
     if moved is not None and RETRY_OPTION in actor.options:
         return already_ojs(actor.actor_name, "has an ojs_retry", moved.policy, moved.partials[-1])
@@ -62,7 +62,7 @@ def _plan(askers: Askers, broker: Broker, actor: Actor[..., Any]) -> Planned:
         if option == "throws":
             why += "; the bridge refuses an actor with it"
         return Planned(actor.actor_name, unreadable=why)
-    if opened := tuple(open_lines(askers, broker, settings)):
+    if opened := once(around.open_lines(settings)):
         native = Native.unknown()
         return Planned(
             actor.actor_name, native, hazards=tuple(_hazards(settings, native, broker)), open=opened
@@ -83,7 +83,9 @@ def _native(settings: Settings, broker: Broker) -> Native:
         return Native.computed(1, settings.wait, retries="nothing", final="every error", at_the_end=end)
     retried = "every error, time limits and shutdowns too"
     once = settings.runs == 1
-    final = f"throws: {', '.join(map(_name, settings.thrown))}" if settings.thrown else "nothing"
+    refused = [f"throws: {', '.join(map(_name, settings.thrown))}"] if settings.thrown else []
+    refused += ["what retry_when refuses"] if settings.retry_when is not None else []
+    final = ", and ".join(refused) or "nothing"
     heir = settings.actor.options.get("on_retry_exhausted")
     told = f"; then the actor {heir} is sent it" if heir else ""
     return Native.computed(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import FunctionType
 from typing import Any
 
@@ -17,17 +19,34 @@ from ....dramatiq.compat import settings_of
 from ....dramatiq.translate import names_exceptions
 from ....engine.runs import TaskPolicy
 from .. import ENDLESS, NOT_KNOWN, Open, Runs
-from ..code import Askers, Mention, functions_around, may_be, mentions, methods, place, wrapped
+from ..code import (
+    Askers,
+    Calls,
+    Mention,
+    attribute_of,
+    functions_around,
+    may_be,
+    mentions,
+    methods,
+    place,
+    resolve,
+    source_of,
+    wrapped,
+)
 from ..waits import Wait, dramatiq_wait
 
-#: The options of a message's retries, and the methods that change a message's options.
+#: The options of a message's retries.
 _OPTIONS = frozenset(
     ("max_retries", "min_backoff", "max_backoff", "retry_when", "throws", "retries", "on_retry_exhausted")
 )
-_CHANGES = _OPTIONS | frozenset(("setdefault", "update", "pop", "popitem", "clear", "__setitem__"))
-_SENDS = frozenset(("enqueue", "send", "send_with_options", "fail"))
-#: The hooks of a middleware that are called once for a process, not for a message.
-_OF_A_PROCESS = ("process_boot", "worker_boot", "worker_shutdown", "declare", "process_stopped", "fork")
+#: The methods that read a mapping, and the methods that write one.
+_READING = frozenset(("get", "keys", "values", "items", "copy", "__contains__", "__getitem__"))
+_WRITING = frozenset(("pop", "setdefault", "__setitem__", "__delitem__"))
+#: Functions that only look at what they are given.
+_LOOKING = frozenset(("dict", "len", "str", "repr", "list", "sorted", "set", "dumps", "print"))
+#: Parts of the names of hooks that are called for a declaration, and of those that are called for a process.
+_OF_A_DECLARATION = ("declare",)
+_OF_A_PROCESS = ("boot", "shutdown", "fork", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,31 +126,62 @@ def task_policy(broker: Broker, actor: Actor[..., Any]) -> TaskPolicy | None:
     return own.actors.tasks.get(actor.actor_name) if own else None
 
 
-def askers_of(broker: Broker) -> Askers:
-    """Return the functions around a broker's actors that raise `Retry`, or read a message's options."""
-    actors = [*broker.actors.values()]
-    runs = [x for actor in actors for x in wrapped(actor.fn)]
-    return Askers(functions_around("dramatiq", runs, [broker, *actors]), _asks)
+class Around:
+    """The modules around a broker, and their functions that may decide about the retry of a message."""
+
+    def __init__(self, broker: Broker) -> None:
+        actors = [*broker.actors.values()]
+        runs = [x for actor in actors for x in wrapped(actor.fn)]
+        hooks = [x for middleware in broker.middleware for _, x in _hooks(middleware)]
+        calls = Calls(functions_around("dramatiq", [*runs, *hooks], [broker, *actors]))
+        self._askers = Askers(calls, _asks, "may raise Retry, or use the retries of its message")
+        self._changers = Askers(calls, _changes, "may enqueue or fail a message, or write its options")
+        self._broker = broker
+        found = [line for middleware in broker.middleware for line in self._in_middleware(middleware)]
+        #: The lines that leave the retries of every actor open, the surest first.
+        self.open = [*dict.fromkeys(line for _, line in sorted(found, key=lambda x: x[0]))]
+
+    def open_lines(self, settings: Settings) -> Iterator[Open]:
+        """Yield the lines and options that leave the number or the waits of an actor's retries open."""
+        yield from self.open
+        actor = settings.actor
+        if settings.retry_when is not None and not settings.is_asked:
+            why = "the broker's retry_when decides about retries, and the bridge asks only that of an actor"
+            yield Open(place_of(settings.retry_when), why)
+        functions = wrapped(actor.fn) or [x for cls in type(actor.fn).__mro__ for _, x in methods(cls)]
+        if not functions:
+            why = "what it runs is no function of the project, and is not read"
+            yield Open(actor.actor_name, why)
+        for function in functions:
+            yield from self._askers.signs(function)
+        for holder in (actor, self._broker):
+            for name, function in (x for cls in type(holder).__mro__ for x in methods(cls)):
+                if line := next(_written(function), None):
+                    yield Open(place(function, line), f"its own {name} may write the options of retries")
+
+    def _in_middleware(self, middleware: Middleware) -> Iterator[tuple[int, Open]]:
+        """Yield the lines by which the user's middleware may change messages, each with its rank."""
+        if isinstance(middleware, Retries):
+            if type(middleware) not in (Retries, OJSRetries):
+                name = f"{type(middleware).__module__}.{type(middleware).__qualname__}"
+                yield 0, Open(name, "it is another Retries: no worker starts with both it and the bridge")
+            return
+        for name, function in _hooks(middleware):
+            called = f"{type(middleware).__name__}.{name}"
+            if any(part in name for part in _OF_A_PROCESS):
+                for line in _written(function):
+                    yield 1, Open(place(function, line), f"{called} writes options of retries")
+            else:
+                for rank, found in enumerate(self._changers.signs(function), 1):
+                    yield rank, Open(found.where, f"{called}: {found.why}")
 
 
-def open_lines(askers: Askers, broker: Broker, settings: Settings) -> Iterator[Open]:
-    """Yield the lines and options that leave the number or the waits of an actor's retries open."""
-    for middleware in broker.middleware:
-        if not isinstance(middleware, Retries):
-            yield from _in_middleware(middleware)
-        elif type(middleware) not in (Retries, OJSRetries):
-            name = f"{type(middleware).__module__}.{type(middleware).__qualname__}"
-            yield Open(name, "it is another Retries: no worker starts with both it and the bridge")
-    if settings.retry_when is not None and not settings.is_asked:
-        why = "the broker's retry_when decides about retries, and the bridge asks only that of an actor"
-        yield Open(place_of(settings.retry_when), why)
-    run = settings.actor.fn
-    functions = wrapped(run) or [x for cls in type(run).__mro__ for _, x in methods(cls)]
-    if not functions:
-        why = "what it runs is no function of the project, and is not read"
-        yield Open(settings.actor.actor_name, why)
-    for function in functions:
-        yield from askers.signs(function)
+def _hooks(middleware: Middleware) -> Iterator[tuple[str, FunctionType]]:
+    """Yield the hooks of the user's middleware that are called in a worker, or for a message."""
+    for cls in type(middleware).__mro__:
+        for name, function in methods(cls):
+            if name.startswith(("before_", "after_")) and not any(x in name for x in _OF_A_DECLARATION):
+                yield name, function
 
 
 def place_of(function: Any) -> str:
@@ -139,35 +189,103 @@ def place_of(function: Any) -> str:
     return next(map(place, wrapped(function)), repr(function))
 
 
-def _asks(function: FunctionType, words: list[Mention]) -> Open | None:
-    """Return the first line of a function that may itself decide about a message's retry."""
+def _asks(function: FunctionType, words: Collection[Mention]) -> Open | None:
+    """Return the first line of a function that may itself decide about its message's retry."""
     for x in words:
         if x.kind == "text":
             continue
         if x.word == "Retry" and may_be(function, words, x.word, "dramatiq", (errors.Retry,)):
             return Open(place(function, x.line), "it raises Retry, which has a delay of its own")
-        if x.word == "CurrentMessage" and any(y.word == "options" for y in words):
-            return Open(place(function, x.line), "it reads the options of its own message")
+    if not any(x.word == "CurrentMessage" for x in words):
+        return None
+    used = [line for line, key, writes in _uses(function) if key in _OPTIONS or (writes and key is None)]
+    return Open(place(function, used[0]), "it uses the retries of its own message") if used else None
+
+
+def _changes(function: FunctionType, words: Collection[Mention]) -> Open | None:
+    """Return the first line of a hook that may write an option of retries, or enqueue or fail a message."""
+    if line := next(_written(function), None):
+        return Open(place(function, line), "it may write options of retries")
+    for x in words:
+        if x.kind == "attribute" and x.word in ("enqueue", "fail"):
+            return Open(place(function, x.line), f"it may {x.word} a message")
     return None
 
 
-def _in_middleware(middleware: Middleware) -> Iterator[Open]:
-    """Yield the lines by which the user's middleware may change, fail or send messages."""
-    for cls in type(middleware).__mro__:
-        for name, function in methods(cls):
-            is_hook = name.startswith(("before_", "after_")) and not name.endswith(_OF_A_PROCESS)
-            if is_hook and (line := _changes(function)):
-                why = f"{cls.__name__}.{name} may send or fail a message, or write its options"
-                yield Open(place(function, line), why)
+def _written(function: FunctionType) -> Iterator[int]:
+    """Yield the lines of a function that may write an option of retries."""
+    for line, key, writes in _uses(function):
+        if writes and (key is None or key in _OPTIONS):
+            yield line
 
 
-def _changes(function: FunctionType) -> int:
-    """Return the line of a hook that sends or fails a message, or may write an option of retries; else 0."""
-    words = [*mentions(function.__code__)]
-    has_options = any(x.word == "options" for x in words)
-    for x in words:
-        if x.word in _SENDS or (x.kind == "sets" and x.word == "options"):
-            return x.line
-        if has_options and x.kind != "name" and (x.word in _CHANGES or (x.kind, x.word) == ("key", "")):
-            return x.line
-    return 0
+@cache
+def _uses(function: FunctionType) -> tuple[tuple[int, str | None, bool], ...]:
+    """Return the uses of `options` in a function: line, key, and whether it may be written.
+
+    The key of a use that may be any is None, and a key that only the process knows is None, too.
+    """
+    node = source_of(function)
+    if node is None:
+        lines = [x.line for x in mentions(function.__code__) if x.word == "options"]
+        return tuple((line, None, True) for line in lines[:1])
+    above = {child: one for one in ast.walk(node) for child in ast.iter_child_nodes(one)}
+    names = {"options"}
+    for one in ast.walk(node):
+        match one:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute(attr="options")):
+                names.add(name)
+    found = []
+    for one in ast.walk(node):
+        match one:
+            case ast.Attribute(attr="options") | ast.Name():
+                if isinstance(one, ast.Attribute) or one.id in names:
+                    found += [(one.lineno, *use) for use in _use(function, one, above)]
+    return tuple(found)
+
+
+def _use(
+    function: FunctionType, options: ast.expr, above: Mapping[ast.AST, ast.AST]
+) -> Iterator[tuple[str | None, bool]]:
+    """Yield the keys of a use of `options`, and whether they may be written."""
+    of = above[options]
+    stored = not isinstance(getattr(options, "ctx", None), ast.Load)
+    match of:
+        case ast.Subscript(slice=key, ctx=ctx) if of.value is options:
+            yield _key(function, key), not isinstance(ctx, ast.Load)
+        case ast.Attribute(attr=name) if name in _READING | _WRITING and isinstance(above[of], ast.Call):
+            first = [*above[of].args, None][0]  # type: ignore[attr-defined]
+            yield ("", False) if first is None else (_key(function, first), name in _WRITING)
+        case ast.Attribute(attr="update") if isinstance(call := above[of], ast.Call):
+            given = [key for x in call.args for key in (x.keys if isinstance(x, ast.Dict) else [None])]
+            yield from ((None if key is None else _key(function, key), True) for key in given)
+            yield from ((x.arg, True) for x in call.keywords)
+        case ast.Compare(left=key) if key is not options:
+            yield _key(function, key), False
+        case ast.Assign(targets=[ast.Name(id=name)]) if of.value is options and isinstance(
+            options, ast.Attribute
+        ):
+            yield "", False  # the uses of the variable are read
+        case ast.Assign(targets=[target]) if target is options and isinstance(options, ast.Name):
+            yield "", False
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            yield None, name not in _LOOKING
+        case ast.Dict() | ast.keyword(arg=None) | ast.FormattedValue() | ast.For() | ast.BoolOp() | ast.If():
+            yield "", False
+        case _:
+            yield None, stored or not isinstance(of, ast.Attribute)
+
+
+def _key(function: FunctionType, node: ast.expr) -> str | None:
+    """Return the key of a subscript, if it is a text of the code or of its module."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.Name(id=name) if name not in function.__code__.co_varnames:
+            found = resolve(function, name)
+        case ast.Attribute(value=ast.Name(), attr=name):
+            # `self.KEY`, of the method's class
+            found = attribute_of(resolve(function, function.__qualname__.partition(".")[0]), name)
+        case _:
+            return None
+    return found if type(found) is str else None
