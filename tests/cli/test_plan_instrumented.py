@@ -72,7 +72,7 @@ def quiet(order):
 
 @app.task(name="unknown", bind=True, shared=False)
 def unknown(self, order):
-    self.retry(countdown=order)
+    self.retry(max_retries=order)
 
 for task in (charge, mail, quiet):
     task.apply((7,))  # Sentry wraps a task at its first run
