@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -23,9 +23,13 @@ from ojs_bridge import (
     StoreError,
     Unreachable,
 )
+from ojs_bridge.engine.keeping import Fate, fate_kind
 from ojs_bridge.engine.ports import Override
+from ojs_bridge.engine.runs import Run
 from ojs_bridge.operations import operation, running
-from ojs_bridge.spec.job import Header
+from ojs_bridge.operations.operation import Jobs
+from ojs_bridge.spec.decision import DeadLetter, Decision
+from ojs_bridge.spec.job import Header, Job, decode, encode
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
 from tests.servers import Valkey, eventually
 from tests.test_operating import bury
@@ -56,18 +60,36 @@ def published(outbox: Outbox) -> list[str]:
     return [letter.id for letter, _ in outbox.published]
 
 
-class Failing(Outbox):
-    """A publisher of jobs, three of four of which die again at once."""
+class Running(Outbox):
+    """A publisher whose jobs run at once: all of them, or each fourth, succeed; the others fail."""
 
-    def __init__(self, bridge: Bridge) -> None:
+    def __init__(self, bridge: Bridge, *, each: int = 4, attempts: int = 1, takes: int = 0) -> None:
         super().__init__()
-        self.bridge = bridge
+        self.bridge, self.each, self.attempts = bridge, each, attempts
+        #: The number of jobs that are sent before the first one has run.
+        self.takes, self.waits = takes, list[Header]()
 
     def republish(self, letter: Letter, header: Header, override: Override) -> None:
-        """Run the job."""
+        """Have a worker take the job."""
         super().republish(letter, header, override)
-        if int(letter.id[2:]) % 4:
-            bury(self.bridge, letter.id)
+        self.waits.append(header)
+        if len(self.waits) > self.takes:
+            self.work(self.waits.pop(0))
+
+    def work(self, header: Header) -> Decision:
+        """Run a job once."""
+        engine = self.bridge.engine
+        bare = Job(header.job.id, "billing.charge", "default", header.job.attempt)
+        job = decode(header.text, bare)
+        task = engine.task({"max_attempts": self.attempts, "on_exhaustion": "dead_letter"})
+        run = engine.begin(job, bare, task)
+        assert isinstance(run, Run)
+        raised = ConnectionError("down") if int(job.id[2:]) % self.each else None
+        decision = engine.judge(run, raised)
+        if isinstance(decision, DeadLetter):
+            engine.bury(run, engine.after(run.job, decision), decision, FRAMEWORK, {"args": []})
+        engine.settle(run, decision)
+        return decision
 
 
 @pytest.mark.parametrize("action", ["retry", "purge"])
@@ -254,19 +276,120 @@ def test_it_stops_when_the_replayed_jobs_die_again(fleet: Lives, monkeypatch: An
     bridge, _ = fleet
     bury_many(bridge, 200)
     monkeypatch.setattr(running, "LOOKED", 0.0)
-    bridge.engine.context.publishers[FRAMEWORK] = Failing(bridge)
-    ended = bridge.operations.run(bridge.operations.begin("retry", rate=50, stop_if_failing=0.5))
+    bridge.engine.context.publishers[FRAMEWORK] = Running(bridge)
+    ended = bridge.operations.run(bridge.operations.begin("retry", rate=20, stop_if_failing=0.5))
     assert ended.state == "stopped"
-    assert ended.why.endswith("replayed jobs have died again")
-    assert running.ENOUGH <= ended.succeeded < 200
+    assert ended.why == "15 of the last 20 replayed jobs that have run have failed"
+    assert ended.succeeded == 20
+
+
+@pytest.mark.parametrize("takes", [0, 20])
+def test_it_stops_when_attempts_fail_whose_jobs_have_attempts_left(
+    fleet: Lives, monkeypatch: Any, takes: int
+) -> None:
+    """A policy that outlasts the replay hides nothing, and neither do jobs that have not run yet."""
+    bridge, _ = fleet
+    bury_many(bridge, 120)
+    monkeypatch.setattr(running, "LOOKED", 0.0)
+    bridge.engine.context.publishers[FRAMEWORK] = Running(bridge, attempts=9, takes=takes)
+    ended = bridge.operations.run(bridge.operations.begin("retry", rate=20, stop_if_failing=0.5))
+    assert (ended.state, ended.succeeded) == ("stopped", 20 + takes)
+    assert told(bridge, ended) == Jobs(20 + takes, takes, 15, 5, 0, 0, 15)
+
+
+def test_what_became_of_the_jobs(fleet: Lives) -> None:
+    """Those that wait, run, have succeeded, after a failed attempt, too, and those that have died again."""
+    bridge, _ = fleet
+    ids = bury_many(bridge, 12)
+    outbox = bridge.engine.context.publishers[FRAMEWORK] = Running(bridge, attempts=2, takes=99)
+    begun = bridge.operations.begin("retry", ids=ids)
+    assert told(bridge, begun) == Jobs(0, 0, 0, 0, 0, 0, 0)
+    done = bridge.operations.run(begun)
+    assert told(bridge, done) == Jobs(12, 12, 0, 0, 0, 0, 0)
+    for header in outbox.waits[:8]:
+        outbox.work(header)
+    assert told(bridge, done) == Jobs(12, 4, 6, 2, 0, 0, 6)
+    again = [header for header in outbox.waits[:8] if int(header.job.id[2:]) % 4]
+    for n, header in enumerate(again):
+        outbox.each = 1 if n == 0 else 4
+        second = header.job._replace(attempt=2, fence=header.job.fence + 1)
+        outbox.work(encode(second))
+    assert told(bridge, done) == Jobs(12, 4, 0, 3, 0, 5, 6)
+    assert str(told(bridge, done)) == "3 succeeded, 4 not begun, 5 died again"
+    dead, more = bridge.operations.died_again(done.id, limit=3)
+    rest, end = bridge.operations.died_again(done.id, limit=3, cursor=more)
+    assert {letter.id for letter in (*dead, *rest)} == {header.job.id for header in again[1:]}
+    assert end is None
+    assert bridge.operations.get(done.id).to_ojs()["died_again"] == 5
+    bridge.dead_letters.delete(dead[0].id)
+    assert len(bridge.operations.died_again(done.id)[0]) == 4
+
+
+def test_a_job_that_is_replayed_alone_belongs_to_no_operation(fleet: Lives) -> None:
+    """Nor does one that an operation has sent before; and no other job writes of its fate."""
+    bridge, _ = fleet
+    bury_many(bridge, 2)
+    outbox = bridge.engine.context.publishers[FRAMEWORK] = Running(bridge)
+    done = bridge.operations.run(bridge.operations.begin("retry", ids=["j-001"]))
+    bridge.dead_letters.retry("j-001")
+    bridge.dead_letters.retry("j-000")
+    assert "operation" not in outbox.published[-1][1].state
+    assert told(bridge, done) == Jobs(1, 0, 0, 0, 0, 1, 1)
+
+
+def test_the_fates_of_an_operations_jobs_go_with_it(fleet: Lives, monkeypatch: Any) -> None:
+    """After thirty days."""
+    bridge, _ = fleet
+    assert bridge.store is not None
+    ids = bury_many(bridge, 3)
+    bridge.engine.context.publishers[FRAMEWORK] = Running(bridge)
+    done = bridge.operations.run(bridge.operations.begin("retry", ids=ids))
+    kinds = [fate_kind(done.id, fate) for fate in get_args(Fate)]
+    assert sum(bridge.store.count_documents(kinds).values()) == 3 + 1 + 2 + 2
+    monkeypatch.setattr(operation, "KEPT", timedelta(seconds=-1))
+    bridge.operations.begin("purge")
+    assert bridge.store.count_documents(kinds) == {}
+
+
+def test_the_numbers_of_the_audit_add_up(fleet: Lives, monkeypatch: Any) -> None:
+    """Each record has what was done under it; to ask for a stop sends nothing."""
+    bridge, outbox = fleet
+    ids = bury_many(bridge, 30)
+    outbox.refuses[ids[10]] = Unreachable("gone")
+    first = bridge.operations.run(bridge.operations.begin("retry"))
+    outbox.refuses[ids[17]] = outbox.refuses.pop(ids[10])
+    second = bridge.operations.run(bridge.operations.resume(first.id))
+    outbox.refuses.clear()
+    # The third process is gone before it has sent anything.
+    bridge.operations.resume(second.id)
+    monkeypatch.setattr(operation, "STALE", timedelta(0))
+    bridge.operations.stop(second.id)
+    monkeypatch.undo()
+    assert bridge.operations.run(bridge.operations.resume(second.id)).succeeded == 30
+    records = [(r.action, r.outcome, r.count) for r in reversed(bridge.operations.audit.list().records)]
+    assert records == [
+        ("dead_letter.replay", "failed", 10),
+        ("operation.resume", "failed", 7),
+        ("operation.resume", "stopped", 0),
+        ("operation.stop", "stopped", None),
+        ("operation.resume", "done", 13),
+    ]
+
+
+def told(bridge: Bridge, operation: Operation) -> Jobs:
+    """What became of an operation's jobs."""
+    found = bridge.operations.get(operation.id).jobs
+    assert found is not None
+    return found
 
 
 def test_jobs_that_succeed_stop_nothing(fleet: Lives, monkeypatch: Any) -> None:
     bridge, _ = fleet
     bury_many(bridge, 60)
     monkeypatch.setattr(running, "LOOKED", 0.0)
+    bridge.engine.context.publishers[FRAMEWORK] = Running(bridge, each=1)
     ended = bridge.operations.run(bridge.operations.begin("retry", rate=1000, stop_if_failing=0.0))
-    assert (ended.state, ended.died_again) == ("done", 0)
+    assert (ended.state, told(bridge, ended).succeeded) == ("done", 60)
 
 
 def test_an_override_goes_to_all_and_shows_no_argument(fleet: Lives) -> None:

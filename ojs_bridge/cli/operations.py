@@ -33,18 +33,25 @@ def list_(
         for operation in found:
             show_json(_json_of(operation))
         return
-    headings = ("id", "action", "began (UTC)", "state", "succeeded", "of")
+    headings = ("id", "action", "began (UTC)", "state", "so far", "of", "jobs")
     show(table(headings, map(_row, found)) if found else "no operations")
 
 
 @command(group, "show")
 def show_one(place: Place, operation_id: Id, as_json: AsJson = False) -> None:
-    """Show an operation: its choice, its progress, and the letters that stayed."""
+    """Show an operation: its choice, its progress, what became of its jobs, and the letters that stayed.
+
+    Of the jobs that died again, it shows the fifty newest letters.
+    """
     found = place.bridge.operations.get(operation_id)
     known = {name: value for name, value in _json_of(found).items() if value not in (None, "", [], {})}
     known["action"] = _action(found)
+    known["jobs"] = str(found.jobs or "")
     facts = table(("", ""), ((name, value) for name, value in known.items() if name != "errors"))
-    answer(_json_of(found), facts, *_stayed(found), as_json=as_json)
+    dead, _ = place.bridge.operations.died_again(operation_id)
+    rows = [(letter.id, letter.error_type, time_of(letter.discarded_at)) for letter in dead]
+    again = [table(("id", "died again of", "at (UTC)"), rows)] if rows else []
+    answer(_json_of(found), facts, *_stayed(found), *again, as_json=as_json)
 
 
 @command(group, "stop", changes=True)
@@ -74,6 +81,8 @@ def carry_out(place: Place, operation: Operation, *, as_json: bool) -> int | Non
     except KeyboardInterrupt:
         ended = operations.get(operation.id)
     answer(_json_of(ended), _progress(ended), *_stayed(ended), as_json=as_json)
+    if ended.jobs and (ended.jobs.waiting or ended.jobs.running):
+        say(f"what becomes of them: ojs-bridge operations show {ended.id}")
     if ended.state == "done":
         return INCOMPLETE if ended.failed else None
     say(f"{ended.state}: {ended.why}; go on with: ojs-bridge operations resume {ended.id}")
@@ -88,7 +97,15 @@ def _json_of(operation: Operation) -> dict[str, Any]:
 def _row(operation: Operation) -> tuple[object, ...]:
     total = "" if operation.total is None else operation.total
     began = time_of(operation.began_at)
-    return operation.id, _action(operation), began, operation.state, operation.succeeded, total
+    return (
+        operation.id,
+        _action(operation),
+        began,
+        operation.state,
+        operation.succeeded,
+        total,
+        str(operation.jobs or ""),
+    )
 
 
 def _action(operation: Operation) -> str:
@@ -100,7 +117,8 @@ def _progress(operation: Operation) -> str:
     stayed = f", {operation.failed:,} stayed" if operation.failed else ""
     number = operation.succeeded
     what = counted(number, "retry", "retries") if operation.action in ON_RETRIES else told(number)
-    return f"{what} {DONE[operation.action]}{stayed}"
+    became = f" ({operation.jobs})" if operation.jobs and operation.succeeded else ""
+    return f"{what} {DONE[operation.action]}{became}{stayed}"
 
 
 def _stayed(operation: Operation) -> list[RenderableType]:

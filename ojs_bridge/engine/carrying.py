@@ -20,7 +20,7 @@ from ..store import Settle, Store
 from . import events
 from .context import Context
 from .harmless import Harmless
-from .keeping import letter_of, parked_of
+from .keeping import fates_of, letter_of, parked_of
 from .ports import Ended, Onward, Outlet
 from .rates import Rates
 from .reservations import Reservations, TakenOver, was_lost
@@ -273,11 +273,20 @@ class Carrying:
             with Harmless(job):
                 events.log(job, decision)
                 self._hint(job, decision)
+        if job.operation:
+            self.tell_operation(job, decision)
         if self._rates or self._events or self.instruments:
             self._tell(run, decision)
         if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discard)):
             with Harmless(job):
                 self.context.history.forget(job)
+
+    def tell_operation(self, job: Job, decision: Decision | None) -> None:
+        """Write what became of a job that a bulk operation has sent; None is the beginning of a run."""
+        if self.store is not None:
+            with Harmless(job):
+                for fate in fates_of(job, decision, self.now()):
+                    self.store.write_document(fate)
 
     def _hint(self, job: Job, decision: Decision) -> None:
         """Tell a test that waits for real how not to wait, once."""

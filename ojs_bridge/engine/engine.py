@@ -201,6 +201,8 @@ class Engine(Carrying):
             found = self._reservations.reserve(
                 begun, _sender(job, bare, publication), can_wait=can_wait, wait=wait
             )
+        if isinstance(found, Run) and found.job.operation:
+            self.tell_operation(found.job, None)
         if isinstance(found, Run) and self._events:
             # The attempt is reserved: no error may keep the job from its handler any more.
             with Harmless(found.job):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+from typing_extensions import assert_never
 
 from ..errors import InvalidState, NotExpressible
-from ..spec.decision import DeadLetter
+from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
 from ..spec.job import ErrorEntry, Job, decode
 from ..spec.policy import RetryPolicy
-from ..store import Letter, Parked
+from ..store import Document, Letter, Parked
 from .ports import Onward
 from .runs import told_in_ojs
+
+#: What becomes of a job that a bulk operation has sent. It recovers if it succeeds after a failed attempt.
+Fate: TypeAlias = Literal["began", "failed", "succeeded", "recovered", "died", "discarded"]
 
 
 def letter_of(
@@ -47,6 +52,35 @@ def letter_of(
         policy=_in_json(policy),
     )
     return replace(letter, fault=letter.group)
+
+
+def fates_of(job: Job, decision: Decision | None, at: datetime) -> Iterator[Document]:
+    """Yield what became of a job that a bulk operation has sent, for a run that begins (None) or ends.
+
+    Each is kept once for a job, however often it comes: the first one stays.
+    """
+    match decision:
+        case None:
+            found: tuple[Fate, ...] = ("began",)
+        case Complete():
+            found = ("succeeded",) if job.attempt == 1 else ("recovered",)
+        case RetryAt():
+            found = ("failed",)
+        case Discard():
+            found = ("failed", "discarded")
+        case DeadLetter():
+            found = ("failed", "died")
+        case Snooze() | GiveBack():
+            found = ()
+        case _:
+            assert_never(decision)
+    for fate in found:
+        yield Document(fate_kind(job.operation, fate), job.key, at, {"id": job.id})
+
+
+def fate_kind(operation: str, fate: Fate) -> str:
+    """Return the kind of the records of a fate of an operation's jobs."""
+    return f"{operation}.{fate}"
 
 
 def _in_json(policy: RetryPolicy) -> dict[str, Any] | None:

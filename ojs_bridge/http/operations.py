@@ -12,10 +12,11 @@ from ..bridge import Bridge
 from ..errors import NotResumable, OperationNotFound, StoreError
 from ..operations.letters import Kind
 from ..operations.operation import Operation
+from ..spec.job import format_time
 from . import shapes
 from .answers import Refusal, invalid, not_found, too_many
 from .bulk import MAX_RUNNING, unconfirmed
-from .requests import Begin, Limited
+from .requests import Begin, DiedQuery, Limited
 from .routes import Operation as Route
 from .routes import answers
 
@@ -82,6 +83,26 @@ class Operations:
             return self._carried_out(lambda: self._operations.resume(job_id))
         except NotResumable as error:
             raise Refusal(409, "x_conflict", str(error)) from None
+
+    @answers(OPERATIONS, "GET", "/operations/{id}/dead-letters")
+    def died_again(self, job_id: str, query: DiedQuery) -> shapes.DiedAgain:
+        """List the dead letters of jobs that a replay has sent, the newest death first."""
+        self._get(job_id)
+        try:
+            found, more = self._operations.died_again(job_id, limit=query.limit, cursor=query.cursor)
+        except ValueError as error:
+            raise invalid(str(error)) from None
+        jobs: list[shapes.Dead] = [
+            {
+                "id": letter.id,
+                "type": letter.type,
+                "queue": letter.queue,
+                "error_type": letter.error_type,
+                "discarded_at": format_time(letter.discarded_at),
+            }
+            for letter in found
+        ]
+        return {"jobs": jobs, "next_cursor": more}
 
     @answers(OPERATIONS, "GET", "/operations/{id}")
     def get(self, job_id: str) -> shapes.BulkOperation:

@@ -132,6 +132,12 @@ class Limited(Asked):
     limit: Limit = 50
 
 
+class DiedQuery(Limited):
+    """A page of letters of jobs that a replay has sent."""
+
+    cursor: Cursor | None = None
+
+
 class LettersQuery(Filter, Paging):
     """A page of dead letters."""
 

@@ -173,8 +173,26 @@ class Result(TypedDict):
     errors: list[Failed]
 
 
+class Jobs(TypedDict):
+    """What became of the jobs that a replay has sent; those that wait for a retry count as running.
+
+    `failed` is the number of those that have failed in an attempt at least.
+    """
+
+    sent: Count
+    waiting: Count
+    running: Count
+    succeeded: Count
+    discarded: Count
+    died_again: Count
+    failed: Count
+
+
 class BulkOperation(TypedDict):
-    """A bulk operation; `ids` is the number of its ids, `changes` the names of what its override changes."""
+    """A bulk operation; `ids` is the number of its ids, `changes` the names of what its override changes.
+
+    `succeeded` counts the letters or retries with which it is done. `jobs` says what became of replayed ones.
+    """
 
     id: str
     action: Action
@@ -191,8 +209,26 @@ class BulkOperation(TypedDict):
     succeeded: Count
     failed: Count
     died_again: Count
+    jobs: Jobs | None
     errors: list[Failed]
     why: str
+
+
+class Dead(TypedDict):
+    """A dead letter of a job that a replay has sent."""
+
+    id: str
+    type: str
+    queue: str
+    error_type: str
+    discarded_at: Time
+
+
+class DiedAgain(TypedDict):
+    """A page of dead letters of a replay's jobs, the newest death first."""
+
+    jobs: list[Dead]
+    next_cursor: str | None
 
 
 class BulkOperations(TypedDict):

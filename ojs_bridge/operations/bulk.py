@@ -18,10 +18,11 @@ from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..errors import NotResumable
+from ..store import Letter
 from .audit import Audit, some
 from .dead_letters import DeadLetters
 from .health import Probe
-from .letters import Kind, kind_to_json
+from .letters import Kind, kind_to_json, page_size
 from .marks import Marks
 from .operation import ON_RETRIES, RECORDED, Action, Ledger, Operation, State, check
 from .parked_retries import ParkedRetries, is_plain
@@ -67,8 +68,8 @@ class Operations:
         """Write a new operation on the letters of a Kind, or of some ids; `run` carries it out.
 
         `override` and `rate` are as for `DeadLetters.retry_all`. `stop_if_failing` is a share from 0 to 1:
-        the operation stops when more of the jobs that it replayed last have died again. Raises ValueError
-        and InvalidRetryPolicy.
+        the operation stops when more of the jobs whose outcome is newest have failed an attempt. Raises
+        ValueError and InvalidRetryPolicy.
         """
         check(action, ids, override, rate, stop_if_failing, kind)
         now = self._ledger.now()
@@ -99,7 +100,7 @@ class Operations:
         subject = {"filter": operation.kind} if ids is None else some(ids)
         subject |= {"operation": operation.id, "changes": changed(operation.override)}
         with self.audit.recording(RECORDED[operation.action], **subject) as entry:
-            entry.count, entry.outcome = operation.total, operation.state
+            entry.outcome = operation.state
             operation = replace(operation, record=entry.id)
             if ids is not None:
                 self._ledger.write_ids(operation, ids)
@@ -116,7 +117,7 @@ class Operations:
         has taken the operation up.
         """
         running = Running(operation, self._ledger, self.audit, self.letters, self.retries, progress)
-        return running.to_its_end()
+        return self._ledger.with_jobs([running.to_its_end()])[0]
 
     def get(self, operation_id: str) -> Operation:
         """Return an operation; raises OperationNotFound."""
@@ -133,7 +134,7 @@ class Operations:
             return found
         with self.audit.recording("operation.stop", operation=operation_id) as entry:
             found = self._stop(operation_id)
-            entry.count, entry.outcome = found.succeeded, found.state
+            entry.outcome = found.state
         return found
 
     def _stop(self, operation_id: str) -> Operation:
@@ -144,6 +145,9 @@ class Operations:
             state: State = "stopped" if found.state == "interrupted" else "stopping"
             asked = replace(found, state=state, revision=found.revision + 1)
             if self._ledger.save(asked):
+                if state == "stopped":
+                    # Nobody else ends the record of what its process has left.
+                    self.audit.end(found.record, state, found.succeeded - found.recorded)
                 return asked
 
     def resume(self, operation_id: str) -> Operation:
@@ -155,13 +159,34 @@ class Operations:
         if found.state not in ("interrupted", "stopped", "failed"):
             raise NotResumable(f"operation {operation_id!r} is {found.state}, and cannot be resumed")
         now = self._ledger.now()
-        resumed = replace(found, state="running", why="", updated_at=now, revision=found.revision + 1)
+        resumed = replace(
+            found,
+            state="running",
+            why="",
+            updated_at=now,
+            recorded=found.succeeded,
+            revision=found.revision + 1,
+        )
         with self.audit.recording("operation.resume", operation=operation_id) as entry:
-            entry.count, entry.outcome = found.succeeded, resumed.state
+            entry.outcome = resumed.state
             resumed = replace(resumed, record=entry.id)
             if not self._ledger.save(resumed):
                 raise NotResumable(f"operation {operation_id!r} was resumed by another process")
+        if found.state == "interrupted":
+            self.audit.end(found.record, found.state, found.succeeded - found.recorded)
         return resumed
+
+    def died_again(
+        self, operation_id: str, *, limit: int = 50, cursor: str | None = None
+    ) -> tuple[Sequence[Letter], str | None]:
+        """Return dead letters of jobs that an operation has replayed, the newest death first, and a cursor.
+
+        A letter that was replayed or deleted since is left out. Raises OperationNotFound, and ValueError for
+        a limit outside 1 to 1000.
+        """
+        ids, more = self._ledger.dead(self.get(operation_id), page_size(limit), cursor)
+        found = [letter for letter_id in ids if (letter := self.letters.find(letter_id)) is not None]
+        return found, more
 
     def count(self, action: Action, **kind: Unpack[Kind]) -> int:
         """Count the letters or retries of a Kind that an action would reach; raises ValueError."""

@@ -83,6 +83,11 @@ class DeadLetters:
         """Return a dead letter with its whole history (DLQ-002); raises LetterNotFound."""
         return self._shown(self._get(letter_id))
 
+    def find(self, letter_id: str) -> Letter | None:
+        """Return a dead letter, or None."""
+        letter = self._store.get(letter_id)
+        return None if letter is None else self._shown(letter)
+
     def id_of(self, text: str) -> str:
         """Return the id of a dead letter that is this text, or else the only one that begins with it.
 
@@ -227,9 +232,12 @@ class DeadLetters:
         Redacted lines cannot be loaded.
         """
         where, text = self._until_now(kind)
-        for page in self._pages(where, text):
-            for letter in page:
-                yield letter_to_json(self._shown(letter))
+        with self._recording("dead_letter.export", kind) as entry:
+            entry.add(0)
+            for page in self._pages(where, text):
+                for letter in page:
+                    yield letter_to_json(self._shown(letter))
+                    entry.add(1)
 
     def load(self, lines: Iterable[str]) -> int:
         """Load lines of `export`, and return their number; a letter of the same id is replaced.
@@ -278,14 +286,14 @@ class DeadLetters:
         """
         Rules(self._rules, self._context).apply()
 
-    def replayer(self, told: Callable[[Job], object] = lambda _job: None) -> Replayer:
-        """Return a replayer, which calls `told` for each job."""
+    def replayer(self, told: Callable[[Job], object] = lambda _job: None, operation: str = "") -> Replayer:
+        """Return a replayer, for a bulk operation if it has an id; it calls `told` for each job."""
 
         def replayed(job: Job) -> None:
             self._replayed(job)
             told(job)
 
-        return Replayer(self._context, replayed)
+        return Replayer(self._context, replayed, operation)
 
     def _replayed(self, job: Job) -> None:
         self._context.emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))

@@ -11,7 +11,7 @@ from typing import Any
 from ..engine.context import Context
 from ..spec.job import format_time
 from ..store import Document, Store
-from .audit import MAX_TEXT, Actor
+from .audit import MAX_TEXT, Actor, Audit
 from .letters import needed, page_size
 
 KIND = "mark"
@@ -36,6 +36,7 @@ class Marks:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._audit = Audit(context)
 
     def add(self, text: str, *, at: datetime | None = None) -> Mark:
         """Write a mark, for now or for another time; raises ValueError."""
@@ -46,7 +47,9 @@ class Marks:
             raise ValueError(f"at: {at!r} must be a time with a zone")
         at = at or self._context.clock()
         mark = Mark(f"mark-{secrets.token_hex(6)}", at, text, Actor.current().name)
-        self._store.write_document(Document(KIND, mark.id, at, {"text": text, "by": mark.by}))
+        store = self._store
+        with self._audit.recording("mark.add", mark=mark.id, text=text, at=format_time(at)):
+            store.write_document(Document(KIND, mark.id, at, {"text": text, "by": mark.by}))
         return mark
 
     def list(self, *, since: datetime | None = None, limit: int = 100) -> Sequence[Mark]:

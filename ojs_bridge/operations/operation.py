@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias, get_args
 
 from ..engine.context import Context
+from ..engine.keeping import Fate, fate_kind
 from ..errors import OperationNotFound
 from ..spec.job import format_time, parse_time
 from ..store import Document, Store, from_ms, to_ms
-from .letters import Kind, needed, wanted
+from .letters import Kind, every_page, needed, wanted
 from .replaying import check_rate, override_of
 
 Action: TypeAlias = Literal["retry", "purge", "run", "cancel"]
@@ -38,13 +39,54 @@ MAX_IDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class Jobs:
+    """What became of the jobs that a replay has sent, as workers of this release have told the store.
+
+    Those that run, or wait for a retry, count as `running`. `failed` have failed in an attempt at least.
+    """
+
+    sent: int
+    waiting: int
+    running: int
+    succeeded: int
+    discarded: int
+    died_again: int
+    failed: int
+
+    @classmethod
+    def of(cls, sent: int, count: Callable[[Fate], int]) -> Jobs:
+        """Return the numbers by those of the fates."""
+        succeeded = count("succeeded") + count("recovered")
+        discarded, died, began = count("discarded"), count("died"), count("began")
+        running = max(began - succeeded - discarded - died, 0)
+        waiting = max(sent - running - succeeded - discarded - died, 0)
+        return cls(sent, waiting, running, succeeded, discarded, died, count("failed"))
+
+    def __str__(self) -> str:
+        """Tell the numbers that are not zero."""
+        told = [
+            f"{number:,} {what}"
+            for number, what in (
+                (self.succeeded, "succeeded"),
+                (self.running, "running or waiting for a retry"),
+                (self.waiting, "not begun"),
+                (self.died_again, "died again"),
+                (self.discarded, "discarded"),
+            )
+            if number
+        ]
+        return ", ".join(told)
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """A bulk operation: dead letters are replayed or purged, or parked retries are run now or cancelled.
 
     `ids` is the number of ids that were chosen, None where a filter chose. `total` is the number of letters
-    or retries that matched in the beginning, None where they were not counted. `died_again` counts the jobs
-    among the last 200 replayed ones that are dead letters again. `why` says what ended it. `record` is the
-    id of the audit's record of its beginning, or of its last resumption.
+    or retries that matched in the beginning, None where they were not counted. `succeeded` is the number of
+    those with which the operation was done: of a replay, the number of jobs that were sent. `jobs` says what
+    became of these. `why` says what ended it. `record` is the id of the audit's record of its beginning, or
+    of its last resumption, and `recorded` is what was done before that.
     """
 
     id: str
@@ -61,12 +103,13 @@ class Operation:
     matched: int = 0
     succeeded: int = 0
     failed: int = 0
-    died_again: int = 0
     errors: Sequence[Sequence[str]] = ()
     why: str = ""
     cursor: str | None = None
     record: str = ""
+    recorded: int = 0
     revision: int = 1
+    jobs: Jobs | None = field(default=None, compare=False)
 
     @property
     def has_ended(self) -> bool:
@@ -76,11 +119,12 @@ class Operation:
     def to_ojs(self) -> dict[str, Any]:
         """Return the operation in JSON; of the override it has only the names of the changed fields."""
         told = asdict(self)
-        for name in ("cursor", "revision", "override", "record"):
+        for name in ("cursor", "revision", "override", "record", "recorded"):
             del told[name]
         return {
             **told,
             "changes": sorted(self.override),
+            "died_again": self.jobs.died_again if self.jobs else 0,
             "errors": [{"job_id": letter_id, "error": why} for letter_id, why in self.errors],
             "began_at": format_time(self.began_at),
             "updated_at": format_time(self.updated_at),
@@ -134,11 +178,39 @@ class Ledger:
         found = self.store.get_document(KIND, operation_id)
         if found is None:
             raise OperationNotFound(f"there is no operation {operation_id!r}")
-        return self._read(found)
+        return self.with_jobs([self._read(found)])[0]
 
     def newest(self, limit: int) -> Sequence[Operation]:
         """Return the newest operations."""
-        return tuple(map(self._read, self.store.list_documents(KIND, limit=limit, cursor=None).documents))
+        documents = self.store.list_documents(KIND, limit=limit, cursor=None).documents
+        return self.with_jobs([*map(self._read, documents)])
+
+    def with_jobs(self, operations: Sequence[Operation]) -> Sequence[Operation]:
+        """Return operations, the replays with what became of their jobs."""
+        replays = [operation.id for operation in operations if operation.action == "retry"]
+        kinds = [fate_kind(replay, fate) for replay in replays for fate in get_args(Fate)]
+        counts = self.store.count_documents(kinds) if kinds else {}
+
+        def jobs(replay: Operation) -> Jobs:
+            return Jobs.of(replay.succeeded, lambda fate: counts.get(fate_kind(replay.id, fate), 0))
+
+        return tuple(replace(each, jobs=jobs(each)) if each.id in replays else each for each in operations)
+
+    def newest_fates(self, operation: Operation, fates: Sequence[Fate], most: int) -> Sequence[Fate]:
+        """Return the newest of some fates of an operation's jobs, the newest first."""
+        found = [
+            (document.at, fate)
+            for fate in fates
+            for document in self.store.list_documents(
+                fate_kind(operation.id, fate), limit=most, cursor=None
+            ).documents
+        ]
+        return [fate for _, fate in sorted(found, reverse=True)[:most]]
+
+    def dead(self, operation: Operation, limit: int, cursor: str | None) -> tuple[Sequence[str], str | None]:
+        """Return the ids of an operation's jobs that died again, the newest first, and a cursor."""
+        page = self.store.list_documents(fate_kind(operation.id, "died"), limit=limit, cursor=cursor)
+        return [str(document.body["id"]) for document in page.documents], page.next_cursor
 
     def _read(self, document: Document) -> Operation:
         known = {name: value for name, value in document.body.items() if name in Operation.__slots__}
@@ -154,7 +226,7 @@ class Ledger:
     def save(self, operation: Operation) -> bool:
         """Write the next revision of an operation; False when another process has written one."""
         body = {**asdict(operation), "updated_at": format_time(operation.updated_at)}
-        del body["revision"], body["began_at"]
+        del body["revision"], body["began_at"], body["jobs"]
         return self.store.write_document(
             Document(KIND, operation.id, operation.began_at, body, operation.revision)
         )
@@ -171,9 +243,14 @@ class Ledger:
         return tuple(found.body["ids"])
 
     def forget_older(self, operation: Operation) -> None:
-        """Delete the operations that began 30 days before this one."""
+        """Delete the operations that began 30 days before this one, with the fates of their jobs."""
+        before = operation.began_at - KEPT
+        for page in every_page(lambda cursor: self.store.list_documents(KIND, limit=500, cursor=cursor)):
+            for old in (document.id for document in page.documents if document.at < before):
+                for fate in get_args(Fate):
+                    self.store.forget_documents(fate_kind(old, fate), before=operation.began_at)
         for kind in (KIND, IDS):
-            self.store.forget_documents(kind, before=operation.began_at - KEPT)
+            self.store.forget_documents(kind, before=before)
 
     def now(self) -> datetime:
         """Return the time, in whole milliseconds, as the store keeps it."""

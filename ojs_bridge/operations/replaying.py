@@ -86,10 +86,13 @@ def changed(changes: Mapping[str, Any]) -> list[str]:
 
 
 class Sender:
-    """Publishes the messages of dead letters; a store keeps the errors that the headers have no room for."""
+    """Publishes the messages of dead letters; a store keeps the errors that the headers have no room for.
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    `operation` is the id of the bulk operation for which it does so, if any.
+    """
+
+    def __init__(self, context: Context, operation: str = "") -> None:
+        self._context, self._operation = context, operation
 
     def send(self, letter: Letter, override: Override) -> Job:
         """Publish a letter's message, and return the job as it goes on; raises every error of publishing."""
@@ -99,7 +102,7 @@ class Sender:
         if override.retry:
             _check(retry)
         store = self._context.store
-        replayed = job.replayed()._replace(retry=retry, queue=override.queue or job.queue)
+        replayed = job.replayed(self._operation)._replace(retry=retry, queue=override.queue or job.queue)
         header = self._context.history.encode(replayed)
         if header.left_out and store is not None:
             store.forget_errors(letter.id)
@@ -124,12 +127,12 @@ class Sender:
 
 
 class Replayer:
-    """Replays dead letters of one bridge, and calls `told` for each job."""
+    """Replays dead letters of one bridge, for a bulk operation if it has an id; calls `told` for each job."""
 
-    def __init__(self, context: Context, told: Callable[[Job], object]) -> None:
+    def __init__(self, context: Context, told: Callable[[Job], object], operation: str = "") -> None:
         self._context = context
         self._store = needed(context.store, "dead letters")
-        self._sender = Sender(context)
+        self._sender = Sender(context, operation)
         self._clock = context.clock
         self._told = told
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,9 +18,9 @@ from .operation import Ledger, Operation, State
 from .parked_retries import ParkedRetries
 from .replaying import MAX_TOLD, Bulk, override_of
 
-#: The seconds between two writings of the progress, and between two looks for jobs that died again.
+#: The seconds between two writings of the progress, and between two looks for jobs that have failed.
 SAVED, LOOKED = 1.0, 2.0
-#: The newest replayed jobs that are watched, and the fewest from which a share is taken.
+#: The newest jobs with an outcome that are looked at, and the fewest from which a share is taken.
 WATCHED, ENOUGH = 200, 20
 Entries_co = TypeVar("Entries_co", covariant=True)
 
@@ -56,7 +55,6 @@ class Running:
         self._before = self._now = self._page = operation
         self._progress = progress
         self._saved_at = self._looked_at = time.monotonic()
-        self._watched: deque[str] = deque(maxlen=WATCHED)
 
     def to_its_end(self) -> Operation:
         """Carry the operation out, as `Operations.run` says."""
@@ -84,7 +82,7 @@ class Running:
             self._letters.purge_pages(self._pages(self._letters), self._told)
         elif asked.action == "retry":
             override = override_of(asked.override)
-            replayer = self._letters.replayer(self._sent)
+            replayer = self._letters.replayer(self._sent, asked.id)
             replayer.many(self._pages(self._letters), override, rate=asked.rate, told=self._told)
         else:
             due = asked.began_at if asked.action == "run" else None
@@ -116,23 +114,23 @@ class Running:
         )
         if self._progress is not None:
             self._progress(self._now)
-        self._look_for_deaths()
+        self._look_for_failures()
         self._save_now_and_then()
 
-    def _sent(self, job: Job) -> None:
+    def _sent(self, _job: Job) -> None:
         # A batch that is broken off is not told of, but its jobs were sent.
         self._now = replace(self._now, matched=self._now.matched + 1, succeeded=self._now.succeeded + 1)
-        self._watched.append(job.id)
 
-    def _look_for_deaths(self) -> None:
-        limit, watched = self._now.stop_if_failing, len(self._watched)
-        if limit is None or watched < ENOUGH or time.monotonic() < self._looked_at + LOOKED:
+    def _look_for_failures(self) -> None:
+        """Stop if too many of the newest jobs that had their time have failed, or have failed an attempt."""
+        limit = self._now.stop_if_failing
+        if limit is None or time.monotonic() < self._looked_at + LOOKED:
             return
-        again = sum(self._ledger.store.get(job_id) is not None for job_id in self._watched)
-        self._now = replace(self._now, died_again=again)
         self._looked_at = time.monotonic()
-        if again > limit * watched:
-            raise _Stopped(f"{again} of the last {watched} replayed jobs have died again")
+        newest = self._ledger.newest_fates(self._now, ("failed", "succeeded"), WATCHED)
+        failed = sum(fate == "failed" for fate in newest)
+        if len(newest) >= ENOUGH and failed > limit * len(newest):
+            raise _Stopped(f"{failed} of the last {len(newest)} replayed jobs that have run have failed")
 
     def _save_now_and_then(self) -> None:
         if time.monotonic() >= self._saved_at + SAVED:
@@ -177,5 +175,5 @@ class Running:
         except _Stopped:
             # The operation has ended by itself meanwhile.
             self._save(replace(ended, revision=self._now.revision))
-        self._audit.end(self._now.record, state, self._now.succeeded)
+        self._audit.end(self._now.record, state, self._now.succeeded - self._now.recorded)
         return self._now

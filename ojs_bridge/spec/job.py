@@ -44,7 +44,7 @@ class Job(NamedTuple):
     `attempt` is 1-based and names the run that is due or under way. `retry` is the job's own partial policy.
     At `expires` the framework would drop the message unrun. `fence` grows with every retry, snooze and
     replay: a message with a lower fence is a late copy. `chain` tells jobs apart that a user has sent under
-    one id.
+    one id. `operation` is the bulk operation that has replayed the job last, if any.
     """
 
     id: str
@@ -60,6 +60,7 @@ class Job(NamedTuple):
     expires: datetime | None = None
     fence: int = 0
     chain: str = ""
+    operation: str = ""
 
     @property
     def key(self) -> str:
@@ -113,7 +114,7 @@ class Job(NamedTuple):
         """Return the job of this delivery, put off until a time."""
         return self._replace(next_retry_at=at)
 
-    def replayed(self) -> Job:
+    def replayed(self, operation: str = "") -> Job:
         """Return the job as a replay starts it: no attempt used, history kept, one more replay."""
         return self._replace(
             attempt=1,
@@ -121,6 +122,7 @@ class Job(NamedTuple):
             expires=None,
             replay_count=self.replay_count + 1,
             fence=self.fence + 1,
+            operation=operation,
         )
 
 
@@ -184,7 +186,7 @@ def _state(job: Job, errors: tuple[ErrorEntry, ...]) -> dict[str, Any]:
         state["retry"] = dict(job.retry)
     if errors:
         state["errors"] = list(errors)
-    for name in ("errors_dropped", "replay_count", "chain"):
+    for name in ("errors_dropped", "replay_count", "chain", "operation"):
         if value := getattr(job, name):
             state[name] = value
     for name in ("next_retry_at", "created_at"):
@@ -270,6 +272,7 @@ def decode(state: object, job: Job) -> Job:
         job.expires,
         _fence(fields, job.attempt - steps, steps),
         _typed(fields, "chain", str, job.chain),
+        _typed(fields, "operation", str, ""),
     )
 
 

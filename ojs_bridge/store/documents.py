@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -38,6 +38,9 @@ class Documenting(Protocol):
 
     def list_documents(self, kind: str, *, limit: int, cursor: str | None) -> DocumentPage:
         """Return a page, newest first; raises ValueError for a cursor that no page gave out."""
+
+    def count_documents(self, kinds: Collection[str]) -> Mapping[str, int]:
+        """Return the number of documents of each of these kinds that has any."""
 
     def forget_documents(self, kind: str, *, before: datetime) -> int:
         """Delete the documents of a kind that are older; return how many."""

@@ -153,7 +153,7 @@ def test_a_replay_on_dramatiq(folder: Path, valkey_url: str) -> None:
     assert (looked.code, looked.err.strip()) == (1, stays)
     ran = dead_letters(folder, valkey_url, *words, "--yes")
     assert ran.code == 1
-    assert ran.out.startswith("3 dead letters replayed, 1 stayed\n")
+    assert ran.out.startswith("3 dead letters replayed (3 not begun), 1 stayed\n")
     assert "which dramatiq here does not know" in ran.out
     with redis.Redis.from_url(valkey_url) as client:
         assert client.llen("dramatiq:default") == 3

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import LetterNotFound
+from ojs_bridge.operations.operation import Jobs
 from ojs_bridge.spec.job import format_time
 from tests.contract.fleet import Fleet, end, gaps, retries
 from tests.contract.steps import KEEP, AuthExpired
@@ -257,6 +258,29 @@ def test_a_replay_that_fails_again_is_a_dead_letter_again(fleet: Fleet) -> None:
     letter = fleet.bridge.dead_letters.get(job)
     assert (letter.replay_count, letter.attempt, len(letter.errors)) == (2, 2, 6)
     assert len(fleet.runs(job)) == 6
+
+
+def test_an_operation_tells_what_became_of_its_jobs(fleet: Fleet) -> None:
+    """They succeed, after a failed attempt, too, or die again; its letters are those that died."""
+    lives = {
+        "succeeds": ("'ok'",),
+        "recovers": ("OSError('three')", "'ok'"),
+        "dies": ("OSError('three')", "OSError('four')"),
+    }
+    sent = {
+        name: fleet.send("act_kept", "OSError('one')", "OSError('two')", *later)
+        for name, later in lives.items()
+    }
+    for job in sent.values():
+        end(fleet, job)
+    operations = fleet.bridge.operations
+    done = operations.run(operations.begin("retry", ids=[*sent.values()]))
+    for job in sent.values():
+        end(fleet, job, nth=2)
+    jobs = Jobs(sent=3, waiting=0, running=0, succeeded=2, discarded=0, died_again=1, failed=2)
+    eventually(lambda: operations.get(done.id).jobs == jobs, what="what became of the jobs")
+    [letter], _ = operations.died_again(done.id)
+    assert letter.id == sent["dies"]
 
 
 @pytest.mark.requirement("DLQ-R002")

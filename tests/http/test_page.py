@@ -30,6 +30,7 @@ from tests.servers.ports import free_port
 from tests.store.test_parked import parked
 from tests.store.test_rates import record
 from tests.store.test_store import entry, letter
+from tests.test_bulk import Running, bury_many
 from tests.test_health import worker
 
 #: A loaded machine's patience, in milliseconds.
@@ -417,7 +418,7 @@ def test_a_bulk_replay_is_stopped_and_resumed(page: Page, door: Door) -> None:
     )
     assert begun.ok
     page.reload()
-    shown = page.locator("#operations li")
+    shown = page.locator("#operations li", has_text="slowly")
     expect(shown).to_contain_text("Replay queue slowly: running")
     shown.get_by_role("button", name="Stop").click()
     expect(shown).to_contain_text("stopped")
@@ -1011,6 +1012,27 @@ def test_the_page_waits(browser: Browser, door: Door) -> None:
     eventually(lambda: asks(60))
     expect(page.locator("#trouble")).to_be_hidden()
     expect(page.locator("#live-state")).to_have_text("Live")
+    page.close()
+
+
+def test_what_became_of_a_replay_is_on_the_page(browser: Browser, tmp_path: Path) -> None:
+    """Its jobs are sent, succeed or die again, and the letters of these are a click away."""
+    bridge, _ = bridge_with_outbox(f"sqlite:///{tmp_path}/ojs.db")
+    ids = bury_many(bridge, 5)
+    outbox = bridge.engine.context.publishers[FRAMEWORK] = Running(bridge, takes=9)
+    bridge.operations.run(bridge.operations.begin("retry", ids=ids))
+    for header in outbox.waits[:3]:
+        outbox.work(header)
+    page = browser.new_page()
+    with listening(app_for(bridge, open_to_all=True)) as address:
+        page.goto(address)
+        row = page.locator("#operations li")
+        expect(row).to_contain_text("Replay 5 selected: done 5 of 5 sent")
+        expect(row).to_contain_text("1 succeeded, 2 not begun")
+        row.get_by_role("button", name="2 died again").click()
+        expect(row.get_by_role("link")).to_have_text(["j-002", "j-001"])
+        row.get_by_role("link", name="j-001").click()
+        expect(page.locator("#detail")).to_contain_text("j-001")
     page.close()
 
 

@@ -39,6 +39,16 @@ def test_only_the_next_revision_is_written(store: Store) -> None:
     assert store.get_document("note", "a") == second
 
 
+def test_documents_are_counted_by_kind(store: Store) -> None:
+    for n in range(3):
+        store.write_document(document(f"a-{n}", kind="op-1.died"))
+    store.write_document(document("a-0", kind="op-2.died"))
+    store.write_document(replace(document("a-0", kind="op-2.died"), revision=2))
+    wanted = ["op-1.died", "op-2.died", "op-3.died", *(f"k-{n}" for n in range(700))]
+    assert store.count_documents(wanted) == {"op-1.died": 3, "op-2.died": 1}
+    assert store.count_documents(["op-1.died"]) == {"op-1.died": 3}
+
+
 def write_own(url: str) -> bool:
     """Write a document that no other process writes."""
     return open_store(url).write_document(document("a", writer=os.getpid()))

@@ -1,6 +1,7 @@
 // Bulk operations. Each goes on by itself; the page watches, stops and resumes them.
 
 import { call, mayWrite, pathOf } from "./api.js";
+import { addressOf } from "./place.js";
 import { byId, deed, guarded, make, question, tell, trouble } from "./view.js";
 
 const KIND = "operations";
@@ -13,6 +14,8 @@ const WATCH = 1_000;
 const TYPES = 12;
 // The operations whose end is news.
 const watched = new Set();
+// The operations whose letters that died again are shown.
+const opened = new Map();
 let changed = () => {}, timer;
 
 export function whenEnded(work) {
@@ -73,8 +76,11 @@ export async function load() {
   if (ended.length) await changed();
 }
 
-function isShown({ state, updated_at: at }) {
-  return state !== "done" && (!["stopped", "failed"].includes(state) || Date.now() - Date.parse(at) < RECENT);
+// A replay that is done is shown while its jobs go on, for an hour at most.
+function isShown({ state, updated_at: at, jobs }) {
+  const age = Date.now() - Date.parse(at), goesOn = Boolean(jobs && jobs.waiting + jobs.running);
+  if (state === "done") return jobs !== null && age < (goesOn ? 6 * RECENT : RECENT);
+  return !["stopped", "failed"].includes(state) || age < RECENT;
 }
 
 function news({ action, state, matched, succeeded, failed, errors, why }) {
@@ -83,16 +89,37 @@ function news({ action, state, matched, succeeded, failed, errors, why }) {
 }
 
 function row(operation) {
-  const { id, action, state, succeeded, total, matched, why } = operation;
-  const isOn = state === "running" || state === "stopping";
+  const { id, action, state, succeeded, total, matched, why, jobs } = operation;
+  const isOn = state === "running" || state === "stopping", canGoOn = !isOn && state !== "done";
   const bar = make("progress", { ariaLabel: `Progress of ${id}`, ...(total && { max: total, value: matched }) });
   const number = `${succeeded.toLocaleString()}${total === null ? "" : ` of ${total.toLocaleString()}`}`;
-  const name = make("span", { title: id }, `${VERB[action]} ${choice(operation)}: `, make("b", {}, state), ` ${number}`);
+  const name = make("span", { title: id }, `${VERB[action]} ${choice(operation)}: `, make("b", {}, state), ` ${number}${jobs ? " sent" : ""}`);
   return make(
-    "li", {}, name, isOn ? bar : make("span", { className: "quiet" }, why),
+    "li", {}, name, isOn ? bar : make("span", { className: "quiet" }, why), ...became(id, jobs),
     ...(mayWrite() && state === "running" ? [act("Stop", "DELETE", pathOf(KIND, id))] : []),
-    ...(mayWrite() && !isOn ? [act("Resume", "POST", pathOf(KIND, id, "resume"))] : []),
+    ...(mayWrite() && canGoOn ? [act("Resume", "POST", pathOf(KIND, id, "resume"))] : []),
   );
+}
+
+// What became of the jobs of a replay, with the letters of those that died again.
+function became(id, jobs) {
+  if (!jobs?.sent) return [];
+  const { succeeded, running, waiting, discarded, died_again: died } = jobs;
+  const told = [
+    [succeeded, "succeeded"], [running, "running or waiting for a retry"], [waiting, "not begun"], [discarded, "discarded"],
+  ].filter(([count]) => count).map(([count, what]) => `${count.toLocaleString()} ${what}`).join(", ");
+  const click = () => guarded(async () => {
+    if (!opened.delete(id)) opened.set(id, await lettersOf(id));
+    await load();
+  });
+  const button = make("button", { type: "button", ariaExpanded: opened.has(id), on: { click } }, `${died.toLocaleString()} died again`);
+  return [make("span", { className: "quiet" }, told), ...(died ? [button] : []), ...(opened.has(id) ? [opened.get(id)] : [])];
+}
+
+async function lettersOf(id) {
+  const { jobs } = await call("GET", pathOf(KIND, id, "dead-letters"));
+  const link = (job) => make("a", { href: addressOf("letters", {}, job.id), title: job.error_type }, job.id);
+  return make("span", { className: "died" }, ...jobs.flatMap((job) => [link(job), " "]));
 }
 
 function choice({ kind, ids }) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from datetime import datetime
 
 from ..documents import Document, DocumentPage
@@ -37,6 +38,11 @@ class RedisDocuments:
         found, more = self._document_index.page(lambda texts: texts == [kind], limit, cursor)
         documents = (document_from_json(record.decode()) for _, record in found)
         return DocumentPage(tuple(documents), more)
+
+    def count_documents(self, kinds: Collection[str]) -> Mapping[str, int]:
+        """Count documents by kind."""
+        found = self._document_index.counts(lambda texts: texts[0] in kinds, None, None)
+        return {texts[0]: count for texts, count, _, _ in found}
 
     def forget_documents(self, kind: str, *, before: datetime) -> int:
         """Delete older documents."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -9,7 +10,7 @@ import sqlalchemy as sa
 from ..documents import Document, DocumentPage
 from ..records import document_from_json, document_to_json, index_id, to_ms
 from .database import Database
-from .statements import New, Upsert, page
+from .statements import New, Upsert, batches, page
 from .tables import documents as table
 
 _c = table.c
@@ -53,6 +54,16 @@ class SQLDocuments(Database):
         with self._statement() as connection:
             rows, more = page(connection, _LISTED.where(*self._of_kind(kind)), limit, cursor, newest=True)
         return DocumentPage(tuple(document_from_json(row.record) for row in rows), more)
+
+    def count_documents(self, kinds: Collection[str]) -> Mapping[str, int]:
+        """Count documents by kind."""
+        found: dict[str, int] = {}
+        for batch in batches([*kinds]):
+            query = sa.select(_c.kind, sa.func.count()).group_by(_c.kind)
+            with self._statement() as connection:
+                rows = connection.execute(query.where(_c.namespace == self._namespace, _c.kind.in_(batch)))
+                found.update((kind, count) for kind, count in rows)
+        return found
 
     def forget_documents(self, kind: str, *, before: datetime) -> int:
         """Delete older documents."""
