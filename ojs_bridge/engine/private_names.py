@@ -79,9 +79,14 @@ class PrivateName:
         return str(import_module(self.framework).__version__)
 
     @property
+    def is_expected(self) -> bool:
+        """Whether the installed version should have the name."""
+        return numbers_of(self.version) >= numbers_of(self.since)
+
+    @property
     def is_missing(self) -> bool:
         """Whether the installed version should have the name and has not."""
-        if numbers_of(self.version) < numbers_of(self.since):
+        if not self.is_expected:
             return False
         try:
             owner = self._owner()
@@ -131,7 +136,7 @@ def missing_vital(names: Iterable[PrivateName], uses: Container[str]) -> list[Pr
 
     The log tells of the other names that are missing, and of vital names that somebody has wrapped.
     """
-    needed = [name for name in names if not name.only or name.only in uses]
+    needed = [name for name in names if name.is_expected and (not name.only or name.only in uses)]
     missing = [name for name in needed if name.is_missing]
     lost = [name for name in missing if name.keeps_jobs]
     if lost:

@@ -75,8 +75,41 @@ def test_an_install_line_is_enough_for_a_first_job(
         "--find-links",
         str(house),
         *line,
+        *(["redis"] if extras & set(APPS) else []),  # the fleet's own client of its broker
     )
     _use(environment, extras)
+
+
+FLEETS = {
+    "celery": [
+        ["celery==5.4.0", "kombu==5.3.7", "redis==5.0.8", "sqlalchemy==2.0.36"],
+        ["celery", "redis", "sqlalchemy"],
+        ["celery==5.5.3", "redis==8.0.0"],
+    ],
+    "dramatiq": [["dramatiq==2.0.0", "redis==5.0.0"], ["dramatiq", "redis", "pika"]],
+}
+
+
+@pytest.mark.parametrize("framework", FLEETS)
+def test_a_fleet_keeps_what_it_has(framework: str, dist: Path, tmp_path: Path) -> None:
+    """`pip freeze` before a line and after it: the line adds, and changes nothing."""
+    others = set(FLEETS) - {framework}
+    lines = [line for line in LINES if not extras_of(line) & {*others, "all"}]
+    wheel = next(dist.glob("*.whl")).as_uri()
+    for number, fleet in enumerate(FLEETS[framework]):
+        environment = Environment(tmp_path / str(number), sys.executable)
+        _pip("--python", environment.python, "install", "--no-compile", *fleet)
+        before = _freeze(environment)
+        for line in lines:
+            words = [f"ojs-bridge[{match['extras']}] @ {wheel}" if (match := BRIDGE.fullmatch(word)) else word
+                     for word in line]  # fmt: skip
+            _pip("--python", environment.python, "install", "--no-compile", *words)
+            assert before <= _freeze(environment), (fleet, line)
+
+
+def _freeze(environment: Environment) -> set[str]:
+    command = [sys.executable, "-m", "pip", "--python", environment.python, "freeze"]
+    return {*subprocess.run(command, check=True, capture_output=True, text=True).stdout.split("\n")}
 
 
 @pytest.mark.parametrize("version", TESTED)
