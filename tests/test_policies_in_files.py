@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import dramatiq
 import pytest
 from celery import Celery
 from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, celery
 from ojs_bridge.celery.attach import is_bridged, task_policy
+from ojs_bridge.cli.plan_files import write
 from ojs_bridge.config.policies import Policies
 from ojs_bridge.config.policy_files import load
 from ojs_bridge.config.settings import the_policies
 from ojs_bridge.dramatiq import OJSRetries, install
+from ojs_bridge.migration.plan import Open, Planned
 from tests.cli.running import run
 
 SHOP = """
@@ -61,10 +64,45 @@ def test_a_file_without_a_table(tmp_path: Path, text: str) -> None:
     policies.check([], "task")
 
 
-def test_an_empty_table_moves_nothing(tmp_path: Path) -> None:
-    """An empty mapping does the same."""
-    (tmp_path / "p.toml").write_text("[policies]\n")
-    assert load(tmp_path / "p.toml").of("anything") is None
+EMPTY = {
+    "p.toml": [
+        "",
+        "[policies]\n",
+        "# job is left out, since what it does is not known:\n",
+        "[default]\n[policies]",
+    ],
+    "p.json": ["{}", '{"policies": {}}', '{"default": {"max_attempts": 9}, "policies": {}}'],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in EMPTY.items() for text in texts])
+def test_a_file_that_names_no_task_moves_none(tmp_path: Path, name: str, text: str) -> None:
+    """As an empty mapping, in every place that reads a file."""
+    file = tmp_path / name
+    file.write_text(text)
+    assert load(file).of("anything") is None
+    app = Celery("moved", broker="memory://", set_as_current=False)
+    app.task(shared=False, name="job")(test_an_invalid_policy)
+    celery.install(app, Bridge(), policies=file)
+    assert not is_bridged(app.tasks["job"])
+    broker = StubBroker()
+    retries = install(broker, Bridge(), policies=str(file))
+    declared = dramatiq.actor(test_an_invalid_policy, broker=broker, actor_name="job")
+    assert retries.actors.tasks[declared.actor_name] is None
+    ran = run("policy", "check", str(file))
+    assert (ran.code, "OK" in ran.out) == (0, True)
+
+
+def test_a_plan_of_a_fleet_of_which_nothing_is_known(tmp_path: Path) -> None:
+    """The file that it writes moves no task."""
+    file = tmp_path / "plan.toml"
+    why = (Open("shop.py:3", "a helper may retry"),)
+    write(str(file), "shop:app", [Planned("shop.a", open=why), Planned("shop.b", open=why)])
+    policies = load(file)
+    assert (policies.of("shop.a"), policies.of("anything")) == (None, None)
+    added = Planned("shop.a", policy={"max_attempts": 4})
+    write(str(file), "shop:app", [added])
+    assert (load(file).of("shop.a"), load(file).of("shop.b")) == ([{"max_attempts": 4}], None)
 
 
 def test_a_pattern_that_names_nothing(shop: Path) -> None:

@@ -93,6 +93,8 @@ def _new(app: str, found: Sequence[Planned]) -> Iterator[str]:
     yield "# install(app, bridge), without a file, moves all tasks with their native numbers."
     for one in found:
         yield from _table(one)
+    if all(one.policy is None for one in found):
+        yield from ("", "[policies]  # It has no task, and so no task is moved.")
 
 
 def _table(one: Planned) -> Iterator[str]:

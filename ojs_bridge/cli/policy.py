@@ -36,6 +36,8 @@ def check(file: Annotated[str, Argument(metavar="FILE", help=_FILE)], as_json: A
     found = read_file(file)
     for named in found:
         _tell(named, as_json=as_json)
+    if not (found or as_json):
+        show(f"{plain(file)}: OK, but it names no task, and no task is taken")
     return INCOMPLETE if any(named.problems for named in found) else None
 
 

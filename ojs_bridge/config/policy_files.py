@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+logger = logging.getLogger("ojs_bridge")
+
 #: The `policies` of an `install`: partial policies by name pattern, or the path of a file of them.
 PoliciesOrFile: TypeAlias = "Mapping[str, PolicyEntry] | str | os.PathLike[str]"
 
@@ -36,7 +39,7 @@ class Named:
 
 
 def read_file(file: str) -> list[Named]:
-    """Return the policies of a file, each over the file's default; raises OSError.
+    """Return the policies of a file, each over the file's default, or none for an empty file; raises OSError.
 
     A file that cannot be read as TOML or JSON policies gives one invalid policy.
     """
@@ -49,8 +52,10 @@ def read_file(file: str) -> list[Named]:
 def load(file: str | os.PathLike[str], place: str = "policies") -> Policies:
     """Return the policies of a file, for an `install`; `place` is the setting that named the file.
 
-    Each is merged over the file's `default`. Without a table `policies` the default is for every name. Raises
-    InvalidRetryPolicy, with one line for each problem that `ojs-bridge policy check` finds, and
+    Each is merged over the file's `default`. Without a table `policies` the default is for every name. A file
+    with nothing in it, or with comments alone, names no task, and no task is taken.
+
+    Raises InvalidRetryPolicy, with one line for each problem that `ojs-bridge policy check` finds, and
     ConfigurationError for a file that cannot be read.
     """
     path = os.fspath(file)
@@ -63,6 +68,9 @@ def load(file: str | os.PathLike[str], place: str = "policies") -> Policies:
     problems = [f"{path}: {named.name}: {line}" for named in _each(told) for line in named.problems]
     if problems:
         raise InvalidRetryPolicy(problems)
+    if not told:
+        logger.warning("%s: %r names no task, and no task is taken", place, path)
+        return Policies({})
     if not _TABLES & set(told):
         told = {"default": told}
     return Policies(told.get("policies"), default=told.get("default"), place=f"{path}: ")
@@ -88,7 +96,7 @@ def read_toml(text: str) -> Mapping[str, Any]:
 
 
 def _each(told: Mapping[str, Any]) -> list[Named]:
-    return [*_tables(told)] if _TABLES & set(told) else [_named("policy", {}, told)]
+    return [*_tables(told)] if not told or _TABLES & set(told) else [_named("policy", {}, told)]
 
 
 def _tables(told: Mapping[str, Any]) -> Iterator[Named]:
