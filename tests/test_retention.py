@@ -9,13 +9,17 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, Retention
 from ojs_bridge.engine.scheduler import reservation_at
-from ojs_bridge.operations.retention import PERIOD, Pruner
+from ojs_bridge.operations.retention import PERIOD, Pruner, losses
 from ojs_bridge.store import LetterFilter, Store
+from tests.conftest import store_url
 from tests.servers import eventually
-from tests.store.test_store import ids, letter
+from tests.store.conftest import run
+from tests.store.test_store import entry, ids, letter
 
 DAY = timedelta(days=1)
 
@@ -64,6 +68,93 @@ def test_queues_with_limits_of_their_own(url: str) -> None:
     store = fill(bridge, {"d-1": 2, "d-2": 100})
     assert bridge.dead_letters.prune() == 2 + 1 + 2
     assert ids(store) == ["m-1", "b-0", "b-1", "b-2"]
+
+
+def deploy(bridge: Bridge, count: int) -> Store:
+    """Bury two letters of each of four faults, and then so many of a bad deploy."""
+    assert bridge.store is not None
+    now = bridge.engine.now()
+    for n in range(8):
+        at = now - timedelta(hours=20 - n)
+        bridge.store.bury(letter(f"old-{n}", discarded_at=at, errors=({**entry(3), "type": f"e.{n % 4}"},)))
+    for n in range(count):
+        at = now - timedelta(minutes=count - n)
+        bridge.store.bury(letter(f"new-{n}", type="bad.deploy", discarded_at=at))
+    return bridge.store
+
+
+def test_a_fault_pushes_no_other_out(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Its group loses its oldest; log, audit and counts say how many went, and what would keep them."""
+    bridge = Bridge(url, retention=Retention(max_count=10))
+    store = deploy(bridge, 30)
+    bridge.dead_letters.prune_once_a_period()
+    assert ids(store) == ["new-29", "new-28", *(f"old-{n}" for n in reversed(range(8)))]
+    [warning] = [record for record in caplog.records if "were deleted" in record.message]
+    assert warning.levelname == "WARNING"
+    assert warning.message == (
+        "28 dead letters were deleted, because there are more than max_count: "
+        "28 of bad.deploy: external.timeout; an export keeps them, and so does Retention(archive=...)"
+    )
+    [record] = bridge.operations.audit.list().records
+    assert (record.action, record.outcome, record.count) == ("dead_letter.prune", "done", 28)
+    assert record.subject == {"limit": "max_count", "groups": {"bad.deploy: external.timeout": 28}}
+    told = Bridge(url).dead_letters.stats().retention
+    assert (told["overflow"], told["overflow_of"]) == (28, {"bad.deploy: external.timeout": 28})
+    assert told["fullness"] == {"*": 3.8}
+
+
+def test_what_goes_is_in_the_archive(url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The warning says so."""
+    archive = tmp_path / "dead.jsonl"
+    bridge = Bridge(url, retention=Retention(max_count=10, archive=archive))
+    deploy(bridge, 30)
+    assert bridge.dead_letters.prune() == 28
+    gone = [json.loads(line)["id"] for line in archive.read_text().splitlines()]
+    assert gone == [f"new-{n}" for n in range(28)]
+    assert "external.timeout; they are in the archive" in caplog.text
+
+
+def test_a_limit_that_is_nearly_met_is_warned_of_once(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Before anything goes; and again when it was less full meanwhile."""
+    bridge = Bridge(url, retention=Retention(max_count=40))
+    store = deploy(bridge, 28)
+    for _ in range(2):
+        assert bridge.dead_letters.prune() == 0
+    assert bridge.dead_letters.stats().retention["fullness"] == {"*": 0.9}
+    assert bridge.dead_letters.stats().retention["overflow"] == 0
+    assert caplog.text.count("dead letters are nearly as many as max_count (* 90%)") == 1
+    bridge.dead_letters.delete("new-0")
+    bridge.dead_letters.prune()
+    store.bury(letter("one-more", discarded_at=bridge.engine.now()))
+    bridge.dead_letters.prune()
+    assert caplog.text.count("nearly as many") == 2
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_letters_that_are_in_no_group_yet_go_by_their_age(kind: str, request: pytest.FixtureRequest) -> None:
+    """Those of an earlier release, until they are grouped; also where the store cannot have groups."""
+    url = store_url(kind, request)
+    bridge = Bridge(url, retention=Retention(max_count=10))
+    store = deploy(bridge, 6)
+    run(url, "update ojs_dead_letters set fault = null where id like 'old-%'")
+    assert bridge.dead_letters.prune() == 4
+    assert len(ids(store)) == 10
+    assert store.group_sizes(LetterFilter()).keys() == {letter(type="bad.deploy").group}
+    run(url, "update ojs_dead_letters set fault = null")
+    store.bury(letter("late", discarded_at=bridge.engine.now()))
+    assert bridge.dead_letters.prune() == 1
+
+
+@given(st.lists(st.integers(1, 30), max_size=12), st.integers(0, 200))
+def test_the_largest_groups_lose_the_most(counts: list[int], excess: int) -> None:
+    """What stays is as even as can be, and as many as shall stay."""
+    at = datetime(2026, 11, 21, 10, tzinfo=timezone.utc)
+    sizes = {f"g{n}": (count, at + n * DAY) for n, count in enumerate(counts)}
+    lost = losses(sizes, excess)
+    left = {name: count - lost.get(name, 0) for name, (count, _) in sizes.items()}
+    assert sum(lost.values()) == min(excess, sum(counts))
+    assert all(count > 0 for count in lost.values())
+    assert all(left[name] >= max(left.values()) - 1 for name in lost)
 
 
 @pytest.mark.requirement("DLQ-004")

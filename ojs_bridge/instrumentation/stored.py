@@ -26,6 +26,11 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     "ojs_retries_parked": ("Retries that wait in the store", ()),
     "ojs_retry_overdue_seconds": ("For how long the oldest parked retry is due", ()),
     "ojs_dead_letter_total": ("Dead letters by job type", ("type",)),
+    "ojs_dead_letter_fullness": (
+        "Dead letters as a share of their max_count; * are the queues without one of their own",
+        ("queue",),
+    ),
+    "ojs_dead_letter_overflow": ("Dead letters that max_count has deleted in the last day", ()),
     "ojs_queue_depth": ("Dead letters by queue", ("queue", "state")),
 }
 Sample: TypeAlias = tuple[str, tuple[str, ...], float]
@@ -72,6 +77,9 @@ def _samples(bridge: Bridge) -> list[Sample]:
     for place in ("queue", "host"):
         rows = _fact(checks, "workers", f"{place}s") or ()
         found += [(f"ojs_{place}_workers", (row["framework"], row[place]), row["seen"]) for row in rows]
+    found += [("ojs_dead_letter_overflow", (), stats.retention["overflow"])]
+    fullness = stats.retention["fullness"].items()
+    found += [("ojs_dead_letter_fullness", (queue,), share) for queue, share in fullness]
     found += [("ojs_dead_letter_total", (type_,), count) for type_, count in stats.by_type.items()]
     return found + [
         ("ojs_queue_depth", (queue, "discarded"), count) for queue, count in stats.by_queue.items()

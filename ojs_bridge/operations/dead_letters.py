@@ -41,6 +41,7 @@ from .letters import (
 from .replay_rules import ReplayRule, Rules
 from .replaying import READ, Bulk, Changes, Replayer, changed, job_of, override_of
 from .retention import PERIOD, Pruner, Retention
+from .retention import told as retention_told
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -206,6 +207,7 @@ class DeadLetters:
             "max_age": format_duration(limits.age),
             "max_count": limits.max_count,
             "next_prune_at": format_time(due),
+            **retention_told(self._store, now),
         }
         found = (
             self._store.stats(where)
@@ -263,8 +265,17 @@ class DeadLetters:
         return pruned
 
     def prune_once_a_period(self) -> None:
-        """Prune, unless another worker of the fleet has pruned in this period, or does now (DLQ-005)."""
-        self._pruned(self._pruner().prune_once_a_period() or 0)
+        """Prune, unless another worker of the fleet has pruned in this period, or does now (DLQ-005).
+
+        The audit has what a limit of the number has deleted.
+        """
+        pruner = self._pruner()
+        self._pruned(pruner.prune_once_a_period() or 0)
+        if pruner.overflow:
+            with self._audit.recording(
+                "dead_letter.prune", limit="max_count", groups=pruner.named()
+            ) as entry:
+                entry.count = pruner.overflow.total()
 
     def _recording(self, action: str, kind: Kind, **subject: Any) -> AbstractContextManager[Entry]:
         return self._audit.recording(action, filter=kind_to_json(kind), **subject)

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..spec.duration import read_duration
-from ..store import Letter, LetterFilter, Store, letter_to_json
+from ..store import Document, Letter, LetterFilter, Store, letter_to_json, to_ms
 from . import audit, health, marks
 from .letters import CLAIM_SECONDS
 
 #: The most letters that are pruned at a time, and the time between two prunings.
 BATCH = 500
 PERIOD = timedelta(minutes=5)
+#: The kind of the records of prunings, how long they are told of, and the share that is nearly a whole limit.
+KIND, TOLD, NEARLY_FULL = "retention", timedelta(days=1), 0.9
+#: The most groups that lose letters of their own, and the most that are named. Then the oldest letters go.
+_GROUPS, _NAMED = 200, 3
 #: How long the first death of a group without letters is kept, and records of these kinds.
 GROUPS_KEPT = timedelta(days=365)
-RECORDS = {audit.KIND: audit.KEPT, marks.KIND: audit.KEPT, health.KIND: health.KEPT}
+RECORDS = {audit.KIND: audit.KEPT, marks.KIND: audit.KEPT, health.KIND: health.KEPT, KIND: TOLD}
+
+logger = logging.getLogger("ojs_bridge")
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The limits of the age and the number of dead letters; the oldest letters are deleted first.
+    """The limits of the age and the number of dead letters.
 
+    Beyond `max_age` the oldest letters are deleted; beyond `max_count` the oldest of the largest groups.
     `max_age` is an ISO 8601 duration or a timedelta. `queues` gives some queues limits of their own: each of
     these is counted by itself, and all other queues are counted together. `archive` is the path of a file:
     the worker that prunes appends the letters to it, in the form of an export, and then deletes them. Raises
@@ -90,10 +101,16 @@ class Pruner:
         self._retention = retention
         self._clock = clock
         self._shown = shown
+        #: The letters that a limit of the number has deleted, by the job type and the error of their group.
+        self.overflow = Counter[str]()
+        #: The share of each limit of the number that was used, by the queue; `*` are all other queues.
+        self.fullness: dict[str, float] = {}
 
     def prune(self) -> int:
         """Prune now, by age first, and return the number of letters; raises StoreError, and OSError."""
-        return sum(self._enforce(where, limits) for where, limits in self._retention.rules())
+        pruned = sum(self._enforce(where, limits) for where, limits in self._retention.rules())
+        self._tell()
+        return pruned
 
     def prune_once_a_period(self) -> int | None:
         """Prune; return None if another worker has done so in this period, or does now (DLQ-005)."""
@@ -108,8 +125,58 @@ class Pruner:
 
     def _enforce(self, where: LetterFilter, limits: Retention) -> int:
         pruned = self._prune_oldest(replace(where, until=self._clock() - limits.age), sys.maxsize)
-        excess = self._store.count(where) - limits.max_count
-        return pruned + self._prune_oldest(where, excess)
+        count = self._store.count(where)
+        if limits.max_count:
+            self.fullness[where.queue or "*"] = round(count / limits.max_count, 3)
+        return pruned + self._prune_excess(where, count - limits.max_count)
+
+    def _prune_excess(self, where: LetterFilter, excess: int) -> int:
+        """Prune so many letters: the largest groups lose their oldest, so that no fault pushes out others."""
+        if excess <= 0:
+            return 0
+        lost = losses(self._store.group_sizes(where), excess)
+        pruned, rest = 0, excess
+        for group, count in [*lost.items()][:_GROUPS]:
+            ours = replace(where, group=group)
+            newest = self._store.list(ours, limit=1, cursor=None).letters
+            name = f"{newest[0].type}: {newest[0].error_type}" if newest else group
+            gone = self._prune_oldest(ours, count)
+            self.overflow[name] += gone
+            pruned, rest = pruned + gone, rest - count
+        # Letters that are in no group yet, or in one of very many groups.
+        if gone := self._prune_oldest(where, rest):
+            self.overflow["others"] += gone
+        return pruned + gone
+
+    def _tell(self) -> None:
+        """Write down how full the limits are and what was deleted; warn in the log of both."""
+        now, total = self._clock(), self.overflow.total()
+        before = self._store.list_documents(KIND, limit=1, cursor=None).documents
+        was_full = bool(before) and max(before[0].body["fullness"].values(), default=0) >= NEARLY_FULL
+        full = [f"{name} {share:.0%}" for name, share in self.fullness.items() if share >= NEARLY_FULL]
+        body = {"fullness": self.fullness, "overflow": total, "groups": self.named()}
+        self._store.write_document(Document(KIND, f"{to_ms(now)}-{secrets.token_hex(3)}", now, body))
+        way_out = (
+            "they are in the archive"
+            if self._retention.archive and total
+            else "an export keeps them, and so does Retention(archive=...)"
+        )
+        if total:
+            named = ", ".join(f"{count} of {name}" for name, count in self.named().items())
+            logger.warning(
+                "%d dead letters were deleted, because there are more than max_count: %s; %s",
+                *(total, named, way_out),
+            )
+        elif full and not was_full:
+            logger.warning(
+                "dead letters are nearly as many as max_count (%s): beyond it the largest groups lose their "
+                "oldest; %s",
+                *(", ".join(full), way_out),
+            )
+
+    def named(self) -> dict[str, int]:
+        """Return the groups that have lost the most letters, and the number of these."""
+        return dict(self.overflow.most_common(_NAMED))
 
     def _prune_oldest(self, where: LetterFilter, most: int) -> int:
         """Prune at most so many letters; letters that are being replayed stay."""
@@ -143,3 +210,40 @@ class Pruner:
                 file.write(letter_to_json(self._shown(letter)) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def losses(sizes: Mapping[str, tuple[int, datetime]], excess: int) -> dict[str, int]:
+    """Return how many letters each group loses, the largest first, so that no group that stays is larger.
+
+    Of groups of the same size, those lose first whose newest letter is the oldest.
+    """
+    counts = [count for count, _ in sizes.values()]
+    kept = max(sum(counts) - excess, 0)
+    low, high = 0, max(counts, default=0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum(min(count, middle) for count in counts) <= kept:
+            low = middle
+        else:
+            high = middle - 1
+    more = kept - sum(min(count, low) for count in counts)
+    largest = sorted((group for group in sizes if sizes[group][0] > low), key=lambda group: sizes[group][1])
+    lost = {group: sizes[group][0] - low for group in largest}
+    # The last ones keep one letter more.
+    for group in largest[len(largest) - more :]:
+        lost[group] -= 1
+    return {group: count for group, count in sorted(lost.items(), key=lambda one: -one[1]) if count}
+
+
+def told(store: Store, now: datetime) -> dict[str, Any]:
+    """Return how full the limits of the number are, and what they have deleted in the last day."""
+    found = store.list_documents(KIND, limit=1000, cursor=None).documents
+    lately = [document.body for document in found if document.at > now - TOLD]
+    groups = Counter[str]()
+    for body in lately:
+        groups.update(body["groups"])
+    return {
+        "fullness": lately[0]["fullness"] if lately else {},
+        "overflow": sum(body["overflow"] for body in lately),
+        "overflow_of": dict(groups.most_common(_NAMED)),
+    }

@@ -303,6 +303,12 @@ class Store(Parking, Reserving, Shadowing, Documenting, Rating, Protocol):
     ) -> Sequence[Group]:
         """Return groups of the letters that match a filter, without the fingerprints in `but`."""
 
+    def group_sizes(self, where: LetterFilter) -> Mapping[str, tuple[int, datetime]]:
+        """Return the number of letters of each group that match a filter, and the time of the newest.
+
+        Letters that are in no group yet are left out.
+        """
+
     def group_older(self) -> Iterator[int]:
         """Group the letters of workers of earlier releases; yield the number of each small batch.
 

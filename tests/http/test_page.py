@@ -18,7 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from examples.demo.workers import WORKERS, environment
-from ojs_bridge import Bridge, Parked, open_store
+from ojs_bridge import Bridge, Parked, Retention, open_store
 from ojs_bridge.http import app_for
 from ojs_bridge.spec.fingerprint import fingerprint
 from ojs_bridge.store import BOUNDS, Rate
@@ -32,6 +32,7 @@ from tests.store.test_rates import record
 from tests.store.test_store import entry, letter
 from tests.test_bulk import Running, bury_many
 from tests.test_health import worker
+from tests.test_retention import deploy
 
 #: A loaded machine's patience, in milliseconds.
 expect.set_options(timeout=30_000)
@@ -1012,6 +1013,27 @@ def test_the_page_waits(browser: Browser, door: Door) -> None:
     eventually(lambda: asks(60))
     expect(page.locator("#trouble")).to_be_hidden()
     expect(page.locator("#live-state")).to_have_text("Live")
+    page.close()
+
+
+def test_what_a_limit_has_deleted_is_on_the_page(browser: Browser, tmp_path: Path) -> None:
+    """Before it deletes anything, the page says how full it is."""
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", retention=Retention(max_count=10))
+    page = browser.new_page()
+    with listening(app_for(Bridge(bridge.store), open_to_all=True)) as address:
+        for count, told in (
+            (2, "Dead letters are nearly as many as max_count (100 %): beyond it the largest groups"),
+            (
+                30,
+                "max_count has deleted 28 dead letters in the last day: 28 of bad.deploy: external.timeout.",
+            ),
+        ):
+            deploy(bridge, count)
+            bridge.dead_letters.prune()
+            page.goto(address)
+            page.reload()
+            expect(page.locator("#retention")).to_contain_text(told)
+            expect(page.locator("#retention")).to_contain_text("so does Retention(archive=…)")
     page.close()
 
 

@@ -86,7 +86,10 @@ def test_the_server_tells_what_the_store_knows(shop: House) -> None:
     """Letters, parked retries, the oldest one that is overdue, workers, the broker and what waits there."""
     Beat(shop.bridge.engine.context, FRAMEWORK, lambda: ["slow"]).tell()
     shop.outbox.waiting, shop.outbox.oldest_at = {"slow": 7}, shop.bridge.engine.now() - timedelta(hours=1)
+    shop.bridge.dead_letters.prune()
     text = shop.client.get("/metrics").text
+    assert 'ojs_dead_letter_fullness{queue="*"} 0.0' in text
+    assert "ojs_dead_letter_overflow 0.0" in text
     assert 'ojs_dead_letter_total{type="billing.charge"} 2.0' in text
     assert 'ojs_queue_depth{queue="slow",state="discarded"} 1.0' in text
     assert "ojs_retries_parked 1.0" in text

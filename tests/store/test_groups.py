@@ -163,6 +163,18 @@ def test_a_fingerprint_that_was_kept_stays(store: Store) -> None:
     assert ids(store, LetterFilter(group="ff000000000000ff")) == ["b"]
 
 
+def test_the_sizes_of_groups(store: Store) -> None:
+    """By a filter, with the time of the newest letter."""
+    fill(store)
+    assert store.group_sizes(LetterFilter()) == {
+        USER: (3, NOW + 3.5 * HOUR), NO: (2, NOW + 1.5 * HOUR), GONE: (1, NOW + 2 * HOUR)
+    }  # fmt: skip
+    assert store.group_sizes(LetterFilter(queue="q2", until=NOW + 1.5 * HOUR)) == {
+        USER: (1, NOW + HOUR), NO: (1, NOW + HOUR)
+    }  # fmt: skip
+    assert store.group_sizes(LetterFilter(group=GONE)) == {GONE: (1, NOW + 2 * HOUR)}
+
+
 def test_the_first_death_of_a_group_stays(store: Store) -> None:
     """Whatever becomes of its letter, and whatever the filter; an older letter makes it earlier."""
     fill(store)

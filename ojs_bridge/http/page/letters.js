@@ -35,10 +35,22 @@ async function loadSummary() {
   if (generation !== list.generation()) return;
   known = JSON.stringify(all);
   drawTotal(all);
+  byId("retention").textContent = warning(all.retention);
   byId("summary").hidden = Boolean(text);
   if (text) return;
   drawGroups(stats || all, where, list.choose);
   drawDeaths(timeline);
+}
+
+// What a limit of the number has deleted in the last day, or is about to delete.
+function warning({ fullness = {}, overflow = 0, overflow_of: groups = {} }) {
+  const keep = "An export keeps them, and so does Retention(archive=…).";
+  const named = Object.entries(groups).map(([name, count]) => `${count.toLocaleString()} of ${name}`).join(", ");
+  if (overflow) return `max_count has deleted ${overflow.toLocaleString()} dead letters in the last day: ${named}. ${keep}`;
+  const full = Object.entries(fullness).filter(([, share]) => share >= 0.9);
+  if (!full.length) return "";
+  const told = full.map(([queue, share]) => `${queue === "*" ? "" : `queue ${queue} `}${Math.round(100 * share)} %`).join(", ");
+  return `Dead letters are nearly as many as max_count (${told}): beyond it the largest groups lose their oldest. ${keep}`;
 }
 
 // Brings the list up to date, and the summary if the counts have changed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from operator import add
@@ -60,6 +60,19 @@ class RedisGroups(RedisLetters):
             for name, known in zip(chosen, first, strict=True)
         )
         return [group for group in found if group is not None]
+
+    def group_sizes(self, where: LetterFilter) -> Mapping[str, tuple[int, datetime]]:
+        """Count the letters of each group: the kinds of a group are put together here."""
+        wanted = wanted_kinds(replace(where, group=None))
+
+        def is_wanted(texts: Sequence[str]) -> bool:
+            return where.group in (None, texts[0]) and (wanted is None or wanted(texts[1:]))
+
+        found: dict[str, tuple[int, datetime]] = {}
+        for texts, count, _, last in self._group_index.counts(is_wanted, where.since, where.until):
+            known, newest = found.get(texts[0], (0, time_of(last)))
+            found[texts[0]] = known + count, max(newest, time_of(last))
+        return found
 
     def _group(
         self,

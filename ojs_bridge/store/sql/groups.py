@@ -109,6 +109,16 @@ class SQLGroups(SQLLetters):
             known.update(connection.execute(sa.select(firsts.c.fault, firsts.c.first_ms).where(*ours)).all())
         return {number: min(known.get(number, oldest), oldest) for number, oldest, _ in heads}
 
+    def group_sizes(self, where: LetterFilter) -> Mapping[str, tuple[int, datetime]]:
+        """Count the letters of each group."""
+        self._get_ready()
+        if not self._has(FAULT.name):
+            return {}
+        query = sa.select(_c.fault, sa.func.count(), sa.func.max(_c.discarded_ms)).group_by(_c.fault)
+        with self._statement() as connection:
+            rows = connection.execute(query.where(*self._matching(where), _c.fault.is_not(None))).all()
+        return {group_of_number(number): (count, from_ms(last)) for number, count, last in rows}
+
     def forget_groups(self, *, before: datetime) -> int:
         """Forget the first deaths of groups that are gone."""
         if not (self._has(firsts.name) and self._has(FAULT.name)):
