@@ -19,7 +19,7 @@ from celery.exceptions import Retry
 from dramatiq.broker import MessageProxy
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.errors import Retry as DramatiqsRetry
-from dramatiq.middleware import Retries
+from dramatiq.middleware import Middleware, Retries
 
 from ojs_bridge import Bridge, RetryPolicy
 from ojs_bridge.celery import OJSTask, install
@@ -27,6 +27,7 @@ from ojs_bridge.celery.attach import is_bridged, task_policy
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
 from ojs_bridge.engine.runs import TaskPolicy, told_in_ojs
+from ojs_bridge.migration.plan.dramatiq import of_dramatiq
 from tests.on_celery.by_hand import ByHand
 from tests.servers import eventually
 
@@ -263,6 +264,51 @@ def test_a_broker_that_never_retries_still_does_not(unique: str) -> None:
         actor = dramatiq.actor(fails, broker=broker, actor_name="charge", queue_name=unique)
         (retries,) = broker.middleware
         assert retries.actors.tasks[actor.actor_name].policy.max_attempts == runs
+
+
+class Options(Middleware):
+    """A middleware that lets actors have the options of the stock Retries."""
+
+    actor_options: ClassVar[set[str]] = {"max_retries", "min_backoff", "retry_when", "on_retry_exhausted"}
+
+
+@pytest.mark.parametrize("sent", [{}, {"max_retries": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"max_retries": 3}, {"max_retries": None, "min_backoff": 1}, {"retry_when": lambda n, _: n < 4},
+     {"max_retries": 2, "on_retry_exhausted": "heir"}],
+    ids="-".join,
+)  # fmt: skip
+def test_options_that_no_retries_reads_say_nothing(
+    options: dict[str, Any], sent: dict[str, Any], unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a broker without Retries a job runs once, whatever its actor or its message says."""
+    for installed in (False, True):
+        broker = StubBroker(middleware=[Options()])
+        if installed:
+            install_dramatiq(broker, Bridge())
+        ran: list[str] = []
+
+        def run(ran: list[str] = ran) -> None:
+            ran.append("ran")
+            raise OSError("down")
+
+        def heir(*_: Any, ran: list[str] = ran) -> None:
+            ran.append("heir")
+
+        actor = dramatiq.actor(run, broker=broker, actor_name="charge", queue_name=unique, **options)
+        dramatiq.actor(heir, broker=broker, actor_name="heir", queue_name=unique)
+        if not installed:
+            told = {hazard.name: hazard.text for hazard in of_dramatiq(broker, ["charge"])[0].hazards}
+            assert ", ".join(sorted(options)) in told["unused-retry-options"]
+        actor.send_with_options(**sent)
+        worker = dramatiq.Worker(broker, worker_timeout=20)
+        worker.start()
+        broker.join(unique, timeout=30_000, fail_fast=False)
+        worker.join()
+        worker.stop()
+        assert (ran, broker.dead_letters) == (["ran"], [])
+    assert f"actor charge: {', '.join(sorted(options))} is not read, as before" in caplog.text
 
 
 #: The draws for each wait, the retries whose waits are drawn, and entries that say nothing of waits.

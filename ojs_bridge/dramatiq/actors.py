@@ -19,7 +19,7 @@ from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..messages import RETRY_OPTION
 from ..spec.job import Job
 from ..spec.policy import RetryPolicy
-from .native_options import INTERVAL_OPTIONS, INTERVALS, NATIVE_FIELDS, options_as_policy
+from .native_options import INTERVAL_OPTIONS, INTERVALS, NATIVE_FIELDS, OF_RETRIES, options_as_policy
 from .translate import WORKER_ERRORS, InvalidOptions, bare_job, job_of, names_exceptions
 
 logger = logging.getLogger("ojs_bridge")
@@ -29,8 +29,9 @@ RETRY_ON_OPTION = "ojs_retry_on"
 #: The actor option that carries an error map.
 ERRORS_OPTION = "ojs_errors"
 
-#: The settings of a broker that has no `Retries`.
+#: The settings of a broker that has no `Retries`, and what Dramatiq then does with each of its actors.
 NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
+ONCE = Native({}, {"max_attempts": 1})
 
 
 class BootError(MiddlewareError, ConfigurationError):
@@ -97,6 +98,8 @@ class Actors:
         policy. Never raises.
         """
         options = message.options
+        if task.native is ONCE and task.keeps_limit(None):
+            return {}
         if not INTERVAL_OPTIONS.isdisjoint(options):
             options = {**self._backoffs.get(message.actor_name, {}), **options}
         native = options_as_policy(options)
@@ -159,10 +162,11 @@ class Actors:
         """Return what Dramatiq alone does with an actor: its options over those of the stock `Retries`."""
         if self.stock is None:
             return Native(options_as_policy(options))
+        if self.stock is NO_RETRIES:
+            return ONCE
         beneath = options_as_policy({**self.stock, **options})
         said = {name: beneath[name] for name in options_as_policy(options)}
-        kept = {} if self.stock is NO_RETRIES else {"on_exhaustion": "dead_letter"}
-        return Native(said, {**beneath, **kept})
+        return Native(said, {**beneath, "on_exhaustion": "dead_letter"})
 
     def _resolve(self, actor: Actor[..., Any]) -> TaskPolicy | None:
         name, options = actor.actor_name, actor.options
@@ -187,6 +191,11 @@ class Actors:
             )
             if self.stock and self.stock.get("retry_when") is not None and task.keeps_limit(None):
                 options.setdefault("retry_when", self.stock["retry_when"])
+            if task.native is ONCE and (unread := sorted(OF_RETRIES & options.keys())):
+                logger.warning(
+                    "actor %s: %s is not read, as before, because its broker has no Retries",
+                    *(name, ", ".join(unread)),
+                )
             return task
         except InvalidRetryPolicy as error:
             raise InvalidOptions(error.under(f"actor {name}").problems) from None

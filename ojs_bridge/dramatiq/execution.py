@@ -23,7 +23,7 @@ from ..spec.decision import Complete, Decision, GiveBack, RetryAt
 from ..spec.job import Job
 from ..spec.policy import LARGEST
 from .acknowledging import Acknowledging, Ending
-from .actors import Actors
+from .actors import ONCE, Actors
 from .brokers import is_rabbitmq, is_redis, outages, told
 from .compat import message_in
 from .delivery import Settlement, leave_by, mark, publication
@@ -289,6 +289,8 @@ class Execution:
         target = message.options.get("on_retry_exhausted") or actor.options.get("on_retry_exhausted")
         if not target or not isinstance(begun, Run):
             return
+        if begun.task.native is ONCE and begun.task.keeps_limit(begun.job.retry):
+            return  # A broker without `Retries` announces nothing.
         limit = None if begun.policy.max_attempts >= LARGEST else begun.policy.runs - 1
         counts = {"retries": begun.job.attempt - 1, "max_retries": limit}
         try:

@@ -32,6 +32,8 @@ NATIVE_FIELDS = (
 )
 INTERVALS = frozenset(("initial_interval", "max_interval"))
 INTERVAL_OPTIONS = frozenset(("min_backoff", "max_backoff"))
+#: The options that `Retries` alone reads.
+OF_RETRIES = INTERVAL_OPTIONS | {"max_retries", "on_retry_exhausted", "retry_when"}
 
 
 def options_as_policy(options: Mapping[str, Any]) -> dict[str, Any]:

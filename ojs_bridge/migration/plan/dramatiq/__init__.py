@@ -14,7 +14,7 @@ from dramatiq.common import xq_name
 from dramatiq.middleware import AgeLimit, Middleware, TimeLimit
 
 from ....dramatiq.brokers import PATIENCE, is_broker, is_redis
-from ....dramatiq.native_options import options_as_policy
+from ....dramatiq.native_options import OF_RETRIES, options_as_policy
 from ....engine.runs import in_ojs
 from ....messages import RETRY_OPTION
 from ....spec.duration import spoken
@@ -142,6 +142,9 @@ def _hazards(settings: Settings, native: Native, broker: Broker) -> Iterator[Haz
             "the broker has no Retries middleware: a job that fails is acknowledged as if it had succeeded, "
             "and nothing keeps it; on_exhaustion=dead_letter would",
         )
+        if unread := sorted(OF_RETRIES & settings.actor.options.keys()):
+            text = f"{', '.join(unread)} is never read, as the broker has no Retries: a job runs once"
+            yield Hazard("unused-retry-options", f"{text}, under plain install, too")
     else:
         yield from _of_retries(settings, native)
     yield from _of_waits(settings, native, broker)
