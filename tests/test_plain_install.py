@@ -307,7 +307,7 @@ def test_options_that_no_retries_reads_say_nothing(
         broker.join(unique, timeout=30_000, fail_fast=False)
         worker.join()
         worker.stop()
-        assert (ran, broker.dead_letters) == (["ran"], [])
+        assert ran == ["ran"]
     assert f"actor charge: {', '.join(sorted(options))} is not read, as before" in caplog.text
 
 
