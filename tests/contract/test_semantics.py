@@ -10,6 +10,7 @@ import pytest
 
 from ojs_bridge import LetterNotFound
 from ojs_bridge.operations.operation import Jobs
+from ojs_bridge.spec.fingerprint import frame_of
 from ojs_bridge.spec.job import format_time
 from tests.contract.fleet import Fleet, end, gaps, retries
 from tests.contract.steps import KEEP, AuthExpired
@@ -212,6 +213,25 @@ def test_an_error_entry_has_the_fields_of_the_spec(fleet: Fleet) -> None:
     }  # fmt: skip
     assert entry["timestamp"].endswith("Z")
     assert entry["backtrace"][-1].endswith("in perform")
+
+
+def test_a_group_is_one_fault_at_one_place_of_the_users_own_code(fleet: Fleet) -> None:
+    """Its frame is not the framework's, nor the bridge's, nor one of what the user's code has called."""
+    steps = (
+        "KeyError('order')",
+        "KeyError('order')",
+        "KeyError('customer')",
+        "__import__('json').loads('[')",
+    )
+    jobs = [fleet.send("act_kept", each, policy={"max_attempts": 1}) for each in steps]
+    jobs.append(fleet.send("act", steps[0], policy={"max_attempts": 1, **KEEP}))
+    for job in jobs:
+        end(fleet, job)
+    letters = [fleet.bridge.dead_letters.get(job) for job in jobs]
+    assert {frame_of(letter.type, letter.backtrace) for letter in letters} == {"contract/steps.py in perform"}
+    first, same, *others = (letter.group for letter in letters)
+    assert first == same
+    assert len({first, *others}) == 4
 
 
 def test_huge_and_unserialisable_errors_are_cut_and_the_header_stays_in_its_budget(fleet: Fleet) -> None:

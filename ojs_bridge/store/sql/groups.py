@@ -214,7 +214,8 @@ class SQLGroups(SQLLetters):
                 group = group_in(record)
                 ids[group].append(letter_id)
                 first[group] = min(first.get(group, ms), ms)
-            for group, same in ids.items():
+            # In one order, so that no two processes wait for each other.
+            for group, same in sorted(ids.items()):
                 self._keep_first(connection, group_number(group), first[group])
                 change = sa.update(letters).where(is_older).values(fault=group_number(group))
                 for batch in batches(same):
