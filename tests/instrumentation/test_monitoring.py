@@ -63,6 +63,61 @@ def test_promtool_takes_the_rules_and_the_expressions(tmp_path: Path) -> None:
     subprocess.run(["promtool", "check", "rules", RULES, dashboard], check=True, capture_output=True)
 
 
+#: An alert, the series under which it fires after twenty minutes, and those under which it does not.
+FIRES = [
+    (
+        "OjsBrokerAway",
+        {'ojs_broker_up{framework="celery"}': "0x30"},
+        {'ojs_broker_up{framework="celery"}': "1x30"},
+    ),
+    (
+        "OjsQueueWithoutWorker",
+        {'ojs_queue_workers{framework="celery",queue="a"}': "0x30"},
+        {'ojs_queue_workers{framework="celery",queue="a"}': "2x30"},
+    ),
+    (
+        "OjsQueueWithoutWorker",
+        {'ojs_queue_backlog{framework="celery",queue="a"}': "7x30"},
+        {
+            'ojs_queue_backlog{framework="celery",queue="a"}': "7x30",
+            'ojs_queue_workers{framework="celery",queue="a"}': "1x30",
+        },
+    ),
+    (
+        "OjsBacklogOld",
+        {'ojs_queue_oldest_seconds{framework="celery",queue="a"}': "0+60x30"},
+        {'ojs_queue_oldest_seconds{framework="celery",queue="a"}': "30x30"},
+    ),
+    (
+        "OjsBacklogGrows",
+        {'ojs_queue_backlog{framework="celery",queue="a"}': "500+500x30"},
+        {'ojs_queue_backlog{framework="celery",queue="a"}': "5000x30"},
+    ),
+    (
+        "OjsLettersNearLimit",
+        {'ojs_dead_letter_fullness{queue="*"}': "0.95x30"},
+        {'ojs_dead_letter_fullness{queue="*"}': "0.5x30"},
+    ),
+    ("OjsLettersDeleted", {"ojs_dead_letter_overflow": "0x10 28x20"}, {"ojs_dead_letter_overflow": "28x30"}),
+]
+
+
+def test_the_alerts_fire_when_they_should_and_only_then(tmp_path: Path) -> None:
+    """As promtool tries them: on a broker away, dead queues, a backlog, and a limit of dead letters."""
+    tests = []
+    for alert, wrong, well in FIRES:
+        for series, fires in ((wrong, True), (well, False)):
+            inputs = [{"series": name, "values": values} for name, values in series.items()]
+            expr = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'
+            expected = [{"labels": "{}", "value": int(fires)}]
+            asked = [{"expr": expr, "eval_time": "20m", "exp_samples": expected}]
+            tests.append({"interval": "1m", "input_series": inputs, "promql_expr_test": asked})
+    file = tmp_path / "tests.yml"
+    file.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
+    done = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_an_alert_fires_in_a_real_outage() -> None:
     """The script of the example ends well."""
     done = subprocess.run(
