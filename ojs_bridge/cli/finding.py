@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -17,7 +18,7 @@ from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Annotated, Any
 
 from typer import Option
@@ -32,6 +33,10 @@ from ..store import Store, without_password
 
 #: The app of `celery -A proj`, when a command runs under it.
 CELERY_APP: ContextVar[Any] = ContextVar("CELERY_APP", default=None)
+
+#: The folders of the bridge and of Python, and the names of the folders of what is installed.
+_BRIDGE, _PYTHON = Path(__file__).parents[1], Path(sysconfig.get_path("stdlib"))
+_INSTALLED = {"site-packages", "dist-packages"}
 
 _STORE = "OJS_BRIDGE_STORE"
 _APP = "OJS_BRIDGE_APP"
@@ -271,20 +276,42 @@ def _importing(name: str) -> Iterator[None]:
             yield
     except (Exception, SystemExit) as error:
         why = "; ".join(error.problems) if isinstance(error, InvalidRetryPolicy) else str(error)
+        if isinstance(error, SyntaxError):
+            why = error.msg  # Its text has the name of the file without its folder.
         told = f"{type(error).__name__}: {' '.join(why.split())}{_place(error)}"
         raise ConfigurationError(f"app: {name!r} cannot be imported: {told}") from error
 
 
 def _place(error: BaseException) -> str:
-    """Return the last module that was being imported, and the line of the error."""
-    here = Path.cwd()
-    frames = [*traceback.walk_tb(error.__traceback__)]
-    own = [(f, line) for f, line in frames if f.f_code.co_filename.startswith(str(here))]
-    modules = [(f, line) for f, line in frames if f.f_code.co_name == "<module>"]
-    if not (own or modules):
+    """Return the module that could not be imported, or that it called, and the line of the error."""
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).exists():
+        # A module that cannot be parsed has no frame.
+        return _told(_module_of(error.filename), error.filename, error.lineno)
+    frames = [frame for frame in traceback.walk_tb(error.__traceback__) if _is_outside(frame[0])]
+    own = [frame for frame in frames if _INSTALLED.isdisjoint(Path(frame[0].f_code.co_filename).parts)]
+    if not frames:
         return ""
-    frame, line = (own or modules)[-1]
+    frame, line = (own or frames)[-1]
+    return _told(frame.f_globals.get("__name__"), frame.f_code.co_filename, line)
+
+
+def _is_outside(frame: FrameType) -> bool:
+    """Return whether a frame is neither the bridge's nor Python's own, which may be in no file."""
     path = Path(frame.f_code.co_filename)
-    where = f"{path.relative_to(here) if own else path}:{line}"
-    named = f"module {modules[-1][0].f_globals.get('__name__')}, " if modules else ""
-    return f" ({named}{where})"
+    if not path.exists() or path.is_relative_to(_BRIDGE):
+        return False
+    return not path.is_relative_to(_PYTHON) or not _INSTALLED.isdisjoint(path.parts)
+
+
+def _told(module: object, file: str, line: int | None) -> str:
+    here, path = Path.cwd(), Path(file).resolve()
+    return f" (module {module}, {path.relative_to(here) if path.is_relative_to(here) else path}:{line or 1})"
+
+
+def _module_of(file: str) -> str:
+    """Return the dotted name of a file's module, by the longest folder of `sys.path` that it is in."""
+    path = Path(file).resolve()
+    folders = [folder for folder in map(Path, filter(None, sys.path)) if path.is_relative_to(folder)]
+    parts = path.relative_to(max(folders, key=lambda folder: len(folder.parts), default=path.parent))
+    names = parts.with_suffix("").parts
+    return ".".join(names[:-1] if names[-1] == "__init__" else names)

@@ -82,7 +82,9 @@ def plan(
     modules: Annotated[
         list[str] | None,
         Option(
-            "--import", metavar="MODULE", help="Import this module, too, as `dramatiq broker MODULE` does."
+            "--import",
+            metavar="MODULE",
+            help="Import this module, too, as `dramatiq broker MODULE` or a receiver of `worker_init` does.",
         ),
     ] = None,
     *,

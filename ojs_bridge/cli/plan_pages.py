@@ -1,4 +1,4 @@
-"""A plan for people: on a screen, at most 80 columns wide, and in Markdown, for a review."""
+"""A plan for people: in lines of a page's width, and in Markdown, for a review."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 from ..migration.plan import NOT_KNOWN, Native, Planned
 from ..migration.plan.waits import Wait
 from ..spec.duration import spoken
-from .printing import counted, plain, show
+from .printing import counted, page_width, plain, show
 
 _OVERRIDES = "A message or a handler can override these numbers (send_with_options, apply_async, Retry)."
 _UNKNOWN = (
@@ -21,8 +21,6 @@ _UNKNOWN = (
 )
 _OWN = "its native numbers"
 _NOTHING = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)"
-#: The columns of a screen.
-_WIDTH = 80
 #: The most statements of the summary: with the names beneath them they fit a screen.
 _STATEMENTS = 12
 #: The hazards that lose jobs, double them or never end them, the worst first; `--all` shows the others.
@@ -42,7 +40,7 @@ def show_summary(app: str, found: Sequence[Planned]) -> None:
     told = _grouped(found)
     show(*_wrapped(f"{app}: {_counts(found)}"))
     for text, names in [*told.items()][:_STATEMENTS]:
-        show("", *_wrapped(text), Text("\n".join(_wrapped(_some(names), "    ")), "dim"))
+        show("", *_wrapped(text), *_wrapped(_some(names), "    ", style="dim"))
     if any(one.policy is None for one in found):
         show("", *_wrapped(_UNKNOWN))
     rest = f"{len(told) - _STATEMENTS:,} more statements, and every" if len(told) > _STATEMENTS else "every"
@@ -56,7 +54,7 @@ def show_all(app: str, found: Sequence[Planned]) -> None:
         return
     show(*_wrapped(f"{app}: {_counts(found)}"))
     for one in found:
-        show("", Text("\n".join(_wrapped(one.name)), "bold"))
+        show("", *_wrapped(one.name, style="bold"))
         for heading, text in _said(one):
             show(*_wrapped(f"{heading:<10}{text}", "  ", " " * 12))
     if any(one.policy is None for one in found):
@@ -138,12 +136,18 @@ def _today(native: Native) -> Iterator[tuple[str, str]]:
     yield "end", native.at_the_end
 
 
-def _wrapped(text: str, first: str = "", other: str | None = None) -> list[str]:
-    """Return a text in lines of at most 80 columns."""
+def _wrapped(text: str, first: str = "", other: str | None = None, style: str = "") -> list[Text]:
+    """Return a text in the lines of a page. A path that is longer than a line stays whole."""
     beneath = first + "  " if other is None else other
-    return textwrap.wrap(
-        plain(text), _WIDTH, initial_indent=first, subsequent_indent=beneath, break_on_hyphens=False
+    lines = textwrap.wrap(
+        plain(text),
+        page_width(),
+        initial_indent=first,
+        subsequent_indent=beneath,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
+    return [Text(line, style, no_wrap=True) for line in lines]
 
 
 def as_markdown(found: Sequence[Planned]) -> str:

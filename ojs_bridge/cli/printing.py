@@ -21,6 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
+#: The columns of a page of text that are easy to read.
+_PAGE = 80
 #: Columns without a screen: a row of a table stays on one line.
 _UNBOUNDED = 1000
 #: The characters of a name or a message that are enough to know it by.
@@ -33,8 +35,15 @@ def show(*renderables: RenderableType) -> None:
     console = Console(file=sys.stdout, width=None if narrow else _UNBOUNDED, highlight=False)
     with console.capture() as written:
         for renderable in renderables:
-            console.print(Text(renderable) if isinstance(renderable, str) else renderable)
+            whole = isinstance(renderable, Text) and bool(renderable.no_wrap)
+            console.print(Text(renderable) if isinstance(renderable, str) else renderable, soft_wrap=whole)
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in written.get().split("\n")[:-1])
+
+
+def page_width() -> int:
+    """Return the columns of a page of text: those of a screen, 80 at most; of a pipe COLUMNS, or else 80."""
+    columns = shutil.get_terminal_size((_PAGE, 1)).columns
+    return min(columns, _PAGE) if sys.stdout.isatty() else columns
 
 
 def show_json(value: Mapping[str, Any]) -> None:

@@ -18,6 +18,10 @@ from tests.forking import ended
 _THEIRS = ("COLUMNS", "OJS_BRIDGE_STORE", "OJS_BRIDGE_NAMESPACE", "OJS_BRIDGE_APP", "OJS_BRIDGE_RETRY")
 
 
+#: The columns of an output that no test asks to be narrower.
+_COLUMNS = "200"
+
+
 class Ran:
     """The output of a command, and its exit code."""
 
@@ -35,7 +39,7 @@ def run(*words: str, store: str | None = None, stdin: str = "", **env: str) -> R
     known: dict[str, str | None] = dict.fromkeys(_THEIRS)
     if store is not None:
         known["OJS_BRIDGE_STORE"] = store
-    result = CliRunner().invoke(program, [*words], env={**known, "COLUMNS": "200", **env}, input=stdin)
+    result = CliRunner().invoke(program, [*words], env={**known, "COLUMNS": _COLUMNS, **env}, input=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ran(result.exit_code, result.stdout, result.stderr)
@@ -54,12 +58,13 @@ def environment() -> dict[str, str]:
 def spawn_all(*lines: Sequence[str], cwd: Path, **env: str) -> list[Ran]:
     """Run several commands one after the other in one process, in a folder: an app is imported but once."""
     program = "from tests.cli.running import answer_all; answer_all()"
-    done = ended(["python", "-c", program, json.dumps(lines)], env={**os.environ, **env}, cwd=cwd)
+    done = ended(["python", "-c", program, json.dumps(lines)], env={**environment(), **env}, cwd=cwd)
     assert done.status == 0, done.err
     return [Ran(*told) for told in json.loads(done.out)]
 
 
 def answer_all() -> None:
     """Run the commands that the first argument holds, and write the output of each to stdout."""
-    ran = [run(*words) for words in json.loads(sys.argv[1])]
+    columns = os.environ.get("COLUMNS", _COLUMNS)
+    ran = [run(*words, COLUMNS=columns) for words in json.loads(sys.argv[1])]
     sys.stdout.write(json.dumps([[r.code, r.out, r.err] for r in ran]))

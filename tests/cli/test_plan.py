@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ojs_bridge.cli.plan_files import write
-from ojs_bridge.cli.plan_pages import as_markdown, show_summary
+from ojs_bridge.cli.plan_pages import as_markdown, show_all, show_summary
 from ojs_bridge.config.policy_files import load, read_file
 from ojs_bridge.migration.plan import Hazard, Native, Open, Planned
 from ojs_bridge.migration.plan.waits import Wait
-from tests.cli.running import Ran, run, spawn_all
+from tests.cli.running import Ran, run, spawn, spawn_all
 
 CELERY = """
 from celery import Celery
@@ -74,6 +74,46 @@ install({app}, Bridge(), policies={{"*": {{"max_attempts": 4}}}})
 """
 
 
+#: Modules that cannot be imported, and what an app imports of them by a module between.
+FAILING: dict[str, str | bytes] = {
+    "bad/__init__.py": "",
+    "bad/syntax.py": "a = 1\ndef broken(:\n    pass",
+    "bad/indent.py": "if True:\n  a = 1\n b = 2",
+    "bad/encoded.py": b"a = 1\nb = '\xe9'\n",
+    "bad/empty.py": b"a = 1\nb = 2\0\n",
+    "bad/called.py": "from bad.helper import fails\n\nfails()",
+    "bad/helper.py": "import json\n\ndef fails():\n    json.loads('nonsense')",
+    "bad/parsed.py": "\n\neval('1 +')",
+    "bad/name.py": "\nfrom shop import nothing_like_it",
+    "lib/site-packages/installed.py": "import installed_too",
+    "lib/site-packages/installed_too.py": "\nraise OSError('down')",
+    "bad/installed.py": "import sys\nsys.path.insert(0, 'lib/site-packages')\nimport installed",
+    **{f"by_{name}.py": f"import bad.{name}" for name in
+       ("syntax", "indent", "encoded", "empty", "called", "parsed", "name", "installed")},
+    "configured.py": "import celery\napp = celery.Celery('c', broker='memory://', include=['bad.syntax'])",
+}  # fmt: skip
+PLACES = {
+    "by_syntax": "SyntaxError: invalid syntax (module bad.syntax, bad/syntax.py:2)",
+    "bad.syntax": "SyntaxError: invalid syntax (module bad.syntax, bad/syntax.py:2)",
+    "by_indent": "(module bad.indent, bad/indent.py:3)",
+    "by_encoded": "(module bad.encoded, bad/encoded.py:",
+    "by_empty": "(module by_empty, by_empty.py:1)",  # Python does not say which file has the null byte
+    "by_called": "(module bad.helper, bad/helper.py:4)",
+    "by_parsed": "SyntaxError: invalid syntax (module bad.parsed, bad/parsed.py:3)",
+    "by_name": "(module bad.name, bad/name.py:2)",
+    "by_installed": "OSError: down (module bad.installed, bad/installed.py:3)",
+    "configured:app": "(module bad.syntax, bad/syntax.py:2)",
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_failed_import_names_module_file_and_line(folder: Path, name: str) -> None:
+    """However deep the module is, and whatever is wrong with it."""
+    ran = spawn("plan", name, cwd=folder)
+    assert ran.code == 2
+    assert PLACES[name] in ran.err
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with apps of each framework."""
@@ -87,11 +127,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "moved.py": DRAMATIQ + BRIDGED.format(framework="dramatiq", app="broker"),
         "empty.py": "from dramatiq.brokers.stub import StubBroker\nbroker = StubBroker()",
         "broken.py": "1 / 0",
+        **FAILING,
     }
     found = tmp_path_factory.mktemp("fleet")
     for name, text in files.items():
-        (found / name).parent.mkdir(exist_ok=True)
-        (found / name).write_text(text, encoding="utf-8")
+        (found / name).parent.mkdir(exist_ok=True, parents=True)
+        (found / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return found
 
 
@@ -135,7 +176,7 @@ def ran(folder: Path) -> dict[str, Ran]:
     (folder / "there.toml").write_text("mine", encoding="utf-8")
     lines = {**{name: ("plan", *line.split()) for name, line in READ.items()},
              **{line: ("plan", *line.split()) for line in WRONG}}  # fmt: skip
-    told = spawn_all(*lines.values(), *BRIDGE_OF.values(), cwd=folder)
+    told = spawn_all(*lines.values(), *BRIDGE_OF.values(), cwd=folder, COLUMNS="80")
     return dict(zip([*lines, *(f"the bridge of {name}" for name in BRIDGE_OF)], told, strict=True))
 
 
@@ -180,8 +221,9 @@ def test_json_has_everything(ran: dict[str, Ran]) -> None:
 
 def test_no_tasks(ran: dict[str, Ran]) -> None:
     """The output says that the tasks may be elsewhere."""
-    told = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)\n"
-    assert [(x.code, x.out) for x in (ran["no actors"], ran["no actors in Markdown"])] == [(0, told)] * 2
+    told = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)"
+    for one in (ran["no actors"], ran["no actors in Markdown"]):
+        assert (one.code, " ".join(one.out.split())) == (0, told)
 
 
 @pytest.mark.parametrize("line", WRONG)
@@ -210,6 +252,23 @@ def test_no_page_is_wider_than_a_screen(ran: dict[str, Ran]) -> None:
     assert 'we"ird|na\\nme\\x1b[31m*`x`\\u202e' in ran["all of a broker"].out
 
 
+@pytest.mark.parametrize("columns", ["50", "120", "", "no number"])
+def test_a_page_in_a_pipe_has_the_columns_of_its_variable(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or 80 without it. A place stays whole, so that it can be copied, or clicked."""
+    monkeypatch.setenv("COLUMNS", columns)
+    width = int(columns) if columns.isdigit() else 80
+    place = f"{'deeply/' * 20}tasks_of-the-shop.py:12"
+    why = " ".join(["max_retries=limit is computed when it runs, as the code of a helper may do"] * 3)
+    show_all("shop:app", [planned("shop.tasks.charge", open=(Open(place, why),))])
+    show_summary("shop:app", [planned("shop.tasks.charge", open=(Open(place, why),))])
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(place in line for line in lines) == 2
+    rest = [len(line) for line in lines if place not in line]
+    assert width - 20 < max(rest) <= width
+
+
 def test_the_summary_has_what_matters(ran: dict[str, Ran]) -> None:
     """The worst comes first, with its tasks beneath; `--all` has the lesser hazards and the numbers."""
     first, every = (" ".join(ran[x].out.split()) for x in ("a broker's first page", "all of a broker"))
@@ -226,8 +285,11 @@ def test_the_summary_has_what_matters(ran: dict[str, Ran]) -> None:
     )
 
 
-def test_a_large_fleet_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_large_fleet_fits_a_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The number of tasks, and of remarks, does not matter."""
+    monkeypatch.delenv("COLUMNS", raising=False)
     open_ = [Open(f"shop/tasks.py:{n}", "max_retries=limit is computed when it runs") for n in range(101)]
     unknown = [planned(f"shop.tasks.unknown_{n}", open=(open_[n],)) for n in range(101)]
     change = [
