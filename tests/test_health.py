@@ -225,6 +225,7 @@ def test_a_store_that_is_away(silent: int) -> None:
             assert (found.status, found.checks["store"].status) == ("away", "away")
             assert told in found.checks["store"].message
             assert found.checks["workers"].status == "unknown"
+            assert found.checks["broker"].status == "ok"
         assert time.monotonic() - begun < 5
         asking = [thread for thread in threading.enumerate() if thread.name == "ojs-health-store"]
         assert len(asking) == (1 if port == silent else 0)

@@ -91,12 +91,21 @@ class Probe:
         self._context = context
         self._asking: dict[str, _Question] = {}
         self._away: dict[str, datetime] = {}
+        #: The workers as the store told of them last.
+        self._workers: Sequence[Worker] = ()
         self._lock = threading.Lock()
 
     def check(self, seconds: float = SECONDS) -> Health:
         """Ask the store and the brokers at the same time, and wait so many seconds at most."""
         until = time.monotonic() + seconds
-        asked = {"store": self._ask("store", self._of_store), "broker": self._ask("broker", self._of_brokers)}
+        store = self._ask("store", self._of_store)
+
+        def of_brokers() -> Mapping[str, Check]:
+            # The store names the queues of the workers. It may be silent, and the broker may not.
+            store.thread.join(seconds / 3)
+            return self._of_brokers()
+
+        asked = {"store": store, "broker": self._ask("broker", of_brokers)}
         found: dict[str, Check] = {}
         for name, question in asked.items():
             question.thread.join(max(0.0, until - time.monotonic()))
@@ -128,8 +137,9 @@ class Probe:
         # A store of a newer version raises its own words.
         version = store.schema()
         told = "empty" if version is None else f"schema {version}"
+        self._workers = workers_in(store)
         return {
-            "workers": Workers(workers_in(store), now).check(),
+            "workers": Workers(self._workers, now).check(),
             "retries": _retries(store, now),
             "store": Check("ok", told, {"schema": version}),
         }
@@ -139,7 +149,7 @@ class Probe:
         if not publishers:
             unasked = Check("unknown", "this process has no app")
             return {"broker": unasked, "backlog": unasked}
-        workers = Workers(self._known_workers(), self._context.clock())
+        workers = Workers(self._workers, self._context.clock())
         found, wrong = dict[str, Sequence[Backlog] | None](), dict[str, str]()
         for framework, publisher in publishers.items():
             try:
@@ -158,11 +168,6 @@ class Probe:
             "broker": Check(status, message, {"frameworks": frameworks}),
             "backlog": _backlog(backlog, workers),
         }
-
-    def _known_workers(self) -> Sequence[Worker]:
-        with suppress(StoreError):
-            return workers_in(self._context.store) if self._context.store else ()
-        return ()
 
 
 @dataclass(frozen=True, slots=True)
