@@ -176,6 +176,19 @@ class VirtualBridge(Bridge):
         self.engine.instruments.stopped()
 
 
+def turn(one: Any, cls: type, state: dict[str, Any]) -> None:
+    """Give an object a class and a state."""
+    try:
+        one.__class__ = cls
+    except TypeError:
+        # The object's own class has another layout, as with ABC or Generic first among its bases. A class on
+        # top of it has its layout, and looks for its methods in `cls` alone.
+        own = type(one)
+        meta = type(cls.__name__, (type(own),), {"mro": lambda made: [made, *cls.__mro__]})
+        one.__class__ = meta(cls.__name__, (own,), {"__module__": cls.__module__})
+    one.__dict__ = state
+
+
 @contextmanager
 def turned_into(bridge: Bridge, other: VirtualBridge) -> Iterator[None]:
     """Give a bridge and its parts the classes and the state of another bridge, until the block ends.
@@ -185,9 +198,9 @@ def turned_into(bridge: Bridge, other: VirtualBridge) -> Iterator[None]:
     pairs = [(bridge, other), *((getattr(bridge, part), getattr(other, part)) for part in _PARTS)]
     before = [(one, type(one), vars(one)) for one, _ in pairs]
     for one, another in pairs:
-        one.__class__, one.__dict__ = type(another), vars(another)
+        turn(one, type(another), vars(another))
     try:
         yield
     finally:
         for one, cls, state in before:
-            one.__class__, one.__dict__ = cls, state
+            turn(one, cls, state)

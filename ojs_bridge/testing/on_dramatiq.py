@@ -32,7 +32,7 @@ from ..engine.runs import Run, TaskPolicy
 from ..messages import HEADER
 from ..spec.failures import Outcome
 from ..spec.job import parse_time
-from .bridging import VirtualEngine, WorkerDied
+from .bridging import VirtualEngine, WorkerDied, turn
 from .working import Agenda, Handler
 
 #: Dramatiq adds up to so much to a delay, because brokers cut off the fraction of a millisecond.
@@ -224,14 +224,14 @@ def _in_memory(broker: Any, agenda: Agenda) -> Iterator[MemoryBroker]:
     queues = {"queues": fresh.queues, "delay_queues": fresh.delay_queues}
     ours = {"ojs_agenda": agenda, "ojs_engine": bridge.engine, "ojs_order": deque()}
     declared = [name for name in before["queues"] if name not in before["delay_queues"]]
-    broker.__class__, broker.__dict__ = MemoryBroker, {**vars(fresh), **kept, **queues, **ours}
+    turn(broker, MemoryBroker, {**vars(fresh), **kept, **queues, **ours})
     try:
         for name in declared:
             broker.declare_queue(name)
         yield broker
     finally:
         new = [name for name in broker.queues if name not in broker.delay_queues and name not in declared]
-        broker.__class__, broker.__dict__ = cls, before
+        turn(broker, cls, before)
         for name in new:
             broker.declare_queue(name)
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from abc import ABC
+from typing import Any, Generic, TypeVar
 
 import dramatiq
 import pytest
 from celery import current_app, signals
 from celery._state import _tls
+from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from kombu import pools
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery.attach import attach
+from ojs_bridge.dramatiq import install
 from ojs_bridge.testing import virtual_time
-from tests.testing.conftest import CRM, Shop, amqp_shop, celery_shop, dramatiq_shop, rabbitmq_shop
+from tests.testing.conftest import CRM, NOWHERE, Shop, amqp_shop, celery_shop, dramatiq_shop, rabbitmq_shop
+
+T = TypeVar("T")
 
 
 def down() -> None:
@@ -44,6 +49,33 @@ def looked_at(shop: Shop) -> dict[str, Any]:
         middleware = [(m, dict(vars(m))) for m in target.middleware if type(m).__module__.startswith("drama")]
         found |= {"middleware": middleware, "actors": {n: a.fn for n, a in target.actors.items()}}
     return found
+
+
+class AbstractFirst(ABC, RedisBroker):
+    """A broker whose first base has no dictionary."""
+
+
+class GenericFirst(Generic[T], Bridge):
+    """A bridge whose first base has none."""
+
+
+def test_classes_of_another_layout() -> None:
+    """A broker and a bridge of a user's classes are in memory meanwhile, and what they were afterwards."""
+    broker, bridge = AbstractFirst(url=NOWHERE), GenericFirst(retry={**CRM, "max_attempts": 2})
+    install(broker, bridge)
+    ran: list[int] = []
+
+    def charge() -> None:
+        ran.append(1)
+        down()
+
+    actor = dramatiq.actor(charge, broker=broker, actor_name="charge")
+    with virtual_time(broker) as ojs:
+        actor.send()
+        ojs.run()
+        assert len(ojs.dead_letters) == 1
+    assert len(ran) == 2
+    assert (type(broker), type(bridge)) == (AbstractFirst, GenericFirst)
 
 
 @pytest.mark.parametrize("kind", [celery_shop, amqp_shop, dramatiq_shop, rabbitmq_shop])
