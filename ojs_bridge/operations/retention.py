@@ -213,7 +213,7 @@ class Pruner:
 
 
 def losses(sizes: Mapping[str, tuple[int, datetime]], excess: int) -> dict[str, int]:
-    """Return how many letters each group loses, the largest first, so that no group that stays is larger.
+    """Return how many letters each group loses: the largest lose the most, and are left alike.
 
     Of groups of the same size, those lose first whose newest letter is the oldest.
     """

@@ -89,6 +89,18 @@ FIRES = [
         {'ojs_queue_oldest_seconds{framework="celery",queue="a"}': "30x30"},
     ),
     (
+        "OjsJobsWaitLong",
+        {
+            'ojs_job_queue_time_seconds_bucket{queue="a",le="600"}': "0x30",
+            'ojs_job_queue_time_seconds_bucket{queue="a",le="+Inf"}': "0+60x30",
+            'ojs_job_queue_time_seconds_bucket{queue="a",le="1800"}': "0+60x30",
+        },
+        {
+            'ojs_job_queue_time_seconds_bucket{queue="a",le="600"}': "0+60x30",
+            'ojs_job_queue_time_seconds_bucket{queue="a",le="+Inf"}': "0+60x30",
+        },
+    ),
+    (
         "OjsBacklogGrows",
         {'ojs_queue_backlog{framework="celery",queue="a"}': "500+500x30"},
         {'ojs_queue_backlog{framework="celery",queue="a"}': "5000x30"},
