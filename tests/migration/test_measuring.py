@@ -10,6 +10,7 @@ import dramatiq
 import pytest
 from celery import Celery, Task
 from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Middleware
 
 from ojs_bridge import Bridge, ConfigurationError, open_store
 from ojs_bridge.celery import install
@@ -113,6 +114,41 @@ def test_what_is_under_the_bridge_is_not_measured() -> None:
     install(app, Bridge())
     with pytest.raises(ConfigurationError, match="the app is under the bridge already"):
         measured(app, of_celery(app))
+
+
+class Hidden(Middleware):
+    """It sets a limit as no reader of its code sees, and sends a message for each failure."""
+
+    told: Any
+
+    def before_process_message(self, broker: Any, message: Any) -> None:
+        getattr(self, "_".join(("", "limit")))(message)
+
+    def after_process_message(self, broker: Any, message: Any, **_: Any) -> None:
+        self.told.send()
+
+    def _limit(self, message: Any) -> None:
+        message.options["max_retries"] = 1
+
+
+def test_what_is_measured_has_all_that_the_app_has() -> None:
+    """A limit that only the user's middleware, or a task's own hook, sets is found out; nothing is sent."""
+    actors, hidden = broker(), Hidden()
+    hidden.told = actors.actors["once"]
+    actors.add_middleware(hidden)
+    read = [one for one in of_dramatiq(actors) if one.name in ("plain", "short")]
+    assert [one.verdict for one in read] == ["read", "read"]
+    for one in measured_on_dramatiq(actors, read):
+        assert [str(x) for x in one.open] == ["measured: it ran 2 times, not as it was read"]
+
+    class Own(Task):
+        def before_start(self, *_: Any) -> None:
+            setattr(self, "_".join(("max", "retries")), 8)
+
+    app = shop()
+    app.task(shared=False, name="hidden", base=Own, autoretry_for=(OSError,))(never)
+    (found,) = measured(app, of_celery(app, ["hidden"]))
+    assert [str(x) for x in found.open] == ["measured: it ran 9 times, not as it was read"]
 
 
 SHOP = """

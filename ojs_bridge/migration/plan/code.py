@@ -126,7 +126,7 @@ def wrapped(function: Any) -> list[FunctionType]:
         for cell in one.__closure__ or ():
             with suppress(ValueError):
                 ahead.append(cell.cell_contents)
-    return [one for one in seen if _is_the_users(str(one.__globals__.get("__name__")))]
+    return [one for one in seen if is_the_users(str(one.__globals__.get("__name__")))]
 
 
 def unwatched(function: Any) -> Any:
@@ -157,7 +157,7 @@ def _parts(value: Any) -> list[FunctionType]:
     return [function for part in parts for function in wrapped(part)]
 
 
-def _is_the_users(module: str) -> bool:
+def is_the_users(module: str) -> bool:
     """Return whether a module is neither Python's nor a framework's, nor an instrumentation's."""
     return _package(module) not in _FRAMEWORKS | _WATCHERS | sys.stdlib_module_names
 
@@ -205,7 +205,7 @@ def _values(module: object) -> list[object]:
 
 def _is_read(module: ModuleType, framework: str) -> bool:
     """Return whether a module is the project's own, or an installed one that refers to the framework."""
-    if not _is_the_users(module.__name__):
+    if not is_the_users(module.__name__):
         return False
     file = vars(module).get("__file__")
     is_own = isinstance(file, str) and not file.startswith(_INSTALLED)

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from dramatiq import Actor, Message
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.middleware import Middleware, Retries
+from dramatiq.middleware import CurrentMessage, Middleware, Retries, SkipMessage
 
 from ....bridge import Bridge
 from ....config.policies import EntryFields
@@ -18,10 +19,8 @@ from ....dramatiq import install
 from ....dramatiq.compat import settings_of
 from ....errors import ConfigurationError
 from .. import LIMIT, Measured, Moved, Planned, measurable, measure, raised_for
+from ..code import is_the_users
 from .reading import retries_of, task_policy
-
-#: The options of an actor by which it is retried.
-_OPTIONS = ("max_retries", "min_backoff", "max_backoff", "retry_when", "throws")
 
 
 class _Delays(Middleware):
@@ -47,31 +46,37 @@ class _Ahead(Bridge):
 def measured(broker: Broker, found: Sequence[Planned]) -> list[Planned]:
     """Return a plan after measuring the actors that can be measured; raises ConfigurationError.
 
-    Bodies are not run. The actors run on a broker in memory, with the broker's `Retries` and no other
-    middleware.
+    Bodies are not run. The actors run on a broker in memory, with the broker's `Retries` and the user's own
+    middleware, whose hooks run. What a hook sends to the broker itself goes nowhere.
     """
     if any(task_policy(broker, actor) for actor in broker.actors.values()):
         raise ConfigurationError("verify: the broker is under the bridge already: name it as it was before")
-    alike = partial(_alike, retries_of(broker), [broker.actors[name] for name in measurable(found)])
-    return measure(found, partial(_measured, alike()), partial(_moved, alike()))
+    actors = [broker.actors[name] for name in measurable(found)]
+    with patch.object(broker, "enqueue", lambda message, **_: message):
+        return measure(
+            found, partial(_measured, _alike(broker, actors)), partial(_moved, _alike(broker, actors))
+        )
 
 
 def _moved(broker: StubBroker, url: str, entries: Mapping[str, EntryFields]) -> Iterator[Moved]:
     bridge = _Ahead(url, retry={}, park_after=timedelta(days=3650))
     install(broker, bridge, policies=entries, canary=100)
-    broker.emit_after("process_boot")
+    for middleware in broker.middleware:
+        if not _is_own(middleware):  # the user's own may start threads
+            middleware.after_process_boot(broker)
     for name, actor in broker.actors.items():
         if moved := task_policy(broker, actor):
             yield name, (_measured(broker, name, bridge), moved.policy)
     bridge.stop()
 
 
-def _alike(own: Retries | None, actors: Sequence[Actor[..., Any]]) -> StubBroker:
-    """Return a broker in memory with the same retries, and actors with the same options of retries."""
-    middleware = [Retries(**settings_of(own))] if own else []
+def _alike(own: Broker, actors: Sequence[Actor[..., Any]]) -> StubBroker:
+    """Return a broker in memory with the retries and the user's middleware of a broker, and with actors."""
+    retries = retries_of(own)
+    kept = (m for m in own.middleware if m is retries or type(m) is CurrentMessage or _is_own(m))
+    middleware = [Retries(**settings_of(retries)) if m is retries else m for m in kept]
     broker = StubBroker(middleware=[*middleware, _Delays()])
     for actor in actors:
-        options = {name: actor.options[name] for name in _OPTIONS if name in actor.options}
         broker.declare_actor(
             Actor(
                 lambda *_: None,
@@ -79,10 +84,15 @@ def _alike(own: Retries | None, actors: Sequence[Actor[..., Any]]) -> StubBroker
                 actor_name=actor.actor_name,
                 queue_name=actor.queue_name,
                 priority=actor.priority,
-                options=options,
+                options=dict(actor.options),
             )
         )
     return broker
+
+
+def _is_own(middleware: Middleware) -> bool:
+    """Return whether a middleware is neither Dramatiq's nor an instrumentation's."""
+    return is_the_users(type(middleware).__module__)
 
 
 def _measured(broker: StubBroker, name: str, bridge: _Ahead | None = None) -> Measured:
@@ -95,9 +105,14 @@ def _measured(broker: StubBroker, name: str, bridge: _Ahead | None = None) -> Me
         runs += 1
         if bridge and waits:
             bridge.ahead += timedelta(seconds=waits[-1] + 1)
-        broker.emit_before("process_message", message)
-        broker.emit_after("process_message", message, exception=raised_for(()))
-        ended = "dead" if message.failed else ""
+        try:
+            broker.emit_before("process_message", message)
+        except SkipMessage:
+            broker.emit_after("skip_message", message)
+            ended = "skipped"
+        else:
+            broker.emit_after("process_message", message, exception=raised_for(()))
+            ended = "dead" if message.failed else ""
     _taken(broker)
     return Measured(runs, tuple(waits), ended)
 
