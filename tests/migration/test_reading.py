@@ -292,6 +292,12 @@ def job(self):
         if self.request.retries < self.app.conf.limit:  # HERE
             raise self.retry(exc=error)
 """,
+    "a guard by its name": """
+@app.task(**BOUND, max_retries=20)
+def job(self):
+    if getattr(self.request, "retries") < 3:  # HERE
+        raise self.retry(exc=OSError())
+""",
     "a guard in a variable": """
 @app.task(**BOUND, max_retries=20)
 def job(self, most=3):

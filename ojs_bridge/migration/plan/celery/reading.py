@@ -180,7 +180,8 @@ def read_code(fleet: Fleet, task: Task) -> Code:
         found.open += fleet.askers.signs(function, understood or ())
         guards = fleet.guards.signs(function, understood or ())
         # Of a function that was followed, the questions are known.
-        is_own = [place(function, x.line) for x in mentions(function.__code__) if x.word == "retries"]
+        words = mentions(function.__code__)
+        is_own = [place(function, x.line) for x in words if x.word == "retries" and x.kind != "text"]
         found.of_retries += guards if understood is None else [x for x in guards if x.where not in is_own]
     for name, function in _hooks(task):
         found.open += fleet.askers.signs(function)
@@ -214,7 +215,7 @@ def _guards(function: FunctionType, words: Collection[Mention]) -> Open | None:
     """Return the first line of a function that reads a job's number of retries."""
     has_request = any("request" in (x.word, x.of) for x in words)
     for x in words:
-        if x.word == "retries" and x.kind in ("attribute", "sets") and has_request:
+        if x.word == "retries" and x.kind != "name" and has_request:
             return Open(place(function, x.line), "what it does depends on request.retries")
     return None
 

@@ -13,7 +13,7 @@ from celery import Task
 from celery.local import PromiseProxy
 
 from ....celery import compat
-from ..code import NOTHING, FunctionNode, attribute_of, resolve, source_of
+from ..code import NOTHING, FunctionNode, attribute_of, mentions, resolve, source_of
 
 #: The options that `Task.retry` and the automatic retries read of a task.
 SETTINGS = frozenset(
@@ -61,6 +61,7 @@ class Values:
         """Take a function that is given the task at a position, by a name, or not at all."""
         self.task, self.function, self.retries = task, function, retries
         self.node = source_of(function)
+        self._counts = any(x.word == "retries" for x in mentions(function.__code__))
         self.holders: set[str] = set()
         #: The name of `*args` that begin with the task.
         self.packed = ""
@@ -120,6 +121,8 @@ class Values:
 
     def tells(self, node: ast.AST, depth: int = 0) -> bool:
         """Return whether an expression depends on the number of retries."""
+        if not self._counts:
+            return False
         for one in ast.walk(node):
             if isinstance(one, ast.Name) and depth < _DEPTH:
                 if any(self.tells(x, depth + 1) for x in self._assigned.get(one.id, ())):
