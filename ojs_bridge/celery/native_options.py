@@ -120,8 +120,7 @@ def options_as_policy(task: Task) -> dict[str, Any]:
         schedule = _schedule("exponential", first, longest, jitter=jitter)
         if jitter:
             # Half of a delay is the mean of Celery's draws.
-            half = timedelta(seconds=_in_bounds(first / 2))
-            schedule["jitter"] = NativeJitter(_full_jitter, half, said=True)
+            schedule["jitter"] = NativeJitter(_full_jitter, _interval(first / 2), said=True)
         return {**partial, **schedule}
     countdown = given.get("countdown")
     delay = task.default_retry_delay if countdown is None else countdown
@@ -158,8 +157,4 @@ def _full_jitter(_n: int, seconds: float, rng: Rng) -> float:
 
 
 def _interval(seconds: float) -> str:
-    return format_duration(timedelta(seconds=_in_bounds(seconds)))
-
-
-def _in_bounds(seconds: float) -> float:
-    return min(max(seconds, _SHORTEST), _LONGEST)
+    return format_duration(timedelta(seconds=min(max(seconds, _SHORTEST), _LONGEST)))

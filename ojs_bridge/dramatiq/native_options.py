@@ -74,7 +74,7 @@ def _intervals(first: Any, longest: Any) -> dict[str, Any]:
     # The cap comes first: JSON has integers that no float can hold.
     least = min(DEFAULT_MIN_BACKOFF if first is None else first, cap)
     start, mean = (min(max(each, 1), cap) for each in (least, _MEAN * least))
-    jitter = NativeJitter(_Jitter(cap / 1000), timedelta(milliseconds=mean), said=None)
+    jitter = NativeJitter(_Jitter(cap / 1000), _duration(mean), said=None)
     return {"initial_interval": _duration(start), "max_interval": _duration(cap), "jitter": jitter}
 
 

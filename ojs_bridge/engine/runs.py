@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
 from ..spec.backoff import CustomJitter, Rng
@@ -30,7 +30,7 @@ class NativeJitter:
     """
 
     draw: CustomJitter
-    interval: timedelta
+    interval: str
     said: bool | None
 
     def __call__(self, n: int, seconds: float, rng: Rng) -> float:
@@ -50,7 +50,7 @@ def told_in_ojs(policy: RetryPolicy) -> RetryPolicy:
     """Return a policy with the specification's jitter in the place of a framework's own."""
     if not isinstance(policy.jitter, NativeJitter):
         return policy
-    return policy.model_copy(update={"initial_interval": policy.jitter.interval, "jitter": True})
+    return RetryPolicy.merge(policy, {"initial_interval": policy.jitter.interval, "jitter": True})
 
 
 @dataclass(frozen=True, slots=True)

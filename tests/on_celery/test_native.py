@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from celery import Celery, Task
 from ojs_bridge import RetryPolicy
 from ojs_bridge.celery.native_options import options_as_policy
 from ojs_bridge.engine.runs import in_ojs
-from ojs_bridge.spec.duration import format_duration
 from ojs_bridge.spec.policy import LARGEST
 from tests.on_celery.fleet import LATE, Fleet
 from tests.servers import eventually
@@ -88,10 +86,7 @@ def body() -> None:
 def test_native_options_in_the_words_of_a_policy(options: dict[str, Any], partial: dict[str, Any]) -> None:
     """Options that are not set are left to the app and the spec; every partial policy is valid."""
     task = native_task(**options)
-    found = in_ojs(options_as_policy(task))
-    if isinstance(found.get("initial_interval"), timedelta):
-        found["initial_interval"] = format_duration(found["initial_interval"])
-    assert found == partial
+    assert in_ojs(options_as_policy(task)) == partial
     assert RetryPolicy.merge(options_as_policy(task))
 
 
