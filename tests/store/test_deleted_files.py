@@ -44,6 +44,16 @@ def empty(file: Path) -> None:
     file.touch()
 
 
+def unlink_log(file: Path) -> None:
+    file.with_name(f"{file.name}-wal").unlink()
+
+
+def unlink_companions(file: Path) -> None:
+    """Delete the write-ahead log and its index, as a clean-up of files that look temporary does."""
+    unlink_log(file)
+    file.with_name(f"{file.name}-shm").unlink()
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     """The path of the store's file."""
@@ -60,6 +70,7 @@ def store(file: Path) -> Store:
 
 
 WAYS = pytest.mark.parametrize("end", [unlink, unlink_all, replace, empty])
+LOGS = pytest.mark.parametrize("end", [unlink_log, unlink_companions])
 
 
 @WAYS
@@ -128,3 +139,35 @@ def test_a_file_is_found_wherever_its_process_goes(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir("/")
     assert reserve(store).grant is Grant.TAKEN
     assert store.bury(letter(), over())
+
+
+@LOGS
+@pytest.mark.parametrize("write", ["bury", "park", "reserve", "settle"])
+def test_what_is_written_without_the_log_is_an_error_once(
+    store: Store, file: Path, end: Callable[[Path], None], write: str
+) -> None:
+    """A connection goes on to write to the deleted log, which no other connection reads."""
+    steps: dict[str, Callable[[], object]] = {
+        "bury": lambda: store.bury(letter()),
+        "park": lambda: store.park(parked()),
+        "reserve": lambda: reserve(store),
+        "settle": lambda: store.settle(over()),
+    }
+    end(file)
+    with pytest.raises(StoreError, match=r"its write-ahead log \(-wal\) was deleted or replaced"):
+        steps[write]()
+    for step in steps.values():
+        step()
+    other = open_store(f"sqlite:///{file}")
+    assert "j-1" in ids(other)
+    assert (other.count_parked(), reserve(other).grant) == (1, Grant.SETTLED)
+
+
+def test_the_log_that_the_last_connection_deletes_is_not_missed(store: Store, file: Path) -> None:
+    """A process that forks closes its connections, and SQLite deletes the log with the last of them."""
+    assert isinstance(store, SQLStore)
+    for _ in range(2):
+        store._dispose(close=True)
+        assert not file.with_name(f"{file.name}-wal").exists()
+        store.bury(letter())
+    assert ids(store) == ids(open_store(f"sqlite:///{file}")) == ["j-1", "earlier"]

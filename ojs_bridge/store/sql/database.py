@@ -62,7 +62,7 @@ class Database:
         self._in_use: AbstractContextManager[None] = nullcontext()
         if not self._is_postgres:
             self._in_use = _Lock(sqlite.in_use, self._busy_seconds, self._shown)
-        self._file = None if self._is_postgres else sqlite.File(self._durable)
+        self._file = None if self._is_postgres else sqlite.File(self._durable, self._quick)
         self._pid = os.getpid()
         self._prepared = False
         self._encoding = ""
@@ -139,12 +139,13 @@ class Database:
             self.prepare()
 
     def _check_file(self) -> None:
-        """Raise StoreError when SQLite's file was deleted or replaced; the next use opens the new file."""
-        if self._file is None or not self._file.is_another():
+        """Raise StoreError when the file or its log was deleted or replaced; the next use opens it anew."""
+        missing = self._file.missing() if self._file else ""
+        if not missing:
             return
         self._prepared = False
         self._dispose(close=True)
-        what = f"the store {self._shown!r} failed: its file was deleted or replaced, with all it held"
+        what = f"the store {self._shown!r} failed: its {missing} was deleted or replaced, with all it held"
         logger.error("%s; it is opened anew", what)
         raise StoreError(what)
 

@@ -44,32 +44,56 @@ def busy_seconds(patience: float) -> float:
     return max(2 * patience, _BUSY_SECONDS)
 
 
-class File:
-    """The file of an engine. It may be deleted or replaced while connections to the old file still work."""
+_GONE = (0, 0)
 
-    def __init__(self, engine: sa.Engine) -> None:
+
+class File:
+    """The file of two engines, and its write-ahead log.
+
+    Either may be deleted or replaced while connections to the old one still work.
+    """
+
+    def __init__(self, *engines: sa.Engine) -> None:
         # The driver finds the file in the working directory of this moment.
-        path: str = engine.dialect.create_connect_args(engine.url)[0][0]
-        self._path = None if path.startswith("file:") else path
+        path: str = engines[0].dialect.create_connect_args(engines[0].url)[0][0]
+        self._path = "" if path.startswith("file:") else path
         self._identity: tuple[int, int] | None = None
+        #: The log that the open connections write to. The last connection to a file deletes its log.
+        self._log: tuple[int, int] | None = None
+        for engine in engines:
+            sa.event.listen(engine, "connect", self._connected)
+            sa.event.listen(engine, "engine_disposed", self._disposed)
 
     def opened(self) -> None:
         """Remember the file that is there now."""
-        self._identity = self._found()
+        self._identity = _found(self._path) if self._path else None
 
-    def is_another(self) -> bool:
-        """Return whether the opened file is gone, or another file has its place."""
-        return self._identity is not None and self._found() != self._identity
+    def missing(self) -> str:
+        """Return which of the opened files is gone, or has another in its place; "" for none of them."""
+        if self._identity is not None and _found(self._path) != self._identity:
+            return "file"
+        if self._log is not None and _found(f"{self._path}-wal") != self._log:
+            return "write-ahead log (-wal)"
+        return ""
 
-    def _found(self) -> tuple[int, int] | None:
-        if self._path is None:
-            return None
-        try:
-            # Every use of the store calls this, and a Path takes longer.
-            found = os.stat(self._path)  # noqa: PTH116
-        except FileNotFoundError:
-            return (0, 0)
-        return found.st_dev, found.st_ino
+    def _connected(self, connection: Any, _record: object) -> None:
+        if self._path and self._log is None:
+            # SQLite makes the log when a connection first reads.
+            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+            found = _found(f"{self._path}-wal")
+            self._log = None if found == _GONE else found
+
+    def _disposed(self, _engine: sa.Engine) -> None:
+        self._log = None
+
+
+def _found(path: str) -> tuple[int, int]:
+    try:
+        # Every use of the store calls this, and a Path takes longer.
+        found = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return _GONE
+    return found.st_dev, found.st_ino
 
 
 def _write_ahead(connection: Any, seconds: float) -> None:
