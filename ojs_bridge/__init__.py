@@ -19,6 +19,7 @@ from .errors import (
     StoreError,
     Unpublishable,
     Unreachable,
+    Unroutable,
     Unstorable,
 )
 from .messages import Reading
@@ -73,6 +74,7 @@ __all__ = [
     "StoreError",
     "Unpublishable",
     "Unreachable",
+    "Unroutable",
     "Unstorable",
     "open_store",
 ]

@@ -9,6 +9,7 @@ BridgeError
 │   └── Unstorable            the store can never keep what it was given
 ├── Unreachable               the broker does not take a message now
 ├── Unpublishable             no broker will ever take this message
+├── Unroutable                no queue takes this message as things are
 └── NotFound                  a KeyError
     ├── LetterNotFound
     └── RetryNotFound
@@ -72,6 +73,13 @@ class Unreachable(BridgeError):
 
 class Unpublishable(BridgeError):
     """This message can never be published."""
+
+
+class Unroutable(BridgeError):
+    """No queue takes this message: its queue is gone, and RabbitMQ refuses to declare it again.
+
+    Other messages go on; this one stays where it was.
+    """
 
 
 class NotFound(BridgeError, KeyError):

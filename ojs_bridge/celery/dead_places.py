@@ -14,6 +14,7 @@ from kombu.connection import Connection
 from kombu.utils.json import loads
 
 from ..engine.storage_retry import pause
+from ..operations.broker_letters import HIDDEN, SHOWN_SECONDS
 from ..operations.letters import CLAIM_SECONDS
 from . import compat
 
@@ -120,7 +121,10 @@ class _InQueues:
 
     def read(self, name: str, most: int) -> list[Any]:
         with _looking(self._connection, name) as messages:
-            return [*filter(_is_readable, islice(messages, most))]
+            held = [*islice(messages, most)]
+        if held and self._connection.transport.driver_type == "amqp":
+            _tell_if_hidden(self._connection, name)
+        return [*filter(_is_readable, held)]
 
     def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
         with _looking(self._connection, name) as messages:
@@ -162,10 +166,22 @@ def _looking(connection: Connection, name: str) -> Iterator[Iterator[Any]]:
     try:
         yield messages()
     finally:
-        if not is_amqp:
-            # On RabbitMQ closing is enough; kombu's memory transport would lose the messages.
+        # Kombu's memory transport would lose the messages. For RabbitMQ 4.3 closing alone is a failed
+        # delivery, which a quorum queue may be told to delay.
+        if not is_amqp or channel.is_open:
             channel.basic_recover(requeue=True)
         channel.close()
+
+
+def _tell_if_hidden(connection: Connection, name: str) -> None:
+    """Warn of a queue that has given its messages out, taken them back, and does not show them."""
+    waited = 0.0
+    while not connection.channel().queue_declare(name, passive=True).message_count:
+        if waited > SHOWN_SECONDS:
+            logger.warning(HIDDEN, name)
+            return
+        pause(0.1)
+        waited += 0.1
 
 
 def _is_renewed(channel: Any, name: str, found: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -15,10 +15,13 @@ from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import OperationalError
 
+from ..errors import Unroutable
 from . import compat
 from .wire import DELAY_PREFIX, Wire, to_json
 
 _OPTION = "confirm_publish"
+#: RabbitMQ's answers to a message that no queue takes: no such exchange or queue, or no route to one.
+_NO_QUEUE = (404, 312)
 #: The attribute in which an app keeps the connection for confirmed publishing.
 _CONNECTION = "_ojs_confirmed"
 #: Headers that the broker added to a delivery; a message that goes on must not claim them.
@@ -108,8 +111,8 @@ def publish(
     headers = AsSent({**headers, **changes})
     event = _sent_event(headers) if told and app.conf.task_send_sent_event else None
     message = compat.task_message(amqp)(headers, properties, wire.body, event)
-    route = _delayed(app, wire, _route(app, wire, options or {}), due - now if due else timedelta(0))
-    with confirmed_producer(app) as producer, told_of_outages(producer):
+
+    def send(producer: Any, **route: Any) -> None:
         compat.send_task_message(app.amqp)(
             producer,
             headers["task"],
@@ -118,22 +121,67 @@ def publish(
             delivery_mode=delivery_mode,
             content_type=wire.content_type,
             content_encoding=wire.content_encoding,
-            **(_arriving(producer, route) if (options or {}).get("exchange") else route),
+            **route,
         )
 
+    asked = _route(app, wire, options or {})
+    route = _delayed(app, wire, asked, due - now if due else timedelta(0))
+    chosen = (options or {}).get("exchange")
+    try:
+        _send(app, send, route, queue=None if chosen else _queue_name(wire, asked), delays=route is not asked)
+    except Unroutable:
+        # The task's own choice of an exchange is not replaced.
+        if chosen:
+            raise
+        _send(app, send, _straight(app, wire, asked), declares=True)
 
-def _arriving(producer: Any, route: dict[str, Any]) -> dict[str, Any]:
-    """Have the broker refuse a message that no queue takes, if the task chose the exchange.
 
-    Raises ValueError on Redis, where kombu itself does the routing.
+def _send(
+    app: Celery,
+    send: Callable[..., None],
+    route: dict[str, Any],
+    *,
+    queue: str | None = None,
+    delays: bool = False,
+    declares: bool = False,
+) -> None:
+    """Call `send` with a producer and a route; raises Unroutable if no queue takes the message.
+
+    RabbitMQ tells that as it confirms, but not of `queue` behind a delay. It declares nothing unless asked:
+    a queue that is there is used as it is, where a declaration with other arguments would be refused. For
+    Redis kombu does the routing, and has to be asked.
     """
+    with confirmed_producer(app) as producer, told_of_outages(producer):
+        if _can_confirm(app):
+            confirms = (app.conf.broker_transport_options or {}).get(_OPTION, True)
+            if queue and (delays or not confirms):
+                producer.channel.queue_declare(queue, passive=True)
+            route = {
+                **route,
+                "mandatory": bool(confirms),
+                "declare": route.get("declare") if declares else [],
+            }
+        elif not _leads_to_a_queue(app, producer, route):
+            raise Unroutable(f"no queue is bound to {route}")
+        send(producer, **route)
+
+
+def _leads_to_a_queue(app: Celery, producer: Any, route: Mapping[str, Any]) -> bool:
+    """Return whether kombu, which does the routing for Redis, finds a queue for a route."""
     lookup = compat.lookup(producer.channel, None)
     if lookup is None:
-        return {**route, "mandatory": True}
-    name, key = getattr(route["exchange"], "name", route["exchange"]), route.get("routing_key")
-    if not lookup(name, key):
-        raise ValueError(f"exchange {name!r} leads to no queue with the routing key {key!r}")
-    return route
+        return True
+    exchange, key, queue = map(route.get, ("exchange", "routing_key", "queue"))
+    if queue is not None and exchange is None:
+        queue = queue if isinstance(queue, Queue) else app.amqp.queues[queue]
+        if queue.exchange.type == "direct":
+            return True
+        exchange, key = queue.exchange, key or queue.routing_key
+        producer.maybe_declare(queue)
+    for entity in route.get("declare") or ():
+        # Kombu knows the type of an exchange only in a process that has declared it.
+        producer.maybe_declare(entity)
+    return bool(lookup(getattr(exchange, "name", exchange), key))
 
 
 def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
@@ -145,7 +193,10 @@ def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
 
 @contextmanager
 def told_of_outages(producer: Any) -> Iterator[None]:
-    """Raise OperationalError for a channel that an outage has closed, and drop the channel."""
+    """Raise OperationalError for a channel that an outage has closed, and drop the channel.
+
+    Raises Unroutable, and drops the channel, which has an unread answer, for a message that no queue takes.
+    """
     try:
         yield
     except AttributeError as error:
@@ -153,6 +204,11 @@ def told_of_outages(producer: Any) -> Iterator[None]:
             raise
         compat.close(compat.producer_connection(producer))()
         raise OperationalError("the channel to the broker was closed") from error
+    except Exception as error:
+        if getattr(error, "reply_code", None) not in _NO_QUEUE:
+            raise
+        compat.close(compat.producer_connection(producer))()
+        raise Unroutable(str(error)) from error
 
 
 def _sent_event(headers: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,6 +242,23 @@ def _exchange(app: Celery, wire: Wire) -> dict[str, Any]:
     queue = app.amqp.queues.get(wire.queue)
     declared = queue is not None and queue.exchange.name == wire.exchange
     return {"exchange": wire.exchange, "declare": [queue.exchange] if declared else None}
+
+
+def _queue_name(wire: Wire, route: Mapping[str, Any]) -> str:
+    """Return the name of the queue that a route leads to, or that a message came from."""
+    queue = route.get("queue", wire.queue)
+    return str(getattr(queue, "name", queue))
+
+
+def _straight(app: Celery, wire: Wire, route: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a route to the same queue by the default exchange, and declare the queue if the app knows it."""
+    name = _queue_name(wire, route)
+    try:
+        queue = app.amqp.queues[name]
+    except KeyError:
+        queue = Queue(name, no_declare=True)
+    rest = {key: value for key, value in route.items() if key == "priority"}
+    return {**rest, "queue": queue, "exchange": "", "routing_key": name, "declare": [queue]}
 
 
 def _delayed(app: Celery, wire: Wire, route: dict[str, Any], delay: timedelta) -> dict[str, Any]:
@@ -236,15 +309,18 @@ def dead_name(queue: str) -> str:
 
 
 def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
-    """Publish a message, with its final state, to its queue's own dead queue, `<queue>.dead`."""
+    """Publish a message, with its final state, to its queue's own dead queue, `<queue>.dead`.
+
+    If there is none, it is declared with the type of the job's queue.
+    """
     name = dead_name(wire.queue)
     headers, compression = _own_headers(wire)
-    with confirmed_producer(app) as producer, told_of_outages(producer):
+
+    def send(producer: Any, **route: Any) -> None:
         producer.publish(
             wire.body,
             exchange="",
             routing_key=name,
-            declare=[Queue(name, durable=True)],
             headers={**headers, **changes},
             compression=compression,
             content_type=wire.content_type,
@@ -253,7 +329,17 @@ def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
             retry_policy=app.conf.task_publish_retry_policy,
             delivery_mode=2,
             **{k: v for k, v in wire.properties.items() if k != "delivery_mode"},
+            **route,
         )
+
+    queue = app.amqp.queues.get(wire.queue)
+    kind = ((queue and queue.queue_arguments) or {}).get("x-queue-type")
+    arguments = {"x-queue-type": kind} if kind in ("classic", "quorum") else None
+    route = {"declare": [Queue(name, durable=True, queue_arguments=arguments)]}
+    try:
+        _send(app, send, route, queue=name)
+    except Unroutable:
+        _send(app, send, route, declares=True)
 
 
 def parked_message(wire: Wire, changes: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,15 @@ from rich.console import RenderableType
 from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import BridgeError, InvalidRetryPolicy, NotFound, StoreError, Unpublishable, Unreachable
+from ..errors import (
+    BridgeError,
+    InvalidRetryPolicy,
+    NotFound,
+    StoreError,
+    Unpublishable,
+    Unreachable,
+    Unroutable,
+)
 from ..operations.audit import Actor, acting
 from ..operations.letters import LOOK_THROUGH, MAX_PAGE, AnyPage, every_page
 from ..store import Letter, Page, Parked
@@ -141,7 +149,7 @@ def _told(error: Exception) -> tuple[str, int]:
             return f"the broker cannot be reached, and what was not sent stays: {error}", OUT_OF_REACH
         case InvalidRetryPolicy():
             return "\n".join(error.problems), REFUSED
-        case NotFound() | Unpublishable():
+        case NotFound() | Unpublishable() | Unroutable():
             return str(error), INCOMPLETE
     return str(error), REFUSED
 

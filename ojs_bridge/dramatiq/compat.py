@@ -91,6 +91,9 @@ misses = minor("misses", _POLL, "wait as long as a consumer that has found nothi
 channel = _rabbitmq("channel", _AMQP, "publish a dead letter with its final state")
 parameters = _rabbitmq("parameters", _AMQP, "read dead queues on a new connection")
 connection = _rabbitmq("connection", _AMQP, "publish on a new connection after an outage")
+declare_dead_queue = minor(
+    "_declare_xq_queue", _AMQP, "use a dead queue that exists with other arguments", only=RABBITMQ
+)
 queues_pending = _rabbitmq("queues_pending", _AMQP, "declare a queue anew that may be gone")
 confirm_delivery = _rabbitmq("confirm_delivery", _AMQP, "have RabbitMQ confirm what is published")
 redelivered = _rabbitmq("redelivered", _DELIVERY, "tell a message that was delivered before")

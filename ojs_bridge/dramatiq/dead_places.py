@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -14,11 +15,14 @@ from dramatiq.broker import MessageProxy
 from dramatiq.common import xq_name
 
 from ..engine.storage_retry import pause
+from ..operations.broker_letters import HIDDEN, SHOWN_SECONDS
 from ..operations.letters import CLAIM_SECONDS
 from ..store import from_ms
 from .brokers import is_rabbitmq, is_redis
 from .compat import dead_letters_by_queue, dead_of, messages_of, parameters
 from .delivery import is_dropped
+
+logger = logging.getLogger("ojs_bridge")
 
 #: A message in a dead queue: its bytes, but on StubBroker the message itself.
 Held: TypeAlias = bytes | MessageProxy
@@ -158,8 +162,11 @@ class _OnRabbitMQ:
         with self._connection() as connection:
             for queue in queues:
                 with _looking(connection, xq_name(queue)) as messages:
+                    before = len(found)
                     while len(found) < most and (got := next(messages, None)):
                         found.append((got[1], None))
+                if len(found) > before:
+                    _tell_if_hidden(connection, xq_name(queue))
         return found
 
     def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
@@ -207,7 +214,21 @@ def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[],
         yield messages()
     finally:
         if channel.is_open:
+            # For RabbitMQ 4.3 closing alone is a failed delivery, which a quorum queue may be told to delay.
+            channel.basic_nack(0, multiple=True, requeue=True)
             channel.close()
+
+
+def _tell_if_hidden(connection: Any, name: str) -> None:
+    """Warn of a queue that has given its messages out, taken them back, and does not show them."""
+    channel, waited = connection.channel(), 0.0
+    while not channel.queue_declare(name, passive=True).method.message_count:
+        if waited > SHOWN_SECONDS:
+            logger.warning(HIDDEN, name)
+            break
+        pause(0.1)
+        waited += 0.1
+    channel.close()
 
 
 def _is_renewed(channel: Any, name: str, properties: Any, body: bytes) -> bool:

@@ -17,7 +17,7 @@ from ..engine.carrying import NotCarried
 from ..engine.engine import Engine
 from ..engine.ports import Ended, Onward
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
-from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unstorable
+from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unroutable, Unstorable
 from ..messages import parameters_of
 from ..spec.decision import Complete, Decision, GiveBack, RetryAt
 from ..spec.job import Job
@@ -29,7 +29,7 @@ from .compat import message_in
 from .delivery import Settlement, leave_by, mark, publication
 from .holding import HELD_AT_MOST, GiveUp, Holding, is_old
 from .native_options import is_exhausted, say_end, say_retry
-from .on_rabbitmq import have_queue
+from .on_rabbitmq import have_queue, is_refusal
 from .on_redis import replacing
 from .publishing import FRAMEWORK, carry_wishes, original, sending_on
 from .translate import (
@@ -250,6 +250,8 @@ class Execution:
         except MiddlewareError:
             raise
         except Exception as error:
+            if is_refusal(error):
+                raise Unroutable(told(error)) from error
             plain = encodable(message)
             if plain is message:
                 raise NotSent(f"the broker took no retry: {told(error)}") from error

@@ -25,6 +25,7 @@ from .compat import ConsumerThread, consumer_of_thread, consumer_threads, settin
 from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
 from .holding import Holding
+from .on_rabbitmq import use_dead_queues_as_they_are
 from .other_middleware import count_members_once, hear_first
 from .processing import Processing
 from .publishing import (
@@ -209,6 +210,7 @@ class OJSRetries(Retries):
         if self._swapped:
             return
         self._swapped = True
+        use_dead_queues_as_they_are(broker)
         dead_queues = DramatiqDeadQueues(broker, self._engine, self.actors.tasks)
         self._engine.register(FRAMEWORK, DramatiqPublisher(broker, self._engine.now), dead_queues)
         stock = [m for m in broker.middleware if type(m) is Retries]

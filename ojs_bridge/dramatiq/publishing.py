@@ -17,14 +17,14 @@ import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
 from ..engine.ports import Backlog, Override
-from ..errors import Unpublishable, Unreachable
+from ..errors import Unpublishable, Unreachable, Unroutable
 from ..messages import HEADER, RETRY_OPTION
 from ..spec.job import VERSION, Header
 from ..store import Letter, Parked
 from .brokers import backlog, is_rabbitmq, is_redis, outages, told
 from .compat import ConsumerThread
 from .dead_places import forget_shown
-from .on_rabbitmq import confirm, have_queue
+from .on_rabbitmq import confirm, have_queue, is_refusal
 from .translate import encodable, parked_options, replayed_options
 
 FRAMEWORK = "dramatiq"
@@ -58,7 +58,7 @@ def decoded(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class DramatiqPublisher:
-    """Publishes dead letters and parked retries on their broker; raises Unreachable and Unpublishable."""
+    """Publishes dead letters and parked retries on their broker; raises the errors of the port."""
 
     _broker: Broker
     _now: Callable[[], datetime]
@@ -107,12 +107,12 @@ class DramatiqPublisher:
             raise Unpublishable(told(error)) from error
         confirm(self._broker)
         self._broker.declare_queue(message.queue_name)
-        have_queue(self._broker, message.queue_name)
         try:
+            have_queue(self._broker, message.queue_name)
             with sending_on():
                 self._broker.enqueue(message, delay=self._milliseconds_to(due))
         except outages() as error:
-            raise Unreachable(told(error)) from error
+            raise (Unroutable if is_refusal(error) else Unreachable)(told(error)) from error
 
     def _milliseconds_to(self, due: datetime | None) -> int | None:
         """Return the delay until a time, None for a time that is over."""

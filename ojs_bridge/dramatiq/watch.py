@@ -48,13 +48,22 @@ class Watch:
 
     def _run(self) -> None:
         while not self._stopped.wait(LOOK_SECONDS):
-            if _parent() != self._parent:
+            if self._is_orphan():
                 _end()
                 return
             try:
                 self._look()
             except Exception:
                 logger.exception("the worker's threads were not looked after, and are looked at again")
+
+    def _is_orphan(self) -> bool:
+        """Return whether the main process of Dramatiq's command line has died.
+
+        From Python 3.14 on a fork server is this process's parent, and outlives the main process. A forked
+        process may not learn of the death by its pipe, because its younger siblings hold that open.
+        """
+        main = multiprocessing.parent_process()
+        return _parent() != self._parent or (main is not None and not main.is_alive())
 
     def _look(self) -> None:
         unstarted: set[threading.Thread] = set()
@@ -96,7 +105,7 @@ class Watch:
 
 
 def _parent() -> int | None:
-    """Return the id of the process that Dramatiq's command line forked this one from, if it did."""
+    """Return the id of the parent of a process that Dramatiq's command line has started."""
     return os.getppid() if multiprocessing.parent_process() else None
 
 

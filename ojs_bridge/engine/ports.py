@@ -107,7 +107,8 @@ class Outlet(Protocol):
 class Publisher(Protocol):
     """Publishes messages of one framework.
 
-    Raises Unreachable and Unpublishable. Any other error concerns this message alone, and may be over later.
+    Raises Unreachable, Unpublishable and Unroutable. Any other error concerns this message alone, and may be
+    over later.
     """
 
     @property

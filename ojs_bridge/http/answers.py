@@ -26,6 +26,7 @@ from ..errors import (
     StoreError,
     Unpublishable,
     Unreachable,
+    Unroutable,
 )
 
 logger = logging.getLogger("ojs_bridge")
@@ -127,6 +128,8 @@ def refusal_of(error: Exception, request_id: str) -> Refusal:
             return _unavailable(
                 error, request_id, "the broker did not take the message; the dead letter stays"
             )
+        case Unroutable():
+            return _unavailable(error, request_id, "no queue takes the message; the dead letter stays")
         case InvalidRetryPolicy():
             return invalid(str(error), type=error.type, problems=list(error.problems))
         case ConfigurationError() | Unpublishable() | InvalidState():

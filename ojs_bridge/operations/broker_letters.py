@@ -26,6 +26,12 @@ from .replaying import Changes, Sender, changed, job_of, override_of
 
 #: The most letters of each framework that are read.
 MOST = 10_000
+#: The warning of a dead queue on RabbitMQ that hides what was read, and for how long it may take to show it.
+HIDDEN = (
+    "%s hides the dead letters that were read: another reader has them, or its delayed-retry-type is all or "
+    "returned, and they come back after its delay; exclude dead queues from such a policy"
+)
+SHOWN_SECONDS = 1.0
 #: The cause of a job's end, where its error type alone tells the cause.
 _CAUSES: dict[str, Cause] = {
     EXPIRED: "expired",

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+import pika
 import pytest
 
 from ojs_bridge import LetterNotFound
@@ -174,3 +175,25 @@ def test_they_are_there_too_if_a_store_fails(made: Callable[..., Fleet], kind: s
     assert [error["attempt"] for error in letter.errors] == list(range(4, 14))
     for said in ("until the store works, dead letters go to", "kept in the broker's dead queue, not in the"):
         assert said in fleet.worker.log
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"), [("celery-rabbitmq", "dead"), ("dramatiq-rabbitmq", "XQ")], ids=["celery", "dramatiq"]
+)
+def test_a_dead_queue_is_used_as_it_is_and_declared_again_when_it_is_gone(
+    made: Callable[..., Fleet], kind: str, suffix: str
+) -> None:
+    """RabbitMQ refuses to declare a queue that exists with other arguments."""
+    fleet = made(kind, store=None)
+    name = f"{fleet.queue}.{suffix}"
+    with pika.BlockingConnection(pika.URLParameters(fleet.settings.broker)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum", "x-max-length": 99})
+        fleet.start()
+        first = bury(fleet, "OSError()", policy=ONCE)
+        assert ids(fleet) == [first]
+        channel.queue_delete(name)
+        second = bury(fleet, "OSError()", policy=ONCE)
+        assert ids(fleet) == [second]
+        fleet.bridge.broker_letters.retry(second)
+        end(fleet, second, nth=2)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
+import pika
 import pytest
+from pika.exceptions import ChannelClosedByBroker
 
 from ojs_bridge import Bridge, RetryNotFound
 from ojs_bridge.store import Parked
@@ -53,3 +57,33 @@ def test_a_parked_retry_that_is_cancelled_never_runs(fleet: Fleet) -> None:
     for act in (fleet.bridge.retries.run, fleet.bridge.retries.cancel):
         with pytest.raises(RetryNotFound, match=f"there is no parked retry of job '{job}'"):
             act(job)
+
+
+@pytest.mark.parametrize("kind", ["celery-rabbitmq", "dramatiq-rabbitmq"])
+def test_a_parked_retry_whose_queue_is_gone_has_it_declared_again(
+    made: Callable[..., Fleet], kind: str
+) -> None:
+    """RabbitMQ confirms a message that it drops, and the publisher has declared the queue before."""
+    fleet = made(kind)
+    worker = fleet.start()
+    earlier, job = (fleet.send("act", "OSError('first')", "'second'", policy=FAR) for _ in range(2))
+    eventually(lambda: fleet.bridge.retries.count() == 2, what="two parked retries")
+    worker.stop()
+    fleet.bridge.start()
+    fleet.bridge.retries.run(earlier)
+    eventually(lambda: fleet.bridge.retries.count() == 1, what="a published retry")
+    delete_queues(fleet)
+    fleet.bridge.retries.run(job)
+    eventually(lambda: fleet.bridge.retries.count() == 0, what="another published retry")
+    fleet.bridge.stop()
+    fleet.start()
+    assert end(fleet, job).type == "job.completed"
+    assert [run.attempt for run in fleet.runs(job)] == [1, 2]
+
+
+def delete_queues(fleet: Fleet) -> None:
+    """Delete the queues of a fleet on RabbitMQ."""
+    with pika.BlockingConnection(pika.URLParameters(fleet.settings.broker)) as connection:
+        for name in fleet.queues:
+            with suppress(ChannelClosedByBroker):
+                connection.channel().queue_delete(name)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.attach import attach, task_policy
-from ojs_bridge.celery.sending import bury
+from ojs_bridge.celery.sending import bury, publish
 from ojs_bridge.celery.wire import Wire, carried, delivered, from_json
-from ojs_bridge.errors import Unreachable
+from ojs_bridge.errors import Unreachable, Unroutable
 from ojs_bridge.spec.decision import RetryAt
 from ojs_bridge.spec.job import Job
 from tests.servers import eventually
@@ -134,7 +135,7 @@ def test_what_is_no_job_stays(app: Celery, unique: str, caplog: pytest.LogCaptur
     assert ids(app) == []
 
 
-def bury_in_quorum_queue(app: Celery, name: str, **limits: int) -> str:
+def bury_in_quorum_queue(app: Celery, name: str, **limits: Any) -> str:
     """Have a job's dead letter in a quorum queue, as in a virtual host where that is the default kind."""
     died = die(app, "a")
     wire = from_json(attach(app).broker_letters.get(died).message)
@@ -197,3 +198,66 @@ def test_a_broker_that_is_out_of_reach() -> None:
     for url in ("redis://127.0.0.1:1/0", "amqp://127.0.0.1:1"):
         with pytest.raises(Unreachable, match=r"ConnectionError|OperationalError|refused"):
             ids(make(url, "q"))
+
+
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+def test_a_dead_queue_has_the_type_of_its_jobs_queue(rabbitmq: Any, unique: str, kind: str) -> None:
+    """Else jobs would be replicated, and their dead letters would not."""
+    queue = Queue(unique, routing_key=unique, queue_arguments={"x-queue-type": kind})
+    app = make(rabbitmq.url, unique, task_queues=[queue])
+    job = die(app, "a")
+    with app.connection_for_write() as connection:  # RabbitMQ refuses to declare it with another type
+        Queue(f"{unique}.dead", queue_arguments={"x-queue-type": kind})(connection.default_channel).declare()
+    assert ids(app) == [job]
+    app.close()
+
+
+@pytest.mark.parametrize("delays", ["failed", "returned", "all"])
+def test_letters_are_seen_whatever_a_policy_delays_or_the_reason_is_told(
+    rabbitmq: Any, unique: str, delays: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From 4.3 on RabbitMQ can hide a message that was read and given back; older servers never do."""
+    app = make(rabbitmq.url, unique, task_routes={"far": f"{unique}-far"})
+    policy = {"x-delayed-retry-type": delays, "x-delayed-retry-min": 600_000, "x-delayed-retry-max": 600_000}
+    died = bury_in_quorum_queue(app, f"{unique}-far.dead", **policy)
+    assert ids(app) == [died]
+    told = "hides the dead letters that were read" in caplog.text
+    assert ids(app) == ([] if told else [died])
+    assert not (told and delays == "failed")
+    app.close()
+
+
+def test_a_queue_that_exists_with_other_arguments_takes_a_replay(rabbitmq: Any, unique: str) -> None:
+    app = make(rabbitmq.url, unique)
+    job = die(app, "a")
+    other = Queue(f"{unique}-other", queue_arguments={"x-max-length": 9})
+    with app.connection_for_write() as connection:
+        other(connection.default_channel).declare()
+    attach(app).broker_letters.retry(job, queue=other.name)
+    assert ids(app) == []
+    with app.connection_for_read() as connection:
+        assert connection.default_channel.basic_get(other.name, no_ack=True) is not None
+    app.close()
+
+
+@pytest.mark.parametrize("delay", [None, 5])
+@pytest.mark.parametrize("options", [{}, {"confirm_publish": False}], ids=["confirmed", "unconfirmed"])
+def test_a_message_that_no_queue_takes_is_not_published(
+    rabbitmq: Any, unique: str, options: dict[str, Any], delay: int | None
+) -> None:
+    """Its queue is gone, and is declared again; an exchange that the task chose is not replaced."""
+    exchange = Exchange(f"{unique}-x", type="topic")
+    queue = Queue(unique, exchange, routing_key="#", queue_arguments={"x-queue-type": "quorum"})
+    app = make(rabbitmq.url, unique, task_queues=[queue], broker_transport_options=options)
+    job = die(app, "a")
+    wire, now = from_json(attach(app).broker_letters.get(job).message), datetime.now(timezone.utc)
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_delete(unique)
+    publish(app, wire, {}, now, due=now + timedelta(seconds=delay) if delay else None)
+    assert [found.headers["id"] for found in sent(app)] == [job]
+    if not options:
+        with pytest.raises(Unroutable):
+            publish(app, wire, {}, now, options={"exchange": "amq.topic", "routing_key": "nowhere"})
+        publish(app, wire, {}, now)  # the answer to the last message is not taken for this one's
+        assert [found.headers["id"] for found in sent(app)] == [job]
+    app.close()

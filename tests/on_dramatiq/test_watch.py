@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -197,12 +198,26 @@ def fleet_threads(fleet: Fleet) -> list[int]:
     return [thread.ident for thread in worker.consumers.values()]
 
 
+def by_fork_server(folder: Path) -> dict[str, Any]:
+    """Have the command start its workers as Python 3.14 and newer do."""
+    command = folder / "dramatiq-by-fork-server"
+    command.write_text(
+        f"#!{sys.executable}\nimport multiprocessing, sys\nfrom dramatiq.cli import main\n"
+        "if __name__ == '__main__':\n"
+        "    multiprocessing.set_start_method('forkserver')\n"
+        "    sys.exit(main())\n"
+    )
+    command.chmod(0o755)
+    return {"command": str(command), "fresh": True}
+
+
+@pytest.mark.parametrize("starting", [lambda _: {}, by_fork_server], ids=["as ever", "fork server"])
 def test_a_worker_whose_main_process_was_killed_ends_and_its_jobs_run_elsewhere(
-    valkey: Valkey, unique: str, tmp_path: Path
+    valkey: Valkey, unique: str, tmp_path: Path, starting: Callable[[Path], dict[str, Any]]
 ) -> None:
     settings = {"heartbeat": "2000", "reservation": "PT3S"}
     app = Application(valkey.url, unique, tmp_path, "tests.on_dramatiq.app", **settings)
-    worker = app.start()
+    worker = app.start(**starting(tmp_path))
     eventually(lambda: "ready for action" in app.log.read_text(), what="a ready worker")
     # The main process stops reading the worker's log; the worker's threads block when the pipe is full.
     os.kill(worker.pid, signal.SIGSTOP)

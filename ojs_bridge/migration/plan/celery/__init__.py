@@ -107,8 +107,8 @@ def _of_long_waits(app: Celery, reading: Reading) -> Iterator[Hazard]:
         yield Hazard(
             "beyond-consumer-timeout",
             f"a retry may wait {spoken(longest)}, longer than RabbitMQ's consumer_timeout, "
-            f"{spoken(_CONSUMER_TIMEOUT)} by default: except on quorum queues it closes the channel, and the "
-            "worker ends",
+            f"{spoken(_CONSUMER_TIMEOUT)} by default: before RabbitMQ 4.3 it closes the channel, and "
+            "the worker ends; on quorum queues Celery 5.5 and newer has RabbitMQ wait instead",
         )
 
 

@@ -179,7 +179,7 @@ def _of_waits(settings: Settings, native: Native, broker: Broker) -> Iterator[Ha
     if longest > _LONG:
         memory = (
             "unacknowledged in a worker's memory, and RabbitMQ takes it back after its consumer_timeout, "
-            f"{spoken(_LONG)} by default, again and again"
+            f"{spoken(_LONG)} by default, again and again (from RabbitMQ 4.3 on, on quorum queues only)"
             if _is_rabbitmq(broker)
             else "in a worker's memory, where it is delayed or stranded if the broker or the worker goes away"
         )
@@ -189,8 +189,9 @@ def _of_waits(settings: Settings, native: Native, broker: Broker) -> Iterator[Ha
     if _is_rabbitmq(broker) and limit / 1000 > _LONG:
         yield Hazard(
             "over-run",
-            f"a run may take longer than RabbitMQ's consumer_timeout, {spoken(_LONG)} by default: the job is "
-            "then delivered again and runs beside itself; with a store the bridge lets the second one wait",
+            f"a run may take longer than RabbitMQ's consumer_timeout, {spoken(_LONG)} by default (from "
+            "4.3 on, on quorum queues only): the job is then delivered again and runs beside itself; with a "
+            "store the bridge lets the second one wait",
         )
     if age := _over(broker, settings, AgeLimit, "max_age"):
         late = not isinstance(native.span, Wait) or native.span.most > age / 1000
