@@ -17,7 +17,7 @@ MAKEFLAGS += --no-print-directory
 # The tests start hundreds of processes, each of which would compile all of it anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test next lint types size bench chaos wheels main floor docs docs-serve servers clean
+.PHONY: help demo quick test next world lint types size bench chaos wheels main floor docs docs-serve servers clean
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -62,6 +62,9 @@ next: .venv-next/.installed servers  ## run the adapters' tests at the newest pr
 	.venv-next/bin/python -m pip install --quiet --upgrade --pre billiard celery dramatiq kombu
 	@.venv-next/bin/python -m pip freeze | grep --extended-regexp "^(billiard|celery|dramatiq|kombu)=="
 	.venv-next/bin/python -m pytest $(PARALLEL) --numprocesses=$(TEST_WORKERS) $(ADAPTERS_TESTS)
+
+world:  ## run the adapters' tests on today's RabbitMQ, PostgreSQL and Pythons, which it brings in; needs root
+	@scripts/world
 
 docs: .venv/.installed  ## build the site into site/
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict

@@ -282,7 +282,7 @@ DAMAGED = [
     ("", "the ojs header is not JSON: Expecting value: line 1 column 1 (char 0)"),
     ('{"v":1', "the ojs header is not JSON: Expecting ',' delimiter: line 1 column 7 (char 6)"),
     (b"\xff\xfe\xfd", "the ojs header is not JSON: "),
-    ("[" * 1_000_000, "the ojs header is not JSON: maximum recursion depth exceeded"),
+    ("[" * 1_000_000, "the ojs header is not JSON: "),
     ('{"v":1,"attempt":' + "9" * 5000 + "}", "the ojs header is not JSON: Exceeds the limit"),
     ({}, "the ojs header has version None, this worker reads 1"),
     ({"v": 2}, "the ojs header has version 2, this worker reads 1"),

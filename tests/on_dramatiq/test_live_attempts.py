@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import dramatiq
 import pytest
@@ -20,6 +21,13 @@ from tests.servers import RabbitMQ, eventually
 RESERVATION = timedelta(seconds=6)
 #: Seconds that outlast it.
 LONG = 8.0
+
+
+class Replicated(RabbitmqBroker):
+    """A broker with quorum queues: on others RabbitMQ 4.3 waits for ever."""
+
+    def _build_queue_arguments(self, queue_name: str) -> dict[str, Any]:
+        return {**super()._build_queue_arguments(queue_name), "x-queue-type": "quorum"}
 
 
 @pytest.fixture
@@ -41,7 +49,7 @@ def test_a_job_that_outlives_rabbitmq_s_patience_and_its_reservation_runs_once(
     impatient_rabbitmq: RabbitMQ, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dramatiq.worker.CONSUMER_RESTART_DELAY_SECS", 0.1)
-    broker = RabbitmqBroker(url=impatient_rabbitmq.url)
+    broker = Replicated(url=impatient_rabbitmq.url)
     fleet = Fleet(broker, unique, store=f"sqlite:///{tmp_path}/ojs.db", reservation=RESERVATION)
     taken_back = threading.Event()
 
