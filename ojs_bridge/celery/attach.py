@@ -34,7 +34,7 @@ logger = logging.getLogger("ojs_bridge")
 
 FRAMEWORK = dead_queues.FRAMEWORK
 #: The options that hold signatures: jobs that are sent after this job.
-_LATER = ("chain", "link", "link_error", "chord")
+LATER = ("chain", "link", "link_error", "chord")
 
 #: The errors of the worker itself, and the types that the spec reserves for them.
 WORKER_ERRORS: dict[type[BaseException], Mapped] = {
@@ -180,7 +180,7 @@ def _read_retry_option(app: Celery) -> None:
     @functools.wraps(app.send_task)
     def send_task_with_policy(name: str, *args: Any, **options: Any) -> Any:
         partial = options.pop(RETRY_OPTION, None)
-        for later in _LATER:
+        for later in LATER:
             if options.get(later):
                 check_signatures(app, options[later])
         if partial is not None:
@@ -278,7 +278,7 @@ def check_signatures(app: Celery, signatures: Any) -> None:
         options, kwargs = signature.get("options") or {}, signature.get("kwargs") or {}
         if RETRY_OPTION in options:
             _write_policy(app, str(signature.get("task")), options)
-        for nested in (*map(options.get, _LATER), *map(kwargs.get, ("tasks", "header", "body"))):
+        for nested in (*map(options.get, LATER), *map(kwargs.get, ("tasks", "header", "body"))):
             if nested:
                 check_signatures(app, nested)
 

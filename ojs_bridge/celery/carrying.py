@@ -26,7 +26,7 @@ from .delivery import Delivery
 from .holding import Hold, Unsettled, portable
 from .results import store_retry
 from .wire import EAGER_RETRIES, Wire, known
-from .wish import Wish
+from .wish import NOTHING_ASKED, Asked, Wish
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -52,13 +52,20 @@ class Conclusion:
     framework = FRAMEWORK
 
     def __init__(
-        self, engine: Engine, task: Task, request: Any, delivery: Delivery, wish: Wish | Unsettled | None
+        self,
+        engine: Engine,
+        task: Task,
+        request: Any,
+        delivery: Delivery,
+        wish: Wish | None = None,
+        asked: Asked = NOTHING_ASKED,
     ) -> None:
         self._engine = engine
         self._task = task
         self._request = request
         self._delivery = delivery
         self._wish = wish
+        self._asked = asked
         #: The task's error, as Celery shows it, and the exception that tells Celery of the end.
         self._shown: Exception = Ignore()
         self._signal: Exception = self._shown
@@ -109,15 +116,13 @@ class Conclusion:
             self._engine.expire(begun)
         goes_on = isinstance(decision, (RetryAt, Snooze))
         shown = (self._reason or self._shown) if goes_on else self._shown
-        wish = self._wish
-        asked = (wish.arguments, wish.options) if wish else ()
-        return self.leave(error, portable(Unsettled(os.getpid(), decision, shown, *asked)))
+        return self.leave(error, portable(Unsettled(os.getpid(), decision, shown, *self._asked)))
 
     @property
     def _reason(self) -> Any:
         """The error that Celery shows as the cause of a retry."""
         wish = self._wish
-        return wish.cause if isinstance(wish, Wish) and self._shown is wish.error else self._shown
+        return wish.cause if wish and self._shown is wish.error else self._shown
 
     @property
     def can_wait(self) -> bool:
@@ -144,7 +149,7 @@ class Conclusion:
         if decision is not None:
             changes = {"retries": job.attempt - 1, **changes}
             store_retry(self._task, self._request, self._signal)
-        self._headers = {**(self._asked_for()[1].get("headers") or {}), **changes}
+        self._headers = {**(self._asked.options.get("headers") or {}), **changes}
         return True
 
     def publish(self, onward: Onward) -> None:
@@ -194,21 +199,19 @@ class Conclusion:
         sending.bury(self._task.app, self._delivery.wire, {"retries": ended.job.attempt, **state})
 
     def _asked_for(self) -> tuple[Wire, Mapping[str, Any]]:
-        """Return the message and the publishing options, as `self.retry(...)` changed them."""
-        wire, wish = self._delivery.wire, self._wish
-        if wish and wish.arguments:
-            wire = wires.with_arguments(wire, *wish.arguments)
-        return wire, wish.options if wish else {}
+        """Return the message and the options of its route, as the retry changes them."""
+        wire, (arguments, options) = self._delivery.wire, self._asked
+        if arguments:
+            wire = wires.with_arguments(wire, *arguments)
+        return (wires.with_options(wire, options), options) if options else (wire, options)
 
     def _eager_signature(self, job: Job) -> Any:
         # A due time would only postpone what runs at once.
         header = self._engine.header(job._replace(next_retry_at=None)).text
-        args, kwargs = (self._wish and self._wish.arguments) or (None, None)
+        arguments, options = self._asked
+        args, kwargs = arguments or (None, None)
+        headers = {**(self._request.headers or {}), **(options.get("headers") or {}), HEADER: header}
+        others = {**options, "headers": headers, EAGER_RETRIES: job.attempt - 1}
         return self._task.signature_from_request(
-            self._request,
-            args,
-            kwargs,
-            retries=job.attempt - 1,
-            headers={**(self._request.headers or {}), HEADER: header},
-            **{EAGER_RETRIES: job.attempt - 1},
+            self._request, args, kwargs, retries=job.attempt - 1, **others
         )

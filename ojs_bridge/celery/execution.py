@@ -17,18 +17,20 @@ from ..engine.engine import Engine
 from ..engine.reservations import TakenOver
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..errors import StoreError, Unstorable
-from ..spec.decision import Complete, Decision
+from ..spec.decision import Complete, Decision, RetryAt, Snooze
 from ..spec.failures import Outcome, outcome_of
 from ..spec.job import Job
 from ..spec.policy import RetryPolicy
+from . import wire as wires
 from .attach import FRAMEWORK, attach, task_policy
 from .carrying import Conclusion, dropped
 from .delivery import Delivery
 from .holding import Hold, Unsettled
+from .native_options import retry_kwargs
 from .outcomes import is_the_tasks_own, shown_exception, task_outcome, undisturbed
 from .results import carried_on, reopen_chord
-from .wire import known
-from .wish import Arguments, Wish
+from .wire import Arguments, known, time_in
+from .wish import NOTHING_ASKED, Asked, Wish, say_once
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -62,6 +64,7 @@ class TaskRun:
         self._request = request
         self._delivery = Delivery(task, request)
         self._wish: Wish | None = None
+        self._asked_for = NOTHING_ASKED
         self._begun: Run | None = None
         self.engine: Engine = attach(task.app).engine
 
@@ -122,6 +125,9 @@ class TaskRun:
     def ask(self, wish: Wish) -> BaseException:
         """Judge a call of `self.retry(...)`, and return what it raises; ValueError for an invalid time."""
         begun = self._limited(self._as_of_now(self._begun or self._begin()), wish)
+        if "expires" in wish.options:
+            expires = time_in(self._task.app, wish.options["expires"])
+            begun = begun._replace(job=begun.job._replace(expires=expires))
         wish.decision = self.engine.judge(begun, self._outcome(begun, wish.signal, wish))
         self._wish, self._begun = wish, begun
         return wish.answer()
@@ -129,19 +135,32 @@ class TaskRun:
     def _limited(self, begun: Run, wish: Wish) -> Run:
         """Return the run under the `max_retries` of a `self.retry(...)`, unless an owner has set a limit."""
         limit = wish.max_attempts
-        if limit is None or not begun.task.keeps_limit(begun.job.retry):
+        if limit is None:
+            return begun
+        if not begun.task.keeps_limit(begun.job.retry):
+            if limit != begun.policy.runs:
+                say_once(
+                    self._task, "max_retries", f"its policy has max_attempts={begun.policy.max_attempts}"
+                )
             return begun
         return begun._replace(policy=RetryPolicy.merge(begun.policy, {"max_attempts": limit}))
 
-    @property
-    def given(self) -> Arguments:
-        """The arguments of this run."""
+    def given(self, *, partly: bool) -> Arguments:
+        """Return the arguments of this run; with `partly`, those that a retry keeps beside new ones."""
+        if partly and not self._request.is_eager and not self._is_native:
+            return wires.arguments_of(self._delivery.wire)
         return self._request.args or (), self._request.kwargs or {}
 
     @property
     def job(self) -> Job | None:
         """The job of this run; None before it has begun."""
         return self._begun and self._begun.job
+
+    @property
+    def _is_native(self) -> bool:
+        """Whether Celery alone says how the job is retried; a retry then has the arguments of now."""
+        begun = self._begun or self._begin()
+        return begun.task.is_native(begun.job.retry)
 
     def resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
         """Return the run that another process of this machine began and did not end."""
@@ -198,7 +217,9 @@ class TaskRun:
                 return ignored
 
     def _conclusion(self, unsettled: Unsettled | None = None) -> Conclusion:
-        return Conclusion(self.engine, self._task, self._request, self._delivery, unsettled or self._wish)
+        asked = Asked(unsettled.arguments, unsettled.options) if unsettled else self._asked_for
+        wish = None if unsettled else self._wish
+        return Conclusion(self.engine, self._task, self._request, self._delivery, wish, asked)
 
     def _succeed(self) -> None:
         """End the run; a reserved run ends after Celery has stored its result and sent what follows."""
@@ -299,7 +320,48 @@ class TaskRun:
             self._wish = wish = None
         begun = self._begun or self._begin()
         decision = (wish and wish.decision) or self._judged(begun, raised)
+        self._asked_for = self._changes(begun, decision, raised)
         return self.conclude(begun, decision, shown_exception(raised, wish))
+
+    def _changes(self, begun: Run, decision: Decision, raised: BaseException) -> Asked:
+        """Return what the next run has in another way: as the task's code, or its `retry_kwargs`, ask."""
+        if not isinstance(decision, (RetryAt, Snooze)):
+            return NOTHING_ASKED
+        wish = self._wish
+        asked = Asked(wish.arguments, wish.options) if wish else self._automatic(raised)
+        if asked.arguments or self._request.is_eager or not begun.task.is_native(begun.job.retry):
+            return asked
+        given = self.given(partly=False)
+        return asked._replace(arguments=given) if self._are_changed(begun.job, given) else asked
+
+    def _automatic(self, raised: BaseException) -> Asked:
+        """Return what `retry_kwargs` ask for an error that Celery retries by itself."""
+        options = retry_kwargs(self._task, raised)
+        if not options:
+            return NOTHING_ASKED
+        if options.pop("eta", None):
+            say_once(self._task, "eta", "a time in retry_kwargs would be the same for every job")
+        args, kwargs = options.pop("args", None), options.pop("kwargs", None)
+        try:
+            given = self.given(partly=(args is None) is not (kwargs is None))
+            wish = Wish(self._task, given, None, args, kwargs, None, None, options)
+        except (TypeError, ValueError) as error:
+            say_once(self._task, "**retry_kwargs", str(error))
+            return NOTHING_ASKED
+        return Asked(wish.arguments, wish.options)
+
+    def _are_changed(self, job: Job, given: Arguments) -> bool:
+        """Return whether a run has changed its arguments, and a message can carry them."""
+        wire = self._delivery.wire
+        try:
+            came = wires.arguments_of(wire)
+            if (list(given[0]), given[1]) == (list(came[0]), came[1]):
+                return False
+            wires.with_arguments(wire, *given)
+        except Exception as error:  # noqa: BLE001 - the arguments are of the user's classes
+            logger.warning("job %s: its retry has the arguments as they came: %r", job, error)
+            return False
+        return True
 
     def _judged(self, begun: Run, raised: BaseException) -> Decision:
         try:

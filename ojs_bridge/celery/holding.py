@@ -25,8 +25,7 @@ from ..spec.decision import Decision
 from . import compat
 from .attach import attach
 from .outcomes import HandlerFailed
-from .wire import known
-from .wish import Arguments
+from .wire import Arguments, known
 
 logger = logging.getLogger("ojs_bridge")
 

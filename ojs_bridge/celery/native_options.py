@@ -9,6 +9,7 @@ from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Task
+from celery.exceptions import TaskPredicate
 
 from ..engine.retry_on import UNSAID, RetryOn
 from ..engine.runs import Native, NativeJitter
@@ -125,6 +126,18 @@ def options_as_policy(task: Task) -> dict[str, Any]:
     countdown = given.get("countdown")
     delay = task.default_retry_delay if countdown is None else countdown
     return {**partial, **_schedule("none", delay or 0, delay or 0, jitter=False)}
+
+
+def retry_kwargs(task: Task, raised: BaseException) -> dict[str, Any]:
+    """Return the rest of a task's `retry_kwargs`: its limit and its waits are in the policy.
+
+    Only an error that Celery retries by itself has them.
+    """
+    never = (TaskPredicate, *automatic(task, "dont_autoretry_for", default=()))
+    if not isinstance(raised, _autoretry_for(task)) or isinstance(raised, never):
+        return {}
+    given = dict(automatic(task, "retry_kwargs", default=None) or {})
+    return {name: value for name, value in given.items() if name not in ("max_retries", "countdown", "throw")}
 
 
 def _attempts(task: Task, asked: float | None) -> dict[str, Any]:

@@ -36,10 +36,19 @@ def task_outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run,
     if wish is not None and wish.raised_as(raised):
         # Unless an owner has set waits, those of the policy are for autoretry_for alone.
         default = wish.default_delay if run.task.keeps_waits(run.job.retry) else None
-        return _asked(wish.cause or wish.error, wish.after(now, zone), run.task.errors, default)
+        cause = wish.cause or _causeless(wish, run)
+        return _asked(cause, wish.after(now, zone), run.task.errors, default)
     if isinstance(raised, Retry):
         return _asked(_reason(raised), _hint(raised, now, zone), run.task.errors)
     return outcome_of(raised, run.task.errors, run.retry_on.rules_out(raised))
+
+
+def _causeless(wish: Wish, run: Run) -> BaseException:
+    """Return what stands in the history for a call of `self.retry(...)` without an error."""
+    if run.job.attempt >= run.policy.runs:
+        return wish.error
+    asked: BaseException = Retry("self.retry() was called without an error")
+    return asked
 
 
 def _asked(

@@ -24,6 +24,8 @@ _OPTION = "confirm_publish"
 _NO_QUEUE = (404, 312)
 #: The attribute in which an app keeps the connection for confirmed publishing.
 _CONNECTION = "_ojs_confirmed"
+#: The options of `apply_async` that say where a message goes; the priority is among them in older records.
+_ROUTE = frozenset({"exchange", "exchange_type", "priority", "queue", "routing_key"})
 #: Headers that the broker added to a delivery; a message that goes on must not claim them.
 BROKER_HEADERS = frozenset(
     {
@@ -234,7 +236,7 @@ def _route(app: Celery, wire: Wire, options: Mapping[str, Any]) -> dict[str, Any
 
 
 def _chosen(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if k in ("queue", "exchange", "routing_key", "priority")}
+    return {k: v for k, v in options.items() if k in _ROUTE}
 
 
 def _exchange(app: Celery, wire: Wire) -> dict[str, Any]:

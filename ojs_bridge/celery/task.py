@@ -144,13 +144,15 @@ class ReplacedMethods(Task):  # type: ignore[misc]
 
         The attempt counts. A policy's `max_interval` caps the hint, and its `max_attempts` takes the place of
         `max_retries`; where no owner has said any, both are as under Celery alone. When no retry is allowed,
-        `exc` is raised, or MaxRetriesExceededError.
+        `exc` is raised, or MaxRetriesExceededError. The next run has the `options`: those of `apply_async`,
+        without those that say how to publish.
         """
         execution = run_of(self.request)
         if execution is None:
             native: Callable[..., Retry] = super().retry
             return native(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
-        wish = Wish(self, execution.given, exc, args, kwargs, eta, countdown, options, max_retries)
+        given = execution.given(partly=(args is None) is not (kwargs is None))
+        wish = Wish(self, given, exc, args, kwargs, eta, countdown, options, max_retries)
         answer = execution.ask(wish)
         if throw or answer is not wish.signal:
             raise answer

@@ -1,35 +1,59 @@
-"""A wish is a call of `self.retry(...)`: a delay, a limit, and other arguments for the next run."""
+"""A wish is a call of `self.retry(...)`: a delay, a limit, and the arguments and options of the next run."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from celery import Celery, Task
 from celery.exceptions import MaxRetriesExceededError, Retry
 from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.compression import get_encoder
 from kombu.entity import Exchange, Queue
+from kombu.serialization import dumps
 
 from ..spec.decision import Decision, RetryAt
 from ..spec.failures import safe_repr
+from .attach import LATER, check_signatures
 from .native_options import attempts
+from .wire import Arguments
 
-#: The options that publishing reads, and their types.
+logger = logging.getLogger("ojs_bridge")
+
+_SECONDS = (int, float, type(None))
+_SIGNATURES = (Mapping, list, tuple, type(None))
+#: The types of the options that the message of the next run must be able to carry.
 _KINDS: dict[str, tuple[type, ...]] = {
     "queue": (str, Queue),
     "exchange": (str, Exchange),
     "routing_key": (str,),
     "headers": (Mapping,),
+    "time_limit": _SECONDS,
+    "soft_time_limit": _SECONDS,
+    "expires": (*_SECONDS, str, datetime),
+    "shadow": (str,),
+    "task_id": (str,),
+    "stamped_headers": (list, tuple),
+    **dict.fromkeys(LATER, _SIGNATURES),
 }
+#: The options of `apply_async` that say how Celery publishes. The bridge publishes in its own way.
+_ON_PUBLISHING = frozenset(
+    {
+        "add_to_parent", "confirm_timeout", "connection", "declare", "event_dispatcher", "now", "producer",
+        "publisher", "result_cls", "retry", "retry_policy", "route_name", "router", "task_type", "timeout",
+        "timezone",
+    }
+)  # fmt: skip
+#: The attribute of a task with the options of which the log has said that they do not count.
+_SAID = "_ojs_said"
 #: No hint is longer, in seconds: a century, which a calendar still has.
 _LONGEST = 100 * 365 * 86_400
-
-Arguments: TypeAlias = tuple[Sequence[Any], Mapping[str, Any]]
 
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -65,7 +89,7 @@ def _by_name(run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     for place, parameter in enumerate(p for p in parameters.values() if p.kind in _BY_PLACE):
         if place < len(args) and parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.name in rest:
             replaced[place] = rest.pop(parameter.name)
-    return replaced, rest
+    return tuple(replaced), rest
 
 
 def _parameters(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -73,6 +97,16 @@ def _parameters(run: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(run).parameters
     except (TypeError, ValueError):
         return {}
+
+
+class Asked(NamedTuple):
+    """What a retry changes of its job: the arguments, None if they stay, and options of `apply_async`."""
+
+    arguments: Arguments | None = None
+    options: Mapping[str, Any] = {}
+
+
+NOTHING_ASKED = Asked()
 
 
 @dataclass
@@ -104,7 +138,7 @@ class Wish:
         shown = self.cause if isinstance(self.cause, Exception) else None
         self.signal = Retry(exc=shown, when=self.eta or self.countdown)
         self.error = self.exc or MaxRetriesExceededError("self.retry() was called, and no attempt is left")
-        _check_options(self.task.app, self.options)
+        self.options = _checked(self.task, self.options)
         if self.args is not None or self.kwargs is not None:
             self.arguments = changed(self.task.run, self.given, self.args, self.kwargs)
 
@@ -189,13 +223,65 @@ def _raised(exc: Any) -> BaseException:
         return raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next)
 
 
-def _check_options(app: Celery, options: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError for options with which a parked retry could not be published."""
-    for name, kinds in _KINDS.items():
-        value = options.get(name)
-        if value is not None and not isinstance(value, kinds):
-            needed = " or ".join(kind.__name__ for kind in kinds)
+def say_once(task: Task, option: str, why: str) -> None:
+    """Log once for a task that an option of its `self.retry(...)` does not count."""
+    said: set[str] = vars(task).setdefault(_SAID, set())
+    if option not in said:
+        said.add(option)
+        logger.warning("task %s: self.retry(%s=...) does not count: %s", task.name, option, why)
+
+
+def _checked(task: Task, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that a message can carry, an `expires` as a time.
+
+    Raises TypeError or ValueError for options with which a parked retry could not be published, or that the
+    next worker could not read.
+    """
+    app, carried = task.app, {}
+    for name, value in options.items():
+        if name in _ON_PUBLISHING:
+            say_once(task, name, "the bridge publishes the retry in its own way")
+            continue
+        kinds = _KINDS.get(name)
+        if kinds and value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
+            needed = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
             raise TypeError(f"self.retry({name}={value!r}): must be of type {needed}")
+        if name in LATER and value:
+            _check_later(app, name, value)
+        carried[name] = value
+    _check_names(app, carried)
+    if carried.get("expires") is not None:
+        carried["expires"] = _time_of(app, carried["expires"])
+    return carried
+
+
+def _check_later(app: Celery, name: str, value: Any) -> None:
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        if not isinstance(each, Mapping):
+            raise TypeError(f"self.retry({name}={value!r}): must be a signature, or a list of signatures")
+    check_signatures(app, value)
+
+
+def _check_names(app: Celery, options: Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError for a queue, a serializer or a compression that the app does not have."""
+    if "retries" in options:
+        raise TypeError("self.retry(retries=...): the bridge counts the retries")
     queue = options.get("queue")
     if isinstance(queue, str) and queue not in app.amqp.queues and not app.amqp.queues.create_missing:
         raise ValueError(f"self.retry(queue={queue!r}): the app has no such queue")
+    for name, find in (("serializer", lambda kind: dumps("", serializer=kind)), ("compression", get_encoder)):
+        if options.get(name) is None:
+            continue
+        try:
+            find(options[name])
+        except Exception as error:
+            raise ValueError(f"self.retry({name}={options[name]!r}): kombu has no such {name}") from error
+
+
+def _time_of(app: Celery, expires: Any) -> str:
+    """Return when a job expires, as Celery writes it; a number is in seconds from now."""
+    try:
+        at = app.now() + timedelta(seconds=expires) if isinstance(expires, (int, float)) else expires
+        return str(maybe_make_aware(maybe_iso8601(at), app.timezone).isoformat())
+    except Exception as error:
+        raise ValueError(f"self.retry(expires={expires!r}): must be seconds, or a time") from error

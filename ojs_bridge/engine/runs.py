@@ -131,6 +131,10 @@ class TaskPolicy:
         """Return whether the framework says when a job is retried, because no owner has said it."""
         return bool(self.native.beneath) and NUMBERS.isdisjoint(self.said | said_by(retry) - {ATTEMPTS})
 
+    def is_native(self, retry: AnyPartial | None) -> bool:
+        """Return whether the framework says both: how often a job runs, and when it is retried."""
+        return self.keeps_limit(retry) and self.keeps_waits(retry)
+
 
 class Run(NamedTuple):
     """The handler runs now under this policy; it began at the monotonic time `since`.

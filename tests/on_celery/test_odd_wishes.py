@@ -83,7 +83,7 @@ ODD: dict[str, tuple[str, int, str]] = {
     "an exchange that is none": ("self.retry(exc=KeyError(), exchange=5)", 2, "builtins.TypeError"),
     "a routing key that is none": ("self.retry(exc=KeyError(), routing_key=5)", 2, "builtins.TypeError"),
     "headers that are none": ("self.retry(exc=KeyError(), headers=5)", 2, "builtins.TypeError"),
-    "an unknown serializer": ("self.retry(exc=KeyError(), serializer='none')", 2, "builtins.KeyError"),
+    "an unknown serializer": ("self.retry(exc=KeyError(), serializer='none')", 2, "builtins.ValueError"),
 }  # fmt: skip
 
 #: Task, how it is called, what its retry changes -> what the retry is called with.
