@@ -697,6 +697,18 @@ broker.add_middleware(Spans())
 @dramatiq.actor(broker=broker, max_retries=5)
 def job(): pass
 """,
+    "a hook that calls methods of Python's own objects": """
+class Queue:
+    def get(self, message): message.options["max_retries"] = 1
+    def close(self, message): message.fail()
+class Reads(Middleware):
+    def before_process_message(self, broker, message):
+        message.options.get("trace")
+        self.spans.pop(message.message_id).close()
+broker.add_middleware(Reads())
+@dramatiq.actor(broker=broker, max_retries=5)
+def job(): pass
+""",
     "a hook that sends another actor's message": """
 class Tells(Middleware):
     def after_skip_message(self, broker, message):

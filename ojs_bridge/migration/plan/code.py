@@ -261,9 +261,10 @@ class Calls:
     method of that name.
     """
 
-    def __init__(self, functions: Mapping[str, list[Found]]) -> None:
-        """Read functions by name."""
+    def __init__(self, functions: Mapping[str, list[Found]], common: Collection[str] = ()) -> None:
+        """Read functions by name. An attribute with a `common` name is none of them, unless it surely is."""
         self._named = functions
+        self._common = common
         self.functions = {one.function: one.owner for found in functions.values() for one in found}
         self.of = cache(self._of)
 
@@ -285,6 +286,8 @@ class Calls:
             return called_as(vars(base).get(word))
         if base is not NOTHING and (found := attribute_of(base, word)) is not NOTHING:
             return _parts(found)
+        if word in self._common:
+            return []
         # A function may import a module itself, and call its functions.
         imported = of and any(x.kind == "name" and of in x.word.split(".") for x in words)
         return self._by_name(word, only_methods=not imported)

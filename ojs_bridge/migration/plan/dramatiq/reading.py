@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
+from io import IOBase
 from types import FunctionType
 from typing import Any
 
@@ -42,8 +44,11 @@ _OPTIONS = frozenset(
 #: The methods that read a mapping, and the methods that write one.
 _READING = frozenset(("get", "keys", "values", "items", "copy", "__contains__", "__getitem__"))
 _WRITING = frozenset(("pop", "setdefault", "__setitem__", "__delitem__"))
+#: The methods of Python's own objects. A message's options have them, and so has what a hook keeps there.
+_COMMON = frozenset((*dir(dict), *dir(list), *dir(str), *dir(set), *dir(ExitStack), *dir(IOBase)))
 #: Functions that only look at what they are given.
 _LOOKING = frozenset(("dict", "len", "str", "repr", "list", "sorted", "set", "dumps", "print"))
+_WRITES = "it may write options of retries"
 #: Parts of the names of hooks that are called for a declaration, and of those that are called for a process.
 _OF_A_DECLARATION = ("declare",)
 _OF_A_PROCESS = ("boot", "shutdown", "fork", "stopped")
@@ -133,7 +138,7 @@ class Around:
         actors = [*broker.actors.values()]
         runs = [x for actor in actors for x in wrapped(actor.fn)]
         hooks = [x for middleware in broker.middleware for _, x in _hooks(middleware)]
-        calls = Calls(functions_around("dramatiq", [*runs, *hooks], [broker, *actors]))
+        calls = Calls(functions_around("dramatiq", [*runs, *hooks], [broker, *actors]), _COMMON)
         self._askers = Askers(calls, _asks, "may raise Retry, or use the retries of its message")
         self._changers = Askers(calls, _changes, "may enqueue or fail a message, or write its options")
         self._broker = broker
@@ -152,12 +157,12 @@ class Around:
         if not functions:
             why = "what it runs is no function of the project, and is not read"
             yield Open(actor.actor_name, why)
-        for function in functions:
-            yield from self._askers.signs(function)
+        found = [line for function in functions for line in self._askers.signs(function)]
+        yield from sorted(found, key=lambda line: not line.why.startswith("it "))
         for holder in (actor, self._broker):
             for name, function in (x for cls in type(holder).__mro__ for x in methods(cls)):
-                if line := next(_written(function), None):
-                    yield Open(place(function, line), f"its own {name} may write the options of retries")
+                for line in (line for line, key, writes in _uses(function) if writes and key in _OPTIONS):
+                    yield Open(place(function, line), f"its own {name} writes options of retries")
 
     def _in_middleware(self, middleware: Middleware) -> Iterator[tuple[int, Open]]:
         """Yield the lines by which the user's middleware may change messages, each with its rank."""
@@ -172,7 +177,8 @@ class Around:
                 for line in _written(function):
                     yield 1, Open(place(function, line), f"{called} writes options of retries")
             else:
-                for rank, found in enumerate(self._changers.signs(function), 1):
+                for found in self._changers.signs(function):
+                    rank = 1 if found.why == _WRITES else 2
                     yield rank, Open(found.where, f"{called}: {found.why}")
 
 
@@ -205,7 +211,7 @@ def _asks(function: FunctionType, words: Collection[Mention]) -> Open | None:
 def _changes(function: FunctionType, words: Collection[Mention]) -> Open | None:
     """Return the first line of a hook that may write an option of retries, or enqueue or fail a message."""
     if line := next(_written(function), None):
-        return Open(place(function, line), "it may write options of retries")
+        return Open(place(function, line), _WRITES)
     for x in words:
         if x.kind == "attribute" and x.word in ("enqueue", "fail"):
             return Open(place(function, x.line), f"it may {x.word} a message")
