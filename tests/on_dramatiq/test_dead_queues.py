@@ -15,11 +15,11 @@ import pytest
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
-from dramatiq.common import xq_name
+from dramatiq.common import dq_name, xq_name
 
 from ojs_bridge import Bridge, ConfigurationError, LetterNotFound, StorageRetry, open_store
 from ojs_bridge.dramatiq import dead_places, install
-from ojs_bridge.errors import Unreachable
+from ojs_bridge.errors import Unreachable, Unroutable
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet, Sent, broker_of, dead_messages
 from tests.on_dramatiq.test_dead_letters import Graveless
@@ -207,3 +207,40 @@ def test_one_whose_actor_is_gone_is_not_published(stubbed: Callable[..., Fleet])
     with pytest.raises(ConfigurationError, match="which dramatiq here does not know"):
         fleet.bridge.broker_letters.retry(job.id)
     assert fleet.bridge.broker_letters.get(job.id).id == job.id
+
+
+def test_a_refused_declaration_is_no_outage(request: pytest.FixtureRequest, unique: str) -> None:
+    """The queue of one letter exists with other arguments; the others are replayed, and the first stays."""
+    url, odd = url_of(request, "rabbitmq"), f"{unique}-odd"
+    fleet = Fleet(broker_of("rabbitmq", url, unique), unique)
+    actor = fleet.actor(succeeds_later(1), ojs_retry=ONCE)
+    jobs = [fleet.send(actor) for _ in range(2)]
+    bury(fleet, *jobs)
+    fleet.broker.channel.queue_declare(odd, durable=True, arguments={"x-max-length": 9})
+    letters = fleet.bridge.broker_letters
+    with pytest.raises(Unroutable, match="PRECONDITION_FAILED"):
+        letters.retry(jobs[0].id, queue=odd)
+    letters.retry(jobs[1].id)
+    assert [letter.id for letter in letters.list().letters] == [jobs[0].id]
+    fleet.broker.close()
+
+
+def test_a_retry_whose_queue_cannot_be_declared_waits_for_nobody(
+    request: pytest.FixtureRequest, unique: str
+) -> None:
+    """Its queue was replaced by another one while it ran: the job is a dead letter with its reason."""
+    fleet = Fleet(broker_of("rabbitmq", url_of(request, "rabbitmq"), unique), unique)
+
+    def replaces_its_queues(n: int) -> None:
+        broker: Any = broker_of("rabbitmq", url_of(request, "rabbitmq"), unique)
+        broker.channel.queue_delete(dq_name(unique))
+        broker.channel.queue_declare(dq_name(unique), arguments={"x-max-length": 9})
+        broker.close()
+        fleet.broker.queues_pending.add(unique)  # type: ignore[attr-defined]
+        raise OSError("down")
+
+    job = fleet.send(fleet.actor(replaces_its_queues, ojs_retry=KEEP))
+    bury(fleet, job)
+    (letter,) = fleet.bridge.broker_letters.list().letters
+    assert letter.id == job.id
+    fleet.broker.close()
