@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,6 +26,7 @@ MAX_DETAILS_DEPTH = 100
 MAX_FRAMES = 50
 MAX_BACKTRACE = 10_000
 CUT = "…[cut]"
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,20 +178,44 @@ def safe_repr(value: object) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """Return the text, shortened to `limit` characters with a mark at its end."""
-    return text if len(text) <= limit else text[: limit - len(CUT)] + CUT
+    """Return the text as any encoder takes it, shortened to `limit` characters with a mark at its end.
+
+    A lone surrogate, as `os.fsdecode` makes it of a byte that is no UTF-8, is spelt out: `\\udce9`.
+    """
+    sound = text[: limit + 1]
+    if not sound.isascii():
+        sound = sound.encode("utf-8", "backslashreplace").decode("utf-8")
+    return sound if len(sound) <= limit else sound[: limit - len(CUT)] + CUT
 
 
 def plain_details(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Return details that JSON can carry. A value that JSON lacks becomes its repr; too much text is cut."""
+    """Return details that any encoder can carry.
+
+    A value that JSON lacks becomes its repr, and an integer of more than 64 bits its digits. Too much text is
+    cut. A lone surrogate is spelt out.
+    """
     try:
         text = json.dumps(dict(details or {}), default=safe_repr, allow_nan=False)
-        plain: dict[str, Any] = json.loads(text) if len(text) <= MAX_DETAILS else {}
+        is_short = len(text) <= MAX_DETAILS
+        plain: dict[str, Any] = json.loads(_sound_json(text), parse_int=_int) if is_short else {}
     except Exception:  # noqa: BLE001 - circular, NaN, keys that are no strings, hostile objects
         return {"repr": cut(safe_repr(details), MAX_DETAILS)}
-    if len(text) > MAX_DETAILS or nests_deeper(plain, MAX_DETAILS_DEPTH):
+    if not is_short or nests_deeper(plain, MAX_DETAILS_DEPTH):
         return {"cut": cut(text, MAX_DETAILS)}
     return plain
+
+
+def _sound_json(text: str) -> str:
+    r"""Return ASCII JSON in which each lone surrogate is the text `\udce9` of six characters."""
+    if "\\ud" not in text:
+        return text
+    whole = json.dumps(json.loads(text), ensure_ascii=False)
+    return _LONE_SURROGATE.sub(lambda lone: f"\\\\u{ord(lone[0]):04x}", whole)
+
+
+def _int(digits: str) -> int | str:
+    number = int(digits)
+    return number if -(2**63) <= number < 2**64 else digits
 
 
 def backtrace_of(tb: TracebackType | None) -> tuple[str, ...]:
@@ -201,7 +227,7 @@ def backtrace_of(tb: TracebackType | None) -> tuple[str, ...]:
     while tb is not None:
         code = tb.tb_frame.f_code
         filename = code.co_filename.rpartition("site-packages/")[2]
-        frames.append(f"{filename}:{tb.tb_lineno} in {code.co_name}")
+        frames.append(cut(f"{filename}:{tb.tb_lineno} in {code.co_name}", MAX_BACKTRACE))
         tb = tb.tb_next
     kept: list[str] = []
     size = 0

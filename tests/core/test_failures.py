@@ -2,13 +2,17 @@
 
 import json
 import math
+import os
 import pickle
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from types import MappingProxyType
 from typing import Any
 
+import msgpack
+import orjson
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +32,7 @@ from ojs_bridge.spec.failures import (
     outcome_of,
     plain_details,
 )
+from ojs_bridge.spec.job import Job
 from ojs_bridge.spec.responses import DeadLetter, Discard, Fail, Response, Retry, Snooze
 
 NOTHING = ErrorMap()
@@ -452,3 +457,44 @@ def test_any_details_become_a_json_object(details: dict[Any, Any]) -> None:
     plain = plain_details(details)
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
     assert len(json.dumps(plain)) <= 12 * MAX_DETAILS
+
+
+LONE = os.fsdecode(b"caf\xe9")
+#: Encoders that users give to Dramatiq: each refuses something that Python's own JSON takes.
+ENCODERS: dict[str, Callable[[Any], object]] = {
+    "utf-8": lambda value: json.dumps(value, ensure_ascii=False).encode(),
+    "orjson": orjson.dumps,
+    "msgpack": msgpack.packb,
+    "yaml": lambda value: yaml.safe_dump(value).encode(),
+}
+
+
+def raised_in_a_file_of_that_name() -> BaseException:
+    return raised(lambda: exec(compile("1 / 0", "", "exec").replace(co_filename=f"/srv/{LONE}.py")))
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize(
+    "exc",
+    [
+        OSError(LONE),
+        type("Odd", (Exception,), {"__module__": LONE})("x"),
+        Retry("a.b", LONE, details={LONE: [LONE, "\U0001f600", "\\ud800"], "n": 2**70, "m": -(2**64)}),
+        Discard(f"a.{LONE}", details={"far": {"deep": LONE}}),
+        DeadLetter("a.b", "x" * MAX_MESSAGE + LONE),
+        raised_in_a_file_of_that_name(),
+    ],
+    ids=["message", "module", "details", "type", "long", "backtrace"],
+)
+def test_any_encoder_takes_a_failure(encoder: str, exc: BaseException) -> None:
+    """What is written of a failure must not change how its job is retried."""
+    failure = failure_of(exc)
+    entry = Job("j", "t", "q").failed(failure, at=datetime.now(timezone.utc)).errors[0]
+    assert ENCODERS[encoder](entry)
+
+
+def test_what_is_spelt_out() -> None:
+    failure = failure_of(Retry("a.b", LONE, details={"a": [LONE, "\U0001f600", "\\ud800", 2**64 - 1, 2**64]}))
+    assert failure.message == "caf\\udce9"
+    assert failure.details == {"a": ["caf\\udce9", "\U0001f600", "\\ud800", 2**64 - 1, str(2**64)]}
+    assert cut(LONE * MAX_MESSAGE, MAX_MESSAGE).endswith(CUT)
