@@ -91,6 +91,7 @@ def _new(app: str, found: Sequence[Planned]) -> Iterator[str]:
     yield f"# Written by `ojs-bridge plan {plain(app)}`: the retry policies nearest to what each task does."
     yield '# install(app, bridge, policies="this file") moves these tasks, and leaves the others native.'
     yield "# install(app, bridge), without a file, moves all tasks with their native numbers."
+    yield "# Where a table sets numbers, a retry has the arguments that were sent, unchanged."
     for one in found:
         yield from _table(one)
     if all(one.policy is None for one in found):

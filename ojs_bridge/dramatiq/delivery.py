@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import enum
+import pickle
 import uuid
 from typing import Any
 
+from dramatiq import Message
 from dramatiq.broker import Consumer, MessageProxy
 
 from ..engine.instruments import Entered
 from .acknowledging import Ending
 from .compat import REDIS_ID, message_in, redelivered
+from .compat import message as inner
 
 
 class Settlement(enum.Enum):
@@ -32,6 +35,9 @@ class Settlement(enum.Enum):
     """Do with it as Dramatiq itself does."""
 
 
+#: The types of arguments that no actor can change in place.
+_UNCHANGING = frozenset({bool, bytes, float, int, str, type(None)})
+
 #: Looked up once, because enumerations are slow and every job comes by here.
 NATIVE, HOLD, UNBEGUN = Settlement.NATIVE, Settlement.HOLD, Settlement.UNBEGUN
 
@@ -40,8 +46,8 @@ class Delivery:
     """The notes about one delivery; the attribute `ojs_delivery` of Dramatiq's message leads to them."""
 
     __slots__ = (
-        *("begun", "consumer", "ending", "is_given_back", "is_replaced", "received", "settlement"),
-        *("task", "within"),
+        *("arguments", "begun", "consumer", "ending", "is_given_back", "is_replaced", "received"),
+        *("settlement", "task", "within"),
     )
 
     def __init__(self, consumer: Consumer | None = None, received: float | None = None) -> None:
@@ -52,6 +58,8 @@ class Delivery:
         self.ending: Ending | None = None
         #: The policy of its actor; None if Dramatiq itself retries it, UNBEGUN before the question.
         self.task: Any = UNBEGUN
+        #: The pickled arguments that its actor may change in place; None if it can change none.
+        self.arguments: bytes | None = None
         #: The context of the run in which instruments are active.
         self.within: Entered | None = None
         #: Whether another message took its place on the broker, so that it need not be acknowledged.
@@ -65,6 +73,29 @@ class Delivery:
     def settle(self, settlement: Settlement) -> None:
         """Say how it leaves, and that its run has no outcome to be judged."""
         self.settlement, self.begun = settlement, None
+
+
+def changeable(message: Message[Any]) -> bytes | None:
+    """Return the arguments of a message, pickled, if an actor can change them in place.
+
+    Returns None, too, for arguments that cannot be pickled.
+    """
+    if _UNCHANGING.issuperset(map(type, message.args)) and _UNCHANGING.issuperset(
+        map(type, message.kwargs.values())
+    ):
+        return None
+    try:
+        return pickle.dumps((message.args, message.kwargs), pickle.HIGHEST_PROTOCOL)
+    except Exception:  # noqa: BLE001 - the arguments are of the user's classes
+        return None
+
+
+def restore_arguments(message: MessageProxy) -> None:
+    """Give a message the arguments back with which it was delivered."""
+    pickled = delivery_of(message).arguments
+    if pickled is not None:
+        args, kwargs = pickle.loads(pickled)  # noqa: S301 - this process has pickled them
+        inner.set(message, message_in(message).copy(args=args, kwargs=kwargs))
 
 
 #: Every message is asked for it: a default is quicker than an attribute that may be missing.

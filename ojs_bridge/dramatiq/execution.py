@@ -19,14 +19,14 @@ from ..engine.ports import Ended, Onward
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unroutable, Unstorable
 from ..messages import parameters_of
-from ..spec.decision import Complete, Decision, GiveBack, RetryAt
+from ..spec.decision import Complete, Decision, GiveBack, RetryAt, Snooze
 from ..spec.job import Job
 from ..spec.policy import LARGEST
 from .acknowledging import Acknowledging, Ending
 from .actors import ONCE, Actors
 from .brokers import is_rabbitmq, is_redis, outages, told
 from .compat import message_in
-from .delivery import Settlement, leave_by, mark, publication
+from .delivery import Settlement, leave_by, mark, publication, restore_arguments
 from .holding import HELD_AT_MOST, GiveUp, Holding, is_old
 from .native_options import is_exhausted, say_end, say_retry
 from .on_rabbitmq import have_queue, is_refusal
@@ -131,6 +131,8 @@ class Execution:
         run = begun.run if isinstance(begun, Lost) else begun
         self._engine.check(run)
         decision = self._judge(begun, exception)
+        if not isinstance(decision, Complete) and not self._goes_on_changed(run, decision):
+            restore_arguments(self._proxy)
         if (
             isinstance(decision, Complete)
             and isinstance(run, Run)
@@ -143,6 +145,19 @@ class Execution:
             self._engine.carry(run, decision, self)
         except NotCarried as left:
             self._carry_later(run, left)
+
+    def _goes_on_changed(self, run: Run | Refuse, decision: Decision) -> bool:
+        """Return whether a retry has the arguments as the actor has changed them, as under Dramatiq alone."""
+        if not isinstance(decision, (RetryAt, Snooze)) or not isinstance(run, Run):
+            return False
+        if not run.task.is_native(run.job.retry):
+            return False
+        try:
+            encodable(self._proxy)
+        except Exception as error:  # noqa: BLE001 - the application's own encoder may raise anything
+            logger.warning("job %s: its retry has the arguments as they came: %r", run.job, error)
+            return False
+        return True
 
     def _carry_later(self, begun: Run | Refuse, left: NotCarried) -> None:
         """Try again to carry a decision out; raises the last error if the worker shuts down."""

@@ -17,7 +17,7 @@ from ..messages import HEADER
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import Actors
 from .compat import message_in
-from .delivery import HOLD, NATIVE, UNBEGUN, Delivery, Settlement, delivery_of, mark
+from .delivery import HOLD, NATIVE, UNBEGUN, Delivery, Settlement, changeable, delivery_of, mark
 from .execution import Execution, NotSent
 from .holding import GiveUp, Holding
 from .other_middleware import drop
@@ -52,6 +52,7 @@ class Processing:
         if task is not None:
             # If anything ends this delivery before its job has another place, the job goes back to its queue.
             delivery.settlement = UNBEGUN
+            delivery.arguments = changeable(inside)
             if self._engine.is_silent and READ.isdisjoint(options) and not self._holding.is_stopping:
                 return
         elif HEADER not in options:

@@ -143,7 +143,7 @@ def test_options_that_cannot_travel_stay_behind(
 
 
 @pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
-def test_arguments_that_cannot_travel_any_more_end_in_the_dead_queue(
+def test_arguments_that_cannot_travel_any_more_are_in_the_dead_queue_as_they_were_sent(
     request: pytest.FixtureRequest, kind: str, unique: str
 ) -> None:
     fleet = Fleet(broker_of(kind, url_of(request, kind), unique), unique)
@@ -152,11 +152,11 @@ def test_arguments_that_cannot_travel_any_more_end_in_the_dead_queue(
         given["x"] = object()
         raise OSError("down")
 
-    job = fleet.send(fleet.actor(spoils), {})
+    job = fleet.send(fleet.actor(spoils, ojs_retry=KEEP), {})
     with fleet.working(threads=2):
         eventually(lambda: fleet.dead(job))
     (message,) = fleet.dead(job)
-    assert (len(job.runs), message.args[1], fleet.left()) == (1, {}, 0)
+    assert (len(job.runs), message.args[1], fleet.left()) == (3, {}, 0)
     fleet.broker.close()
 
 
