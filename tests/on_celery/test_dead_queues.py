@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -260,4 +261,20 @@ def test_a_message_that_no_queue_takes_is_not_published(
             publish(app, wire, {}, now, options={"exchange": "amq.topic", "routing_key": "nowhere"})
         publish(app, wire, {}, now)  # the answer to the last message is not taken for this one's
         assert [found.headers["id"] for found in sent(app)] == [job]
+    app.close()
+
+
+def test_a_message_that_kombus_table_leads_nowhere_reaches_its_queue(valkey: Any, unique: str) -> None:
+    """Kombu itself does the routing for Redis, and drops what its table has no queue for."""
+    exchange = Exchange(f"{unique}-x", type="topic")
+    app = make(valkey.url, unique, task_queues=[Queue(unique, exchange, routing_key="#")])
+    job = app.send_task("charge", ("a",)).id
+    (found,) = sent(app)
+    wire = replace(found, exchange=exchange.name, routing_key="some.key")
+    now = datetime.now(timezone.utc)
+    publish(app, wire, {}, now)
+    with app.connection_for_write() as connection:
+        connection.default_channel.client.delete(f"_kombu.binding.{exchange.name}")
+    publish(app, wire, {}, now)
+    assert [one.headers["id"] for one in sent(app)] == [job, job]
     app.close()
