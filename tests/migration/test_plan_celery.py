@@ -140,8 +140,7 @@ def test_the_differences_have_numbers() -> None:
     assert "together are on average the same" in told
     assert "half of Celery's, for the same mean" in told
     given = {"retry_kwargs": {"queue": "slow", "countdown": 180, "max_retries": 3}}
-    (queue,) = only(app_of(**AUTO, **given)).differences
-    assert "retry_kwargs={'queue': ...} counts for each automatic retry today" in queue
+    assert only(app_of(**AUTO, **given)).differences == ()
     at_a_date = only(app_of(**AUTO, retry_kwargs={"eta": "2030-01-01T00:00:00Z"}))
     assert (at_a_date.native, at_a_date.policy) == (Native.unknown(), None)
     assert [str(found).startswith("job: retry_kwargs has an eta") for found in at_a_date.open] == [True]

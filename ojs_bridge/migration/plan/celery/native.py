@@ -233,6 +233,3 @@ def differences_of(reading: Reading, policy: Mapping[str, Any]) -> Iterator[str]
             "OJS's jitter multiplies the delay by 0.5 to 1.5, Celery's by 0 to 1: initial_interval is half "
             "of Celery's, for the same mean until the cap is near; an entry without waits keeps Celery's own"
         )
-    given = retry_kwargs(reading.task) if autoretries(reading.task) else {}
-    for name in (name for name in given if name not in ("max_retries", "countdown")):
-        yield f"retry_kwargs={{{name!r}: ...}} counts for each automatic retry today; the bridge ignores it"
