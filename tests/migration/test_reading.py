@@ -797,7 +797,9 @@ def test_what_is_read_on_dramatiq(module: Any, text: str) -> None:
     assert (found.native.runs, found.verdict) == (6, "read")
 
 
-HAPPENS = {name: (text, runs) for name, (text, runs, _) in READ.items() if isinstance(runs, int)}
+#: Outside a worker, `__call__` begins a run of its own in older versions of Celery.
+EAGER = [name for name in (*READ, *NOT_READ) if "__call__" not in name]
+HAPPENS = {name: READ[name][:2] for name in EAGER if name in READ and isinstance(READ[name][1], int)}
 
 
 def runs_of_job(fleet: Any) -> list[int]:
@@ -835,7 +837,7 @@ def test_what_is_read_is_what_happens(module: Any, text: str, runs: int, moved: 
 CAUGHT = re.compile("around|swallow|does not raise|by hand|which the task sets")
 
 
-@pytest.mark.parametrize("name", [name for name in NOT_READ if not CAUGHT.search(name)])
+@pytest.mark.parametrize("name", [name for name in EAGER if name in NOT_READ and not CAUGHT.search(name)])
 def test_what_is_not_known_keeps_its_numbers(module: Any, name: str) -> None:
     """An empty policy, as a plain install, moves such a task, and it runs as often as before."""
     before = runs_of_job(module(CELERY + NOT_READ[name]))
