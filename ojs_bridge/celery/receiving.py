@@ -49,14 +49,25 @@ _NOT_EMBEDDED = frozenset(
 )
 
 
-def keeping(task: Task, consumer: Any, handler: Handler) -> Handler:
-    """Return a task's message handler, which keeps a message that it cannot handle."""
+def keeping(task: Task, consumer: Any, handler: Handler, natively: Callable[[], Handler]) -> Handler:
+    """Return a task's message handler, which keeps a message that it cannot handle.
+
+    A broadcast goes to Celery's own handler: each worker has a copy under the same id, a store would let one
+    of them run, and what the bridge sends on would go to every worker.
+    """
     errors = (*consumer.connection_errors, *consumer.channel_errors, MemoryError)
     # Kombu's Redis counts KeyError among them, which a message without an id raises.
     out_of_reach = tuple(error for error in errors if not issubclass(error, LookupError))
 
+    @functools.cache
+    def say_native() -> None:
+        logger.warning("task %s: its broadcasts stay native, since each worker runs a copy", task.name)
+
     @functools.wraps(handler)
     def receive(message: Any, *rest: Any, **options: Any) -> Any:
+        if wires.is_broadcast(task.app, message.delivery_info):
+            say_native()
+            return natively()(message, *rest, **options)
         try:
             _check(message.headers, message.payload)
             return handler(message, *rest, **options)

@@ -24,14 +24,16 @@ from .attach import RUNNING, check_signatures, header_for, prepare
 from .canary import Outside
 from .execution import TaskRun
 from .holding import Hold
-from .native_options import refuse_native
+from .native_options import AUTORETRYING, refuse_native
 from .receiving import Handler, keeping
 from .request_class import RequestClass, keep
-from .wire import EAGER_RETRIES, KEY, known
+from .wire import EAGER_RETRIES, KEY, is_broadcast, known
 from .wish import Wish
 
 logger = logging.getLogger("ojs_bridge")
 
+#: The mark of a request whose job Celery itself runs.
+NATIVELY = object()
 #: How often in a row an eager task may snooze: as no time passes, it might snooze for ever.
 EAGER_SNOOZES = 100
 
@@ -68,7 +70,8 @@ class Bridged:
         if request.called_directly or run_of(request) or runs_natively(request):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         try:
-            body, execution = _body(self), _execution_of(self, request)
+            execution = _execution_of(self, request)
+            body = _body(self, natively=execution is None)
         except TaskPredicate:
             raise
         except Exception as error:
@@ -86,11 +89,16 @@ class Bridged:
     def start_strategy(self: Any, app: Celery, consumer: Any, **options: Any) -> Handler:
         """Return the function that the worker calls with each message of this task."""
         handler: Handler = compat.start_strategy(super())(app, consumer, **options)
-        if self.ojs_outside is not None:
+
+        @functools.cache
+        def natively() -> Handler:
             start = compat.start_strategy(super(Bridged, type(self)))
-            natively = start(NativeTask(lambda: self), app, consumer, **options)
-            handler = self.ojs_outside.apart(handler, natively)
-        return keeping(self, consumer, handler)
+            found: Handler = start(NativeTask(lambda: self), app, consumer, **options)
+            return found
+
+        if self.ojs_outside is not None:
+            handler = self.ojs_outside.apart(handler, natively())
+        return keeping(self, consumer, handler, natively)
 
     def apply(self: Any, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """Run the task here and now, retries included; their delays are not waited for.
@@ -203,14 +211,14 @@ def run_of(request: Any) -> TaskRun | None:
 
 
 def runs_natively(request: Any) -> bool:
-    """Return whether Celery itself runs a request's job, which is outside the canary."""
-    return isinstance(vars(request).get(RUNNING), Outside)
+    """Return whether Celery itself runs a request's job, which is outside the canary or a broadcast."""
+    return vars(request).get(RUNNING) is NATIVELY
 
 
 def _execution_of(task: Any, request: Any) -> TaskRun | None:
     """Return a request's run under the bridge; None where Celery itself runs its job."""
-    if _is_outside(task.ojs_outside, request):
-        setattr(request, RUNNING, task.ojs_outside)
+    if _is_native(task, request):
+        setattr(request, RUNNING, NATIVELY)
         return None
     execution = TaskRun(task, request)
     setattr(request, RUNNING, execution)
@@ -218,13 +226,14 @@ def _execution_of(task: Any, request: Any) -> TaskRun | None:
     return execution
 
 
-def _is_outside(outside: Outside | None, request: Any) -> bool:
-    """Return whether a request's job is outside the canary; the request of another job has its message."""
-    if outside is None:
-        return False
+def _is_native(task: Any, request: Any) -> bool:
+    """Return whether a job is outside the canary or a broadcast; any other's request has its message."""
+    outside: Outside | None = task.ojs_outside
     if request.is_eager:
-        return outside.has({**(request.headers or {}), "id": request.id})
-    return KEY not in (request.properties or {})
+        return outside is not None and outside.has({**(request.headers or {}), "id": request.id})
+    if KEY in (request.properties or {}):
+        return False
+    return outside is not None or is_broadcast(task.app, request.delivery_info)
 
 
 def autoretrying_outside(task: Task) -> Callable[..., Any]:
@@ -264,10 +273,13 @@ def _user_call(cls: Any) -> Any:
     return None
 
 
-def _body(task: Any) -> Any:
+def _body(task: Any, *, natively: bool) -> Any:
     """Return the user's code: `__call__` of the user's own base class, or `run`."""
     call = _user_call(task.__class__)
-    return task.run if call is None else call.__get__(task)
+    if call is not None:
+        return call.__get__(task)
+    # `install` has put the automatic retries of a task aside.
+    return vars(task).get(AUTORETRYING, task.run) if natively else task.run
 
 
 @dataclass(frozen=True, slots=True)

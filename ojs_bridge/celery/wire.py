@@ -16,7 +16,7 @@ from celery import Celery
 from celery.utils.functional import maybe_list
 from celery.utils.saferepr import saferepr
 from celery.utils.time import maybe_make_aware
-from kombu.entity import binding
+from kombu.entity import Queue, binding
 from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
@@ -220,6 +220,19 @@ def _with_body(
     name = serializer or compat.type_to_name(registry)[wire.content_type]
     content_type, encoding, body = dumps((args, kwargs, {**(embed or {}), **embedded}), serializer=name)
     return replace(wire, body=body, content_type=content_type, content_encoding=encoding)
+
+
+def is_broadcast(app: Celery, delivery_info: Mapping[str, Any] | None) -> bool:
+    """Return whether each worker has a copy of its own of a message, because its exchange is a fanout."""
+    exchange = (delivery_info or {}).get("exchange")
+    if not exchange:
+        return False
+    return any(is_fanout(queue) for queue in app.amqp.queues.values() if queue.exchange.name == exchange)
+
+
+def is_fanout(queue: Queue) -> bool:
+    """Return whether a queue is bound to a fanout, as kombu's Broadcast is."""
+    return bool(queue.exchange.type == "fanout")
 
 
 def to_json(wire: Wire) -> dict[str, Any]:

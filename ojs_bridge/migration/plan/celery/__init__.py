@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 from celery import Celery, Task
 
@@ -10,6 +11,7 @@ from ....celery.attach import POLICIES, is_bridged, task_policy
 from ....celery.install import why_native
 from ....celery.native_options import explicit
 from ....celery.sending import visibility_timeout
+from ....celery.wire import is_fanout
 from ....spec.duration import spoken
 from ....spec.policy import RetryPolicy
 from .. import NOT_KNOWN, Hazard, Planned, already_ojs, counting, moved_already, pickled, planned
@@ -74,11 +76,21 @@ def _hazards(app: Celery, reading: Reading) -> Iterator[Hazard]:
         yield from _of_lost_workers(task)
         if why := why_native(task):
             yield Hazard("stays-native", f"{why}; `install` leaves the task to Celery")
+    if _is_broadcast(app, task):
+        yield Hazard("broadcast", "its queue is a fanout: its broadcasts stay native, a copy for each worker")
     if reading.native.runs != NOT_KNOWN:
         yield from _of_limits(reading)
         yield from _of_long_waits(app, reading)
         yield from _of_time(app, reading)
     yield from _of_options(app, task)
+
+
+def _is_broadcast(app: Celery, task: Task) -> bool:
+    """Return whether a task's jobs go to a fanout, as far as the app's routes tell."""
+    own = {name: value for name in ("queue", "exchange") if (value := getattr(task, name, None))}
+    with suppress(Exception):
+        return is_fanout(app.amqp.router.route(own, task.name)["queue"])
+    return False
 
 
 def _of_limits(reading: Reading) -> Iterator[Hazard]:
