@@ -43,7 +43,7 @@ STEPS_OF = {
         "engine.events:Dispatcher.emit",
         "celery.request:carried",
         "celery.receiving:_check",
-        "celery.task:_is_outside",
+        "celery.task:_is_native",
         "celery.task:_body",
         "celery.task:_execution_of",
         "celery.task:_hide_state",

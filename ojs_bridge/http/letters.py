@@ -20,7 +20,7 @@ from ..store import Letter, Page
 from . import shapes
 from .answers import conflicts, invalid, not_found
 from .bulk import Bulks, unconfirmed
-from .paging import Counts, page_of
+from .paging import Counts, listed, page_of
 from .requests import Counted, Filter, LettersQuery, Purge, PurgeQuery, Replay, ReplayOne
 from .routes import Operation, answers
 
@@ -36,6 +36,7 @@ class Letters:
     def __init__(self, bridge: Bridge) -> None:
         self._letters = bridge.dead_letters
         self._now = bridge.engine.now
+        self._publishers = bridge.engine.context.publishers
         self._preview = bridge.operations.preview
         self._counts = Counts(bridge.dead_letters.stats)
         #: Forgets the counts after a change.
@@ -57,7 +58,7 @@ class Letters:
             return None if query.cursor else self._total(kind, page, query.offset)
 
         page, place = page_of(read, query, total)
-        jobs = [cast(shapes.Letter, letter.to_ojs()) for letter in page.letters]
+        jobs = [cast(shapes.Letter, listed(letter.to_ojs())) for letter in page.letters]
         return {"jobs": jobs, "pagination": place}
 
     def _total(self, kind: Kind, page: Page, offset: int) -> int | None:
@@ -78,7 +79,8 @@ class Letters:
     @answers(LETTERS, "GET", "/dead-letter/stats")
     def stats(self, query: Counted) -> shapes.Stats:
         """Count dead letters."""
-        return cast(shapes.Stats, self._counts.get(query.kind()).to_ojs())
+        counts = self._counts.get(query.kind()).to_ojs()
+        return cast(shapes.Stats, {**counts, "replayable": sorted(self._publishers)})
 
     @answers(LETTERS, "GET", "/dead-letter/timeline")
     def timeline(self, query: Counted) -> shapes.Timeline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -98,3 +99,16 @@ class Counts:
 
 def _sum(counts: Mapping[str, int], pattern: str) -> int:
     return sum(count for text, count in counts.items() if matches(text, pattern))
+
+
+#: The most characters of arguments and meta that a list has; a single letter or retry has all.
+LISTED = 2_000
+
+
+def listed(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job as lists have it: without its arguments and its meta, if they are long."""
+    size = len(json.dumps([job["args"], job["kwargs"], job["meta"]], default=repr))
+    if size <= LISTED:
+        return {**job}
+    note = f"left out of the list: {size:,} characters"
+    return {**job, "args": None, "kwargs": None, "meta": {}, "note": note}

@@ -11,7 +11,7 @@ from ..spec.job import format_time
 from ..store import Parked, ParkedPage
 from . import shapes
 from .answers import conflicts, invalid, not_found
-from .paging import page_of
+from .paging import listed, page_of
 from .requests import RetriesQuery
 from .routes import Operation, answers
 
@@ -40,7 +40,8 @@ class Retries:
             return None if kind else self._retries.count()
 
         page, place = page_of(read, query, total)
-        return {"jobs": [_shown(parked) for parked in page.retries], "pagination": place}
+        jobs = [cast(shapes.Parked, listed(parked.to_ojs())) for parked in page.retries]
+        return {"jobs": jobs, "pagination": place}
 
     @answers(RETRIES, "POST", "/retries/{id}/run")
     def run(self, job_id: str) -> shapes.ParkedJob:

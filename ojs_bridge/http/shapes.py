@@ -310,7 +310,7 @@ class Rates(TypedDict):
 
 
 class Stats(TypedDict):
-    """The numbers of dead letters, and the limits of their retention."""
+    """The numbers of dead letters, the limits of their retention, and whose letters can be replayed here."""
 
     total: Count
     by_queue: dict[str, Count]
@@ -319,6 +319,7 @@ class Stats(TypedDict):
     oldest_at: Time | None
     newest_at: Time | None
     retention: dict[str, Any]
+    replayable: list[str]
 
 
 class Mute(TypedDict):

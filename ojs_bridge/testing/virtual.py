@@ -120,7 +120,8 @@ class VirtualTime:
         if not new:
             raise NothingRan(
                 "no job under the bridge has run: send one first, in the test and to the app or broker of "
-                "this fixture; a task that the policies of `install` do not name is not under the bridge"
+                "this fixture; neither a broadcast nor a task that the policies of `install` do not name is "
+                "under the bridge"
             )
         return next(job for job in self.jobs if job.id == new[0].id)
 

@@ -68,6 +68,7 @@ def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -
     assert ask.get(f"{LETTERS}/stats").json() | {"oldest_at": 0, "newest_at": 0, "retention": 0} == {
         "total": 7, "by_queue": {"default": 7}, "by_type": {"a.b": 3, "c": 4},
         "by_error_type": {"external.timeout": 7}, "oldest_at": 0, "newest_at": 0, "retention": 0,
+        "replayable": ["outbox"],
     }  # fmt: skip
     timeline = ask.get(f"{LETTERS}/timeline", params={"type": "c"}).json()
     assert (sum(timeline["counts"]), timeline["since"]) == (
@@ -499,3 +500,13 @@ def test_a_policys_schedule(door: House) -> None:
     door.bury("j-2", policy={"max_attempts": 10**6})
     assert door.client.get(f"{LETTERS}/j-1").json()["schedule"] == [2, 6, 18]
     assert len(door.client.get(f"{LETTERS}/j-2").json()["schedule"]) == 50
+
+
+def test_a_list_leaves_out_long_arguments(door: House) -> None:
+    """A page of letters must not weigh as much as all of their arguments; the single letter has them."""
+    door.bury("long", message={"args": ["x" * 2_000], "kwargs": {}})
+    door.bury("short", message={"args": ["x" * 1_000], "kwargs": {}})
+    jobs = {job["id"]: job for job in door.client.get(LETTERS).json()["jobs"]}
+    assert jobs["short"]["args"] == ["x" * 1_000]
+    assert (jobs["long"]["args"], jobs["long"]["note"][:21]) == (None, "left out of the list:")
+    assert door.client.get(f"{LETTERS}/long").json()["args"] == ["x" * 2_000]

@@ -339,6 +339,19 @@ def test_long_values_stay_in_their_boxes(page: Page, door: Door) -> None:
     Bridge(door.store).dead_letters.delete("big")
 
 
+def test_letters_that_cannot_be_replayed_here_are_told_of_at_once(page: Page, door: Door) -> None:
+    """What turns the text around it is spelt out, so that nobody takes one text for another."""
+    error = {"attempt": 1, "type": "odd", "message": "\u202egnp.exe", "timestamp": "2026-11-21T10:00:02.345Z"}
+    expect(page.locator("#unreplayable")).to_be_empty()
+    door.store.bury(letter("odd", queue="odd", framework="nobody", errors=(error,)))
+    page.locator("#letters-filters [name=queue]").fill("odd")
+    expect(rows(page)).to_have_count(1)
+    expect(page.locator("#unreplayable")).to_contain_text("cannot replay the letters of nobody")
+    expect(rows(page).first).to_contain_text("\\u202egnp.exe")
+    assert "\u202e" not in page.locator("body").inner_text()
+    Bridge(door.store).dead_letters.delete("odd")
+
+
 def test_one_is_replayed(page: Page, door: Door) -> None:
     """The page asks before; the job runs again, and succeeds now."""
     door.valkey.set("demo:mended", 1)

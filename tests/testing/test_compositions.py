@@ -14,7 +14,7 @@ from kombu.common import Broadcast
 import ojs_bridge.celery
 import ojs_bridge.dramatiq
 from ojs_bridge import Bridge
-from ojs_bridge.testing import virtual_time
+from ojs_bridge.testing import NothingRan, virtual_time
 from tests.testing.conftest import CRM, NOWHERE, Shop, celery_shop, dramatiq_shop
 
 
@@ -140,13 +140,14 @@ def test_an_injected_failure_of_a_task_that_celery_retries() -> None:
     assert task.run == own
 
 
-def test_a_broadcast_reaches_its_queue(celery: Shop) -> None:
+def test_a_broadcast_runs_natively(celery: Shop) -> None:
     celery.target.conf.task_queues = [Broadcast("news")]
     ran = []
     task = celery.task(lambda: ran.append(1), "tells")
     with virtual_time(celery.target) as ojs:
         celery.send(task, queue="news")
-        assert ojs.run().outcome == "completed"
+        with pytest.raises(NothingRan, match="broadcast"):
+            ojs.run()
     assert ran == [1]
 
 

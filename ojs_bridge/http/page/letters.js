@@ -7,7 +7,8 @@ import { listOf } from "./list.js";
 import { byId, guarded, make, when } from "./view.js";
 
 const KIND = "dead-letter";
-let known;
+let known, replayable = [];
+const frameworks = new Set();
 
 const list = listOf({
   name: "letters",
@@ -35,11 +36,20 @@ async function loadSummary() {
   if (generation !== list.generation()) return;
   known = JSON.stringify(all);
   drawTotal(all);
+  replayable = all.replayable;
+  tellUnreplayable();
   byId("retention").textContent = warning(all.retention);
   byId("summary").hidden = Boolean(text);
   if (text) return;
   drawGroups(stats || all, where, list.choose);
   drawDeaths(timeline);
+}
+
+// Says at once, and not after a question, which letters this page cannot send back.
+function tellUnreplayable() {
+  const others = [...frameworks].filter((name) => !replayable.includes(name)).join(" and ");
+  const text = `This page cannot replay the letters of ${others}: it is served without their app or broker.`;
+  byId("unreplayable").textContent = others ? text : "";
 }
 
 // What a limit of the number has deleted in the last day, or is about to delete.
@@ -62,6 +72,10 @@ export async function refresh() {
 }
 
 function row(job, box) {
+  if (!frameworks.has(job.metadata.framework)) {
+    frameworks.add(job.metadata.framework);
+    if (known) tellUnreplayable();
+  }
   const click = (event) => event.target !== box && guarded(() => open(job.id));
   const last = job.errors.at(-1) || { type: "Unknown", message: "" };
   return make(

@@ -3,18 +3,26 @@
 // The most characters of a value that are shown at once.
 const LONG = 5_000;
 
+// What shows nothing, or turns the text around it, such as a bidi override; it is spelt out, as on the command line.
+const UNSEEN = /(?![\n\t])[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
+const spelt = (one) => `\\u${one.codePointAt(0).toString(16).padStart(4, "0")}`;
+
 export const byId = (id) => document.getElementById(id);
+
+export const seen = (text) => text.replace(UNSEEN, spelt);
 
 export function make(name, options = {}, ...children) {
   const { on = {}, data = {}, ...rest } = options;
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(rest)) {
-    if (key in element) element[key] = value;
+    if (key === "title" || key === "textContent") element[key] = seen(value);
+    else if (key in element) element[key] = value;
     else element.setAttribute(key, value);
   }
   Object.assign(element.dataset, data);
   for (const [event, listener] of Object.entries(on)) element.addEventListener(event, listener);
-  element.append(...children.filter((child) => child !== null && child !== undefined));
+  const there = children.filter((child) => child !== null && child !== undefined);
+  element.append(...there.map((child) => (typeof child === "string" ? seen(child) : child)));
   return element;
 }
 
@@ -47,7 +55,7 @@ export function shown(text) {
   return [box, rest];
 
   function showAll() {
-    box.textContent = text;
+    box.textContent = seen(text);
     rest.remove();
     box.focus();
   }
@@ -115,7 +123,7 @@ byId("question-reason").addEventListener("keydown", (event) => {
 export async function question(text, { yes, no, isDanger, told, done }, work) {
   const dialog = byId("question"), button = byId("question-yes");
   byId("question-title").textContent = `${yes}?`;
-  byId("question-text").textContent = [text, told].filter(Boolean).join("\n");
+  byId("question-text").textContent = seen([text, told].filter(Boolean).join("\n"));
   byId("question-no").textContent = no;
   button.textContent = yes;
   button.classList.toggle("danger", isDanger);
