@@ -6,6 +6,7 @@ import functools
 import importlib
 import json
 import os
+import re
 import time
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -107,8 +108,16 @@ class Noting:
         return int(client(self.url).rpush(f"{kind}:{job}", json.dumps(said, default=repr)))
 
     def event(self, event: Event) -> None:
-        """Note an event."""
-        self.note("events", event.subject, event.to_ojs())
+        """Note an event; a process that can open no connection does so once it can."""
+        for _ in range(100):
+            try:
+                self.note("events", event.subject, event.to_ojs())
+            except (OSError, redis.ConnectionError) as error:
+                if not re.search(r"Err(or|no) 24\b", str(error)):
+                    raise
+                time.sleep(0.1)
+            else:
+                return
 
     def read(self, kind: str, job: str) -> list[Any]:
         """Return the notes of a kind on a job."""
