@@ -437,6 +437,26 @@ def test_what_was_acknowledged_is_forgotten_after_a_while(
     assert isinstance(begin(second, retry), Drop)
 
 
+def test_what_was_acknowledged_just_now_is_not_forgotten_with_what_was_long_ago(
+    hasty: list[Bridge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of it may come on for a while, and for a day where a connection was lost since."""
+    first, second = hasty
+    old, lost, new = (JOB._replace(id=f"j-{n}") for n in range(3))
+    for job in (lost, old, new):
+        first.engine.settle(run(first, job), Complete())
+    monkeypatch.setattr(heartbeat, "_FORGET_AFTER", 2.0)
+    first.engine.acknowledged(reservation_of(lost))
+    first.engine.lost_connection()
+    first.engine.acknowledged(reservation_of(old))
+    time.sleep(1.0)  # that old is
+    first.engine.acknowledged(reservation_of(new))
+    eventually(lambda: isinstance(begin(second, old), Run), what="it was forgotten")
+    assert isinstance(begin(second, new), Drop)
+    eventually(lambda: isinstance(begin(second, new), Run), what="the new one was forgotten, too")
+    assert isinstance(begin(second, lost), Drop)
+
+
 def test_many_threads_begin_the_first_jobs_of_a_process(url: str) -> None:
     """The process holds all of the reservations, and can settle them as its own."""
     for _ in range(10):

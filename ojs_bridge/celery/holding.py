@@ -12,6 +12,7 @@ import logging
 import pickle
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,9 +23,11 @@ from celery.worker import state
 
 from ..engine.waiting import Outage
 from ..spec.decision import Decision
+from ..store import Reservation
 from . import compat
 from .attach import attach
 from .outcomes import HandlerFailed
+from .sending import visibility_timeout
 from .wire import Arguments, known
 
 logger = logging.getLogger("ojs_bridge")
@@ -112,9 +115,11 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         self._consumer = consumer
         self._channel: Any = None
         self._waiting: dict[Any, _Waiting] = {}
+        #: Bounded, for the broker may refuse an acknowledgement, which then stays at the head.
+        self._acknowledging: deque[tuple[Any, Reservation]] = deque(maxlen=1000)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._held_at = 0.0
+        self._held_at = self._surely_ours = 0.0
         self._outage = Outage(
             "jobs wait in this worker: they cannot begin, or what became of them has no place", "jobs go on"
         )
@@ -124,12 +129,31 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
         """Hold what comes on the channel of this connection."""
         with self._lock:
             self._channel = consumer.task_consumer.channel
+            self._surely_ours = visibility_timeout(consumer.app) / 2
 
     def stop(self, _: Any) -> None:
         """Forget all requests: their connection ends, and the broker delivers the messages again."""
         with self._lock:
             self._channel = None
             self._waiting.clear()
+            self._acknowledging.clear()
+            attach(self._consumer.app).engine.lost_connection()
+
+    def forget(self, request: Any, reservation: Reservation) -> None:
+        """Have the store forget the reservation of an acknowledged message that surely has no copy.
+
+        A copy may lie in another worker for as long as that worker's jobs last. There is none if this worker
+        was the first to get the message, has had no other connection since, and has acknowledged it long
+        before its visibility timeout was over. Celery's acknowledgement follows a moment later, so that each
+        call asks about those before it.
+        """
+        message = request.message
+        with self._lock:
+            is_first = self._has(request) and not message.delivery_info.get("redelivered")
+            if is_first and request.ojs_received_ago < self._surely_ours:
+                self._acknowledging.append((message, reservation))
+            while self._acknowledging and self._acknowledging[0][0].acknowledged:
+                attach(self._consumer.app).engine.acknowledged(self._acknowledging.popleft()[1])
 
     def hold(self, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
         """Keep a request, and later call `again` or hand it to the pool; False if it cannot be kept."""
@@ -216,6 +240,13 @@ def hold(app: Celery, request: Any, why: Hold, again: Callable[[], object] | Non
     """Have an app's worker keep a request; False if the worker stops, or the broker has the message back."""
     holding: RequestHolding | None = vars(app).get(_HOLDING)
     return holding is not None and holding.hold(request, why, again)
+
+
+def forget(app: Celery, request: Any, reservation: Reservation) -> None:
+    """Have the store forget the reservation of a message that an app's worker has surely deleted."""
+    holding: RequestHolding | None = vars(app).get(_HOLDING)
+    if holding is not None:
+        holding.forget(request, reservation)
 
 
 def _reserve(request: Any) -> None:

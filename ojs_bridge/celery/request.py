@@ -23,7 +23,7 @@ from ..store import Reservation
 from . import compat
 from .attach import attach
 from .execution import TaskRun
-from .holding import Hold, hold
+from .holding import Hold, forget, hold
 from .results import count_in_chord
 from .wire import KEY, OUTCOME, carried, chain_of, known
 
@@ -38,11 +38,12 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
+        self._ojs_received_at = time.monotonic()
         parts = carried(message, self.body, options.get("headers"), self.app)
         self.request_dict["properties"] = {**self.request_dict["properties"], KEY: parts}
 
     def acknowledge(self) -> None:
-        """Acknowledge the message; if the job had no other, the store can forget its reservation."""
+        """Acknowledge the message; if it surely has no copy, the store can forget its reservation."""
         super().acknowledge()
         try:
             self._ojs_forget()
@@ -50,11 +51,10 @@ class OJSRequest(Request):  # type: ignore[misc]
             logger.exception("job %s: the store keeps its last reservation for a day", known(self))
 
     def _ojs_forget(self) -> None:
-        headers, engine = self.request_dict, attach(self.app).engine
-        if engine.store is None or not self.acknowledged:
+        headers = self.request_dict
+        if attach(self.app).engine.store is None or headers.get("retries") or HEADER in headers:
             return
-        if not headers.get("retries") and HEADER not in headers:
-            engine.acknowledged(Reservation(key_of(str(self.id), chain_of(headers)), 0))
+        forget(self.app, self, Reservation(key_of(str(self.id), chain_of(headers)), 0))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; the crash of a child is judged here."""
@@ -77,6 +77,11 @@ class OJSRequest(Request):  # type: ignore[misc]
             return None
         exc = TimeLimitExceeded(timeout)
         return self._ojs_end(exc, _info(exc), self.worker_pid, partial(super().on_timeout, soft, timeout))
+
+    @property
+    def ojs_received_ago(self) -> float:
+        """The seconds since the worker received the message."""
+        return time.monotonic() - self._ojs_received_at
 
     @property
     def ojs_age(self) -> float:

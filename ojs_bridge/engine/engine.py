@@ -292,6 +292,10 @@ class Engine(Carrying):
         """Take note that the broker has deleted the message of a reservation: it cannot come again."""
         self._reservations.acknowledged(reservation)
 
+    def lost_connection(self) -> None:
+        """Take note that a connection to the broker was lost: what was acknowledged on it may come again."""
+        self._reservations.lost_connection()
+
     def close(self) -> None:
         """Settle and release the reservations that still have to be; never raises."""
         with suppress(StoreError):

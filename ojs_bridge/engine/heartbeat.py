@@ -22,7 +22,7 @@ logger = logging.getLogger("ojs_bridge")
 #: How often a reservation is extended before it runs out.
 BEATS = 3
 #: How many settled reservations the store forgets in one round trip, and how many seconds after the
-#: acknowledgement: RabbitMQ may miss one from a connection's last moments, and deliver the message again.
+#: acknowledgement: a broker may miss one from a connection's last moments, and deliver the message again.
 _BATCH = 1000
 _FORGET_AFTER = 300.0
 #: How often a heartbeat that failed is repeated, in seconds.
@@ -69,6 +69,8 @@ class Heartbeat:
         self._unsettled: dict[Reservation, Settle] = {}
         self._unreleased: list[tuple[float, Settle]] = []
         self._done: deque[tuple[float, Reservation]] = deque()
+        #: The time of the last loss of a connection to the broker.
+        self._lost = 0.0
         #: The last outage of the store: from its first miss until a while after its last one.
         self._blind_since = self._blind_until = 0.0
 
@@ -144,10 +146,17 @@ class Heartbeat:
         self._unreleased.append((time.monotonic() + self._length.total_seconds(), settle))
 
     def forget_later(self, reservation: Reservation) -> None:
-        """Have the store delete a settled reservation after a while: its only message was acknowledged."""
+        """Have the store delete a settled reservation after a while: its only message was acknowledged.
+
+        It stays if a connection is lost meanwhile: then the broker may have missed the acknowledgement.
+        """
         with suppress(StoreError):
             self.start()
         self._done.append((time.monotonic(), reservation))
+
+    def lost_connection(self) -> None:
+        """Take note that a connection to the broker was lost."""
+        self._lost = time.monotonic()
 
     def close(self) -> None:
         """Settle and release the reservations that still have to be; those that are held run out."""
@@ -198,5 +207,10 @@ class Heartbeat:
     def _forget_done(self) -> None:
         old = time.monotonic() - _FORGET_AFTER
         while self._done and self._done[0][0] < old:
-            count = min(len(self._done), _BATCH)
-            self._store.expire([self._done.popleft()[1] for _ in range(count)])
+            batch: list[Reservation] = []
+            while self._done and self._done[0][0] < old and len(batch) < _BATCH:
+                at, reservation = self._done.popleft()
+                if at > self._lost:
+                    batch.append(reservation)
+            if batch:
+                self._store.expire(batch)

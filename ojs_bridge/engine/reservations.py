@@ -166,6 +166,11 @@ class Reservations:
         if self._heart and reservation and reservation.fence == 0:
             self._heart.forget_later(reservation)
 
+    def lost_connection(self) -> None:
+        """Take note that a connection was lost on which messages were acknowledged."""
+        if self._heart:
+            self._heart.lost_connection()
+
     def prove(self) -> None:
         """Prove that the store can be written: reserve and release something; raises StoreError."""
         if self._store is None:

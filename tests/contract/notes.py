@@ -48,6 +48,8 @@ class Settings:
     soft_shutdown: float = 0
     #: Seconds after which a message that waits in its worker is published anew.
     longest_wait: float = 600
+    #: Seconds after which the store forgets what surely has no copy.
+    forget_after: float = 300
     #: Seconds between two looks at whether a worker is silent.
     look: float = 30
     #: The URL of the results, where they are not kept beside the notes.

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery.result import AsyncResult
 
+from ojs_bridge.store import Grant, Reservation
+from tests.contract.notes import client
 from tests.on_celery.fleet import Fleet
 from tests.servers import RabbitMQ, eventually
+from tests.servers.proxy import Proxy
 
 #: Seconds of the broker's visibility timeout and of the reservation.
 SHORT = 6
@@ -61,6 +67,59 @@ def test_a_hard_limit_that_strikes_when_the_retry_is_published_starts_no_second_
     fleet.ending(job)
     assert [run.attempt for run in fleet.runs(job)] == [1, 2]
     assert types(fleet, job).count("job.completed") == 1
+
+
+@pytest.mark.requirement("RET-13")
+@pytest.mark.parametrize("broker", ["valkey", "rabbitmq"])
+def test_a_copy_that_another_worker_has_had_for_long_does_not_run_again(
+    made: Made, broker: str, request: pytest.FixtureRequest
+) -> None:
+    """Its first worker loses its connection, runs it to the end, and believes that it has acknowledged it."""
+    server = request.getfixturevalue(broker)
+    fleet = made(broker=server.url, forget_after=1)
+    steps = [f"until({fleet.settings.backend!r}, '{fleet.settings.queue}:{name}')" for name in "ab"]
+    with Proxy(server.port) as proxy, ExitStack() as stack:
+        far = replace(fleet.settings, broker=proxy.to(server.url)).to_env()
+        name = f"{fleet.settings.queue}-far@%h"
+        first = fleet.start("-c", "1", "--prefetch-multiplier", "1", "-n", name, env=far)
+        stack.callback(first.kill)
+        first.await_ready()
+        job = fleet.send("act", steps[0])
+        eventually(lambda: fleet.runs(job), seconds=30, what="a run")
+        fleet.start("-c", "1").await_ready()
+        long = fleet.send("act", steps[1])
+        eventually(lambda: fleet.runs(long), seconds=30, what="a run of the long job")
+        proxy.cut()
+        received = f"Task act[{job.id}] received"
+        eventually(lambda: fleet.worker.log.count(received) == 2, seconds=60, what="a copy")
+        proxy.mend()
+        client(fleet.settings.backend).set(f"{fleet.settings.queue}:a", 1)
+        assert fleet.ending(job)
+        eventually(lambda: fleet.worker.log.count(" Connected to ") == 3, seconds=60, what="its return")
+        time.sleep(SHORT)  # for what must not happen: the store forgets the job
+        client(fleet.settings.backend).set(f"{fleet.settings.queue}:b", 1)
+        dropped(fleet, job)
+        assert len(fleet.runs(job)) == 1
+
+
+@pytest.mark.parametrize("broker", ["valkey", "rabbitmq"])
+def test_the_store_forgets_a_success_that_surely_has_no_copy(
+    made: Made, broker: str, request: pytest.FixtureRequest
+) -> None:
+    """Otherwise a store would hold a day's jobs."""
+    fleet = made(broker=request.getfixturevalue(broker).url, forget_after=1, visibility=60)
+    fleet.start("-c", "2").await_ready()
+    job, next_job = [fleet.send("act", "'ran'") for _ in range(2)]
+    assert fleet.end(job) == fleet.end(next_job) == "SUCCESS"
+    eventually(lambda: Grant.TAKEN in {grant(fleet, job), grant(fleet, next_job)}, what="it was forgotten")
+
+
+def grant(fleet: Fleet, job: AsyncResult) -> Grant:
+    store, now = fleet.bridge.store, datetime.now(timezone.utc)
+    assert store
+    until = now + timedelta(seconds=SHORT)
+    turn = Reservation(job.id, 0)
+    return store.reserve(turn, publication="", holder="me", mark="me", now=now, until=until).grant
 
 
 def types(fleet: Fleet, job: AsyncResult) -> list[str]:

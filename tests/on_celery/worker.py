@@ -11,6 +11,7 @@ from celery.worker.control import control_command
 
 from ojs_bridge.celery import holding, watch
 from ojs_bridge.celery.request import OJSRequest
+from ojs_bridge.engine import heartbeat
 from tests import faults
 from tests.contract.notes import UNACKNOWLEDGED, Settings, client
 from tests.on_celery.halting import halt_in_the_end
@@ -21,6 +22,7 @@ faulthandler.register(signal.SIGRTMIN)
 settings = Settings.from_env()
 holding.LONGEST_WAIT = settings.longest_wait
 watch.LOOK = settings.look
+heartbeat._FORGET_AFTER = settings.forget_after
 app = make_app(settings)
 faults.arm([*faults.STEPS_OF["celery"], *faults.AFTERWARDS])
 if UNACKNOWLEDGED in os.environ:

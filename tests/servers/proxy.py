@@ -23,6 +23,7 @@ class Proxy:
         self._lock = threading.Lock()
         self._silenced: list[socket.socket] = []
         self._carried: dict[socket.socket, None] = {}
+        self._is_cut = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def to(self, url: str) -> str:
@@ -36,10 +37,27 @@ class Proxy:
             self._carried.clear()
             return len(self._silenced)
 
+    def cut(self) -> None:
+        """End the connections of this moment, and refuse new ones until `mend`."""
+        with self._lock:
+            self._is_cut = True
+            carried = [*self._carried]
+            self._carried.clear()
+        for each in carried:
+            with closing(each), suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def mend(self) -> None:
+        """Take new connections again."""
+        self._is_cut = False
+
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
+                if self._is_cut:
+                    near.close()
+                    continue
                 try:
                     far = socket.create_connection(("127.0.0.1", self._target))
                 except OSError:
