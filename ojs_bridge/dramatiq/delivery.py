@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import pickle
 import uuid
 from typing import Any
 
@@ -35,8 +34,8 @@ class Settlement(enum.Enum):
     """Do with it as Dramatiq itself does."""
 
 
-#: The types of arguments that no actor can change in place.
-_UNCHANGING = frozenset({bool, bytes, float, int, str, type(None)})
+#: The attribute of a message that holds the bytes that it came as.
+_DELIVERED = "ojs_delivered"
 
 #: Looked up once, because enumerations are slow and every job comes by here.
 NATIVE, HOLD, UNBEGUN = Settlement.NATIVE, Settlement.HOLD, Settlement.UNBEGUN
@@ -46,7 +45,7 @@ class Delivery:
     """The notes about one delivery; the attribute `ojs_delivery` of Dramatiq's message leads to them."""
 
     __slots__ = (
-        *("arguments", "begun", "consumer", "ending", "is_given_back", "is_replaced", "received"),
+        *("begun", "consumer", "ending", "is_given_back", "is_replaced", "received"),
         *("settlement", "task", "within"),
     )
 
@@ -58,8 +57,6 @@ class Delivery:
         self.ending: Ending | None = None
         #: The policy of its actor; None if Dramatiq itself retries it, UNBEGUN before the question.
         self.task: Any = UNBEGUN
-        #: The pickled arguments that its actor may change in place; None if it can change none.
-        self.arguments: bytes | None = None
         #: The context of the run in which instruments are active.
         self.within: Entered | None = None
         #: Whether another message took its place on the broker, so that it need not be acknowledged.
@@ -75,27 +72,35 @@ class Delivery:
         self.settlement, self.begun = settlement, None
 
 
-def changeable(message: Message[Any]) -> bytes | None:
-    """Return the arguments of a message, pickled, if an actor can change them in place.
+def keep_what_is_delivered() -> None:
+    """Have each message that a worker decodes keep the bytes that it came as.
 
-    Returns None, too, for arguments that cannot be pickled.
+    An actor may change its arguments in place. To copy them before each run costs more than the run.
     """
-    if _UNCHANGING.issuperset(map(type, message.args)) and _UNCHANGING.issuperset(
-        map(type, message.kwargs.values())
-    ):
-        return None
-    try:
-        return pickle.dumps((message.args, message.kwargs), pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 - the arguments are of the user's classes
-        return None
+    decode = Message.decode.__func__  # type: ignore[attr-defined]
+    if hasattr(decode, "ojs_keeps"):
+        return
+
+    def keeping(kind: type[Message[Any]], data: bytes) -> Message[Any]:
+        message: Message[Any] = decode(kind, data)
+        # A delayed message is published anew before it runs, and many of them wait in a worker.
+        if "eta" not in message.options:
+            vars(message)[_DELIVERED] = data
+        return message
+
+    keeping.ojs_keeps = True  # type: ignore[attr-defined]
+    Message.decode = classmethod(keeping)  # type: ignore[method-assign, assignment]
 
 
 def restore_arguments(message: MessageProxy) -> None:
     """Give a message the arguments back with which it was delivered."""
-    pickled = delivery_of(message).arguments
-    if pickled is not None:
-        args, kwargs = pickle.loads(pickled)  # noqa: S301 - this process has pickled them
-        inner.set(message, message_in(message).copy(args=args, kwargs=kwargs))
+    inside = message_in(message)
+    data = vars(inside).get(_DELIVERED)
+    if data is not None:
+        sent = Message.decode(data)
+        restored = inside.copy(args=sent.args, kwargs=sent.kwargs)
+        vars(restored)[_DELIVERED] = data
+        inner.set(message, restored)
 
 
 #: Every message is asked for it: a default is quicker than an attribute that may be missing.

@@ -17,7 +17,7 @@ from ..messages import HEADER
 from .acknowledging import Acknowledging, acknowledging_on
 from .actors import Actors
 from .compat import message_in
-from .delivery import HOLD, NATIVE, UNBEGUN, Delivery, Settlement, changeable, delivery_of, mark
+from .delivery import HOLD, NATIVE, UNBEGUN, Delivery, Settlement, delivery_of, keep_what_is_delivered, mark
 from .execution import Execution, NotSent
 from .holding import GiveUp, Holding
 from .other_middleware import drop
@@ -37,8 +37,9 @@ class Processing:
         self._acknowledging: Acknowledging | None = None
 
     def boot(self, broker: Broker) -> None:
-        """Choose how a job that succeeded is acknowledged on this broker."""
+        """Choose how a job that succeeded is acknowledged on this broker, and keep what is delivered."""
         self._acknowledging = acknowledging_on(broker, self._engine)
+        keep_what_is_delivered()
 
     def begin(self, broker: Broker, message: Any) -> None:
         """Begin a job: its actor runs, or this raises an exception that keeps the actor from running."""
@@ -52,7 +53,6 @@ class Processing:
         if task is not None:
             # If anything ends this delivery before its job has another place, the job goes back to its queue.
             delivery.settlement = UNBEGUN
-            delivery.arguments = changeable(inside)
             if self._engine.is_silent and READ.isdisjoint(options) and not self._holding.is_stopping:
                 return
         elif HEADER not in options:
