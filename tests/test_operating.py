@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import signal
 import time
 from base64 import b64encode
@@ -20,12 +21,14 @@ import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, InvalidRetryPolicy, Letter, LetterNotFound
 from ojs_bridge.engine.ports import Override
-from ojs_bridge.errors import StoreError, Unreachable
+from ojs_bridge.errors import StoreError, Unreachable, Unstorable
 from ojs_bridge.messages import read_message
+from ojs_bridge.operations import letters
 from ojs_bridge.spec.job import Header
-from ojs_bridge.store import Parked
+from ojs_bridge.store import Parked, letter_to_json
 from tests.lives import FRAMEWORK, KEEP, Outbox, bridge_with_outbox
 from tests.servers import eventually
+from tests.store.conftest import run
 from tests.store.test_store import NOW, entry, letter
 
 Lives = tuple[Bridge, Outbox]
@@ -443,6 +446,69 @@ def test_an_export_is_loaded_elsewhere(fleet: Lives, url: str) -> None:
     assert other.dead_letters.load([*lines, "\n"]) == 3
     for found in letters:
         assert other.dead_letters.get(found.id) == bridge.dead_letters.get(found.id)
+
+
+def test_an_import_writes_many_letters_at_a_time(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a few at a time where they are long: the store waits for its disk, or the way to it is long."""
+    bridge, _ = fleet
+    store = bridge.store
+    assert store is not None
+    lots: list[int] = []
+    bury_all = store.bury_all
+
+    def counted(letters: Sequence[Letter]) -> None:
+        lots.append(len(letters))
+        bury_all(letters)
+
+    monkeypatch.setattr(store, "bury_all", counted)
+    lines = [letter_to_json(letter(f"j-{n:03}")) for n in range(450)]
+    assert bridge.dead_letters.load(lines) == 450
+    assert lots == [200, 200, 50]
+    assert bridge.dead_letters.stats().total == 450
+    monkeypatch.setattr(letters, "LOT_SIZE", 2.5 * len(lines[0]))
+    assert bridge.dead_letters.load(lines[:5]) == 5
+    assert lots[3:] == [2, 2, 1]
+
+
+REFUSE = """
+create trigger refuse before insert on ojs_dead_letters when new.id = 'j-5'
+begin select raise(abort, 'no room'); end
+"""
+
+
+def test_an_import_that_the_store_refuses_says_what_went_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of letters, the last line, and the same in the audit; a second import completes it."""
+    monkeypatch.setattr(letters, "LOT", 2)
+    url = f"sqlite:///{tmp_path}/ojs.db"
+    bridge, _ = bridge_with_outbox(url)
+    lines = [letter_to_json(letter(f"j-{n}")) for n in range(7)]
+    bridge.dead_letters.load([])
+    run(url, REFUSE)
+    with pytest.raises(StoreError, match=r"no room.*; 4 of 7 letters were loaded, up to line 5$"):
+        bridge.dead_letters.load(["", *lines])
+    assert [x.id for x in bridge.dead_letters.list().letters] == ["j-3", "j-2", "j-1", "j-0"]
+    record = bridge.operations.audit.list().records[0]
+    assert (record.outcome, record.count) == ("failed", 4)
+    assert "up to line 5" in record.error
+    run(url, "drop trigger refuse")
+    assert bridge.dead_letters.load(lines) == 7
+    assert bridge.dead_letters.stats().total == 7
+
+
+def test_a_letter_that_the_store_can_never_keep_is_named_by_its_line(postgres_store_url: str) -> None:
+    """The letters before it are there, though it would have gone with them in one step."""
+    bridge, _ = bridge_with_outbox(postgres_store_url)
+    digits = random.Random(7)
+    long = ["".join(chr(digits.randrange(0x20000, 0x2A000)) for _ in range(255)) for _ in range(3)]
+    bad = letter("bad", type=long[0], queue=long[1], errors=(entry(1, type=long[2]),))
+    lines = [*map(letter_to_json, (letter("j-0"), letter("j-1"), bad, letter("j-2")))]
+    told = r"^line 3: the store .* cannot keep this: .*; 2 of 4 letters were loaded, up to line 2$"
+    with pytest.raises(Unstorable, match=told):
+        bridge.dead_letters.load(lines)
+    assert [x.id for x in bridge.dead_letters.list().letters] == ["j-1", "j-0"]
+    assert bridge.operations.audit.list().records[0].count == 2
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"id": "x"}', "null"])

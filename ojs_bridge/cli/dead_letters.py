@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from typer import Argument, Option
 
 from ..errors import ConfigurationError
-from ..operations.letters import Kind, count, loaded
+from ..operations.letters import Kind, count, loaded_until, read_lines
 from ..operations.retention import Retention
 from .commands import (
     ID_HELP,
@@ -45,7 +44,7 @@ from .letters import (
     told,
 )
 from .operations import carry_out
-from .printing import answer, progress_bar, replaced
+from .printing import answer, progress_bar, replaced, say
 
 group = group_of("dead-letters", "Search, replay and delete dead letters.")
 #: Stands for stdin or stdout in place of a file.
@@ -206,19 +205,25 @@ def import_(
 ) -> None:
     """Read dead letters from a file of export; a letter of the same id is replaced; asks.
 
-    A damaged line is named, and then no letter is imported.
+    A damaged line is named, and then no letter is imported. An import that is stopped, or that the store
+    refuses, says up to which line it came: import the file again to have all.
     """
     bridge = place.bridge if place.has_app else place.bridge_with(None, new=True)
-    lines = _lines(file)
-    ask(f"Put {told(_checked(lines))} into {place}?", yes=yes)
-    with Console(file=sys.stderr).status("importing"):
-        taken = bridge.dead_letters.load(lines)
+    lines, done = read_lines(_lines(file)), 0
+    ask(f"Put {told(len(lines))} into {place}?", yes=yes)
+    with progress_bar("importing", len(lines)) as show_progress:
+
+        def progress(count: int) -> None:
+            nonlocal done
+            done = count
+            show_progress(count)
+
+        try:
+            taken = bridge.dead_letters.put(lines, progress)
+        except KeyboardInterrupt:
+            say(f"the import was stopped: {loaded_until(lines, done)}")
+            raise
     answer({"imported": taken}, f"{told(taken)} imported", as_json=as_json)
-
-
-def _checked(lines: Sequence[str]) -> int:
-    """Return the number of dead letters in some lines; raises ValueError, before the question is asked."""
-    return sum(1 for _ in (loaded(number, line) for number, line in enumerate(lines, 1) if line.strip()))
 
 
 def _lines(file: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..engine.events import dead_letter, pruned
-from ..errors import LetterNotFound
+from ..errors import LetterNotFound, StoreError, Unstorable
 from ..spec.duration import format_duration
 from ..spec.job import Job, format_time
 from ..store import Letter, LetterFilter, Page, Stats, Store, letter_to_json
@@ -26,13 +26,16 @@ from .letters import (
     LOOK_THROUGH,
     MAX_PAGE,
     Kind,
+    Line,
     count,
     every_page,
     kind_to_json,
-    loaded,
+    loaded_until,
+    lots_of,
     needed,
     only_id,
     page_size,
+    read_lines,
     says,
     shown,
     untold,
@@ -244,16 +247,36 @@ class DeadLetters:
     def load(self, lines: Iterable[str]) -> int:
         """Load lines of `export`, and return their number; a letter of the same id is replaced.
 
-        Raises ValueError that names a damaged line: then no letter is loaded.
+        Raises ValueError that names a damaged line: then no letter is loaded. Raises StoreError that names
+        the last line whose letter was loaded: those before it were loaded, too.
         """
-        letters = [loaded(n, line) for n, line in enumerate(lines, 1) if line.strip()]
+        return self.put(read_lines(lines))
+
+    def put(self, lines: Sequence[Line], progress: Callable[[int], object] | None = None) -> int:
+        """Load lines that have been read, as `load` does; `progress` is as for `retry_all`."""
         with self._audit.recording("dead_letter.import") as entry:
-            entry.add(0)
-            for letter in letters:
+            entry.count = done = 0
+
+            def bury(lot: Sequence[Line]) -> None:
+                nonlocal done
                 with uninterrupted():
-                    self._store.bury(letter)
-                    entry.add(1)
-        return len(letters)
+                    self._store.bury_all([line.letter for line in lot])
+                    entry.count = done = done + len(lot)
+                    if progress:
+                        progress(done)
+
+            try:
+                for lot in lots_of(lines):
+                    try:
+                        bury(lot)
+                    except Unstorable:
+                        # One of them is at fault: those before it are loaded, and the error names its line.
+                        for line in lot:
+                            bury([line])
+            except StoreError as error:
+                place = f"line {lines[done].number}: " if isinstance(error, Unstorable) else ""
+                raise type(error)(f"{place}{error}; {loaded_until(lines, done)}") from error
+        return done
 
     def prune(self) -> int:
         """Delete the letters that exceed the retention now, and return their number (DLQ-004).

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -27,6 +27,8 @@ MAX_PAGE = 1000
 LOOK_THROUGH = 2000
 #: The seconds of a claim on letters, after which another process may claim them.
 CLAIM_SECONDS = 60.0
+#: The most letters of an import that one step writes, and the most characters of their lines.
+LOT, LOT_SIZE = 200, 4_000_000
 #: The fewest characters that stand for a whole id, and the most ids that an error names.
 _SHORTEST, _NAMED = 4, 5
 #: Checks the fields of an imported letter: a dataclass takes any value.
@@ -166,6 +168,38 @@ def loaded(number: int, line: str) -> Letter:
             f"line {number}: dead letter {letter.id!r} was redacted, and has no message any more"
         )
     return letter
+
+
+class Line(NamedTuple):
+    """A line of an export: its number, its length, and its letter."""
+
+    number: int
+    size: int
+    letter: Letter
+
+
+def read_lines(lines: Iterable[str]) -> list[Line]:
+    """Return the letters in lines of an export; raises ValueError that names a damaged line and the rule."""
+    return [Line(n, len(line), loaded(n, line)) for n, line in enumerate(lines, 1) if line.strip()]
+
+
+def lots_of(lines: Iterable[Line]) -> Iterator[Sequence[Line]]:
+    """Yield the lines in lots that one step may write."""
+    lot, size = list[Line](), 0
+    for line in lines:
+        if len(lot) == LOT or (lot and size + line.size > LOT_SIZE):
+            yield lot
+            lot, size = [], 0
+        lot.append(line)
+        size += line.size
+    if lot:
+        yield lot
+
+
+def loaded_until(lines: Sequence[Line], done: int) -> str:
+    """Return how many of the letters of an import were loaded, and up to which line, in words."""
+    last = f", up to line {lines[done - 1].number}" if done else ""
+    return f"{done} of {len(lines)} letters were loaded{last}"
 
 
 def problem_of(error: ValidationError, whole: str = "") -> str:

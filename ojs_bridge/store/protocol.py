@@ -240,6 +240,9 @@ class Store(Parking, Reserving, Shadowing, Documenting, Rating, Protocol):
         the reservation cannot be settled (see `settle`): then nothing is written.
         """
 
+    def bury_all(self, letters: Sequence[Letter]) -> None:
+        """Write some hundred letters in one step, each as `bury` does; after an error none is written."""
+
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep error entries for which the message has no room; an entry that is there already stays."""
 

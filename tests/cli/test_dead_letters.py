@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sqlite3
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,10 +14,12 @@ import pytest
 from rich.cells import cell_len
 
 from ojs_bridge import Bridge
-from ojs_bridge.operations import dead_letters
+from ojs_bridge.operations import dead_letters, letters
+from ojs_bridge.store import Letter, letter_to_json
+from ojs_bridge.store.sql import SQLStore
 from tests.cli.conftest import fill
 from tests.cli.running import run
-from tests.store.test_store import entry
+from tests.store.test_store import entry, letter
 from tests.test_operating import bury
 
 
@@ -361,6 +365,28 @@ def test_a_damaged_file(store: str, tmp_path: Path, damage: str) -> None:
     assert ran.code == (0 if damage == "\x85" else 2)
     assert ran.err.startswith("ojs-bridge: line 3: it is no dead letter: ") or damage == "\x85"
     assert len(ids(other) if Path(tmp_path / "other.db").exists() else []) == (damage == "\x85")
+
+
+def test_an_import_that_is_stopped_says_how_far_it_came(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C waits for the letters that are being written."""
+    monkeypatch.setattr(letters, "LOT", 2)
+    lines = "\n".join(letter_to_json(letter(f"j-{n}")) for n in range(7))
+    bury_all, written = SQLStore.bury_all, []
+
+    def interrupted(store: SQLStore, some: Sequence[Letter]) -> None:
+        bury_all(store, some)
+        written.extend(some)
+        if len(written) == 4:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(SQLStore, "bury_all", interrupted)
+    ran = run("dead-letters", "import", "-", "--yes", store=store, stdin=lines)
+    assert ran.code != 0
+    assert ran.out == ""
+    assert "the import was stopped: 4 of 7 letters were loaded, up to line 4\n" in ran.err
+    assert len(ids(store)) == 4
 
 
 def test_nobody_is_asked_about_a_damaged_file(store: str, tmp_path: Path) -> None:

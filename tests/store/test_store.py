@@ -170,6 +170,22 @@ def test_a_job_that_dies_again_has_one_letter(store: Store) -> None:
     assert store.get("j-1") == letter(queue="second", discarded_at=NOW + timedelta(seconds=1))
 
 
+def test_letters_that_are_buried_together(store: Store) -> None:
+    """Each replaces an earlier one, its claim and its kept errors; of two with one id the last stays."""
+    store.bury(letter("a", queue="old"))
+    claimed = store.claim(["a"], now=NOW, seconds=60)
+    store.keep_errors("a", [(0, entry(1))])
+    store.keep_errors("other", [(0, entry(1))])
+    store.bury_all([letter("b"), letter("a", queue="new"), letter("c"), letter("b", queue="new", attempt=7)])
+    assert ids(store) == ["c", "b", "a"]
+    assert store.get("b") == letter("b", queue="new", attempt=7)
+    assert store.stats().by_queue == {"new": 2, "default": 1}
+    assert sum(count for count, _ in store.group_sizes(EVERYTHING).values()) == 3
+    assert (store.kept_errors("a"), store.kept_errors("other")) == ([], [(0, entry(1))])
+    assert store.delete(["a"], claimed.claim) == 0
+    assert len(store.claim(["a"], now=NOW, seconds=60).letters) == 1
+
+
 def test_the_same_letter_buried_by_many_at_once(url: str, store: Store) -> None:
     """None of them fails, and there is one."""
     assert in_processes(4, bury_repeatedly, url) == [None] * 4

@@ -40,12 +40,20 @@ class RedisLetters:
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Settle the job's reservation; write its letter in place of an earlier one and of kept entries."""
-        letter_id = index_id(letter.id)
-        keys = [*self._letter_keys, self._kept(letter.id), self._first_deaths]
-        words: list[Word] = [letter_id, letter_to_json(letter), _entry(letter), letter.group]
+        return self._bury([letter], settle)
+
+    def bury_all(self, letters: Sequence[Letter]) -> None:
+        """Write letters in one script, each as `bury` does."""
+        self._bury(letters, None)
+
+    def _bury(self, letters: Sequence[Letter], settle: Settle | None) -> bool:
+        keys = [*self._letter_keys, self._first_deaths, *(self._kept(letter.id) for letter in letters)]
+        words: list[Word] = ["", "", ""]
         if settle:
             keys.append(self._redis.reservation_key(settle.reservation))
-            words += settle_words(settle)
+            words = [*settle_words(settle)]
+        for letter in letters:
+            words += (index_id(letter.id), letter_to_json(letter), _entry(letter), letter.group)
         return bool(self._redis.run("bury", keys, words))
 
     def index_texts(self, _text_of: Callable[[Letter], str | None], /) -> Iterator[int]:

@@ -60,7 +60,8 @@ class Upsert:
 
     def all(self, connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write rows in one round trip."""
-        connection.execute(self._statements[connection.dialect.name], rows)
+        # A list makes the driver prepare a statement for many rows, which costs more for one.
+        connection.execute(self._statements[connection.dialect.name], rows if len(rows) > 1 else rows[0])
 
     def _on_conflict(self, statement: Any) -> sa.Insert:
         keys = [column.name for column in self._table.primary_key]

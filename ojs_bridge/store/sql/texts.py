@@ -118,6 +118,11 @@ class SQLTexts(SQLGroups):
             self._forget_texts([letter.id])
         return buried
 
+    def bury_all(self, letters_: Sequence[Letter]) -> None:
+        """Write letters as `bury` does."""
+        super().bury_all(letters_)
+        self._forget_texts([letter.id for letter in letters_])
+
     def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
         """Delete letters as `SQLLetters` does, and their texts."""
         deleted = super().delete(letter_ids, claim)
