@@ -15,7 +15,7 @@ name = os.environ["APP_NAME"]
 app = Celery(name, broker=os.environ["APP_BROKER"], set_as_current=True)
 app.conf.update(
     task_queues=[Broadcast(name)],
-    task_routes={"told": {"queue": name, "exchange": name}},
+    task_routes={"told": {"queue": name, "exchange": name, "routing_key": "celery"}},
     task_acks_late=True,
     worker_prefetch_multiplier=4,
     broker_connection_retry_on_startup=True,
