@@ -130,6 +130,8 @@ class Fleet:
             yield worker
         finally:
             worker.stop(timeout=20_000)
+            # Otherwise Dramatiq gives the stopped worker a consumer of each queue that is declared later.
+            worker.consumer_whitelist = {""}
 
     def end(self, sent: Sent, *, nth: int = 1, seconds: float = 20) -> Event:
         """Wait until a job has ended for the nth time, and return the event that says how."""
