@@ -1,6 +1,7 @@
 """Print the size of the package and of its tests.
 
-A line of code is no blank, no docstring, no comment and no import. A small file is small in all its lines.
+A line of code is no blank, no docstring, no comment and no import. A function is measured by its lines of
+code, a file by all its lines. `tests/test_architecture.py` limits these figures.
 """
 
 from __future__ import annotations
@@ -8,11 +9,15 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 ROOT = Path(__file__).parents[1]
-SMALL_FILE, LARGE_FUNCTION = 60, 40
+LARGE_FILE, LARGE_FUNCTION = 450, 60
+#: The lines of code in the body of a function that is hardly more than its name.
+SHORT_BODY = 3
 LAYOUT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -22,6 +27,7 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+Function: TypeAlias = "ast.FunctionDef | ast.AsyncFunctionDef"
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,13 @@ class Source:
     tree: ast.Module
     code: frozenset[int]
 
-    def large_functions(self) -> list[str]:
-        """Return the place and the size of each function that is too large."""
-        sizes = [(n, len(self.code & lines_of(n))) for n in ast.walk(self.tree) if isinstance(n, FUNCTION)]
-        where = self.path.relative_to(ROOT)
-        return [f"  {where}:{n.lineno} {n.name}: {size}" for n, size in sizes if size > LARGE_FUNCTION]
+    def functions(self) -> list[Function]:
+        """Return the functions and methods, those in others among them."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, FUNCTION)]
+
+    def place(self, node: Function) -> str:
+        """Return the file, the line and the name of a function."""
+        return f"{self.path.relative_to(ROOT)}:{node.lineno} {node.name}"
 
 
 def lines_of(node: ast.stmt) -> frozenset[int]:
@@ -63,19 +71,56 @@ def read(path: Path) -> Source:
     return Source(path, len(text.splitlines()), tree, frozenset(written - ignored))
 
 
+def read_all(folder: str) -> list[Source]:
+    """Read the files of a folder and of the folders in it."""
+    return [read(path) for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def large_functions(sources: list[Source]) -> list[str]:
+    """Return the place and the size of each function that is too large."""
+    sizes = [(s.place(n), len(s.code & lines_of(n))) for s in sources for n in s.functions()]
+    return [f"{place}: {size}" for place, size in sizes if size > LARGE_FUNCTION]
+
+
+def large_files(sources: list[Source]) -> list[str]:
+    """Return the name and the size of each file that is too large."""
+    return [f"{s.path.relative_to(ROOT)}: {s.lines}" for s in sources if s.lines > LARGE_FILE]
+
+
+def short_and_called_once(sources: list[Source]) -> list[str]:
+    """Return the place of each private function that a reader looks up for little.
+
+    Its name begins with one underscore, its body has up to three lines of code, and in all the files its name
+    is read at one place: as a variable or an attribute.
+    """
+    names = [node for source in sources for node in ast.walk(source.tree)]
+    read_at = Counter(node.id for node in names if isinstance(node, ast.Name))
+    read_at += Counter(node.attr for node in names if isinstance(node, ast.Attribute))
+    return [
+        source.place(node)
+        for source in sources
+        for node in source.functions()
+        if node.name.startswith("_") and not node.name.endswith("__") and read_at[node.name] == 1
+        if sum(len(source.code & lines_of(statement)) for statement in node.body) <= SHORT_BODY
+    ]
+
+
 def report(name: str) -> None:
     """Print the sizes of a folder and of the folders in it."""
-    sources = [read(path) for path in sorted((ROOT / name).rglob("*.py"))]
+    sources = read_all(name)
     folders: dict[str, list[int]] = {}
     for source in sources:
         folder = source.path.parent.relative_to(ROOT)
         folders.setdefault(str(folder), []).append(len(source.code))
     for place, sizes in [*sorted(folders.items()), (f"{name}, in all", [len(s.code) for s in sources])]:
         print(f"{sum(sizes):7,} lines of code in {len(sizes):3} files  {place}")
-    small = sum(source.lines < SMALL_FILE for source in sources)
-    print(f"{small} of {len(sources)} files ({small / len(sources):.0%}) are under {SMALL_FILE} lines")
-    large = [line for source in sources for line in source.large_functions()]
-    print(f"{len(large)} functions are over {LARGE_FUNCTION} lines of code", *large, "", sep="\n")
+    for found, what in (
+        (large_files(sources), f"files are over {LARGE_FILE} lines"),
+        (large_functions(sources), f"functions are over {LARGE_FUNCTION} lines of code"),
+        (short_and_called_once(sources), f"private functions of up to {SHORT_BODY} lines are called once"),
+    ):
+        print(f"{len(found)} {what}", *(f"  {place}" for place in found), sep="\n")
+    print()
 
 
 if __name__ == "__main__":

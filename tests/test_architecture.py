@@ -1,18 +1,92 @@
-"""The stops of architecture.md are there: each file, and each function in its file."""
+"""How far a reader has to walk: traces of real runs, sizes, and the stops that architecture.md names.
+
+A step that shortens a journey lowers its limit here. `scripts/journeys` and `make size` show what is counted.
+"""
 
 from __future__ import annotations
 
 import ast
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from scripts.size import large_files, large_functions, read_all, short_and_called_once
+from tests.journeys import JOURNEYS, Figures, Stop, figures
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
 MOST_STOPS = 10
-STOPS = re.findall(r"`(ojs_bridge/[\w/]+\.py)`\s`([\w.]+)`", PAGE)
+STOP = r"`ojs_bridge/([\w/]+\.py)`\s`([\w.]+)`"
+STOPS = re.findall(STOP, PAGE)
+FAILS = "A job fails and is retried"
+
+#: The most files, functions and moves of each journey today. The goal is beside it: files and functions.
+WALKS = {
+    "Celery: a failing run, retried": Figures(40, 203, 159),  # 24, 110
+    "Celery: a failing run, parked": Figures(45, 236, 205),  # 24, 110
+    "Celery: a success": Figures(27, 101, 81),
+    "Celery: a task's policy": Figures(9, 26, 23),  # 6, 18
+    "Dramatiq: a failing run, retried": Figures(41, 184, 153),  # 24, 110
+    "Dramatiq: a failing run, parked": Figures(43, 215, 192),  # 24, 110
+    "Dramatiq: a success": Figures(32, 104, 84),
+    "Dramatiq: an actor's policy": Figures(11, 35, 18),  # 6, 18
+    "HTTP: a replay": Figures(36, 133, 164),  # 22, 80
+}
+#: The most of each size today, and the goal.
+SIZES = {
+    "files in celery": 26,  # 16
+    "files in dramatiq": 22,  # 14
+    "files": 222,  # 150
+    "lines of code": 20_800,  # 16,500
+    "private functions of up to three lines that are called once": 105,  # 60
+    "functions of more than 60 lines": 0,
+    "files of more than 450 lines": 0,
+}
+
+
+@pytest.fixture(scope="module")
+def travelled() -> dict[str, list[Stop]]:
+    """All journeys, made in a process of their own."""
+    command = [sys.executable, "-m", "tests.journeys", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    return {name: [Stop(*stop) for stop in stops] for name, stops in json.loads(done.stdout).items()}
+
+
+@pytest.mark.parametrize("name", JOURNEYS)
+def test_how_far_a_reader_walks(name: str, travelled: dict[str, list[Stop]]) -> None:
+    walked = figures(travelled[name])
+    assert all(found <= most for found, most in zip(walked, WALKS[name], strict=True)), walked
+
+
+def test_sizes() -> None:
+    sources = read_all("ojs_bridge")
+    folders = [
+        source.path.parent.name for source in sources if source.path.parent.parent.name == "ojs_bridge"
+    ]
+    found = {
+        "files in celery": folders.count("celery"),
+        "files in dramatiq": folders.count("dramatiq"),
+        "files": len(sources),
+        "lines of code": sum(len(source.code) for source in sources),
+        "private functions of up to three lines that are called once": len(short_and_called_once(sources)),
+        "functions of more than 60 lines": len(large_functions(sources)),
+        "files of more than 450 lines": len(large_files(sources)),
+    }
+    assert {what: count for what, count in found.items() if count > SIZES[what]} == {}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="code does not know the class that it is in")
+def test_a_failing_run_really_calls_the_stops_of_its_journey(travelled: dict[str, list[Stop]]) -> None:
+    """One of the adapters calls it, on one of the two ways of a retry: by the broker, or by the store."""
+    called = {(s.file, s.function) for name in JOURNEYS if "failing" in name for s in travelled[name]}
+    (journey,) = (part for part in PAGE.split("\n## ") if part.startswith(FAILS))
+    assert set(re.findall(STOP, journey)) <= called
 
 
 def test_every_file_that_the_page_names_exists() -> None:
@@ -23,7 +97,7 @@ def test_every_file_that_the_page_names_exists() -> None:
 
 @pytest.mark.parametrize(("file", "function"), sorted({*STOPS}))
 def test_a_stop_names_a_function_of_its_file(file: str, function: str) -> None:
-    assert function in functions_in(ast.parse((ROOT / file).read_text("utf-8")))
+    assert function in functions_in(ast.parse((ROOT / "ojs_bridge" / file).read_text("utf-8")))
 
 
 def functions_in(node: ast.AST, prefix: str = "") -> Iterator[str]:
