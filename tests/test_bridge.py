@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from ojs_bridge import Bridge, ConfigurationError, Discard, Intervals, InvalidRetryPolicy, StoreError
+from ojs_bridge.engine.layers import Layers
 from ojs_bridge.engine.runs import Postpone, Refuse, Run
 from ojs_bridge.errors import InvalidState
 from ojs_bridge.spec.decision import Complete, DeadLetter
@@ -137,7 +138,7 @@ def test_listeners_may_be_any_iterable() -> None:
 def test_precedence() -> None:
     """A job wins over its task, the task over the app, and the app over the spec, field by field."""
     task = Bridge(retry={"max_attempts": 5, "jitter": False}).engine.task(
-        {"max_attempts": 6, "max_interval": "PT9S"}, None, {"max_interval": "PT8S"}
+        Layers(install=[{"max_attempts": 6, "max_interval": "PT9S"}], task={"max_interval": "PT8S"})
     )
     assert (task.policy.max_attempts, task.policy.jitter) == (6, False)
     assert task.policy.max_interval == timedelta(seconds=8)
@@ -151,7 +152,7 @@ def test_precedence() -> None:
 def test_a_policy_is_validated_after_the_merge() -> None:
     """A task's interval is valid or not under the app's cap."""
     with pytest.raises(InvalidRetryPolicy, match="max_interval"):
-        Bridge(retry={"max_interval": "PT5S"}).engine.task({"initial_interval": "PT6S"})
+        Bridge(retry={"max_interval": "PT5S"}).engine.task(Layers(task={"initial_interval": "PT6S"}))
     task = Bridge(retry={"max_interval": "PT5S"}).engine.task()
     with pytest.raises(InvalidRetryPolicy, match="max_interval"):
         task.for_job({"initial_interval": "PT6S"})

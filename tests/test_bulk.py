@@ -24,6 +24,7 @@ from ojs_bridge import (
     Unreachable,
 )
 from ojs_bridge.engine.keeping import Fate, fate_kind
+from ojs_bridge.engine.layers import Layers
 from ojs_bridge.engine.ports import Override
 from ojs_bridge.engine.runs import Run
 from ojs_bridge.operations import operation, running
@@ -81,7 +82,7 @@ class Running(Outbox):
         engine = self.bridge.engine
         bare = Job(header.job.id, "billing.charge", "default", header.job.attempt)
         job = decode(header.text, bare)
-        task = engine.task({"max_attempts": self.attempts, "on_exhaustion": "dead_letter"})
+        task = engine.task(Layers(task={"max_attempts": self.attempts, "on_exhaustion": "dead_letter"}))
         run = engine.begin(job, bare, task)
         assert isinstance(run, Run)
         raised = ConnectionError("down") if int(job.id[2:]) % self.each else None

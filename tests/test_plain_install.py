@@ -26,7 +26,8 @@ from ojs_bridge.celery import OJSTask, install
 from ojs_bridge.celery.attach import is_bridged, task_policy
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
-from ojs_bridge.engine.runs import TaskPolicy, told_in_ojs
+from ojs_bridge.engine.layers import told_in_ojs
+from ojs_bridge.engine.runs import TaskPolicy
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
 from tests.on_celery.by_hand import ByHand
 from tests.servers import eventually
@@ -463,7 +464,7 @@ SPOKEN: list[tuple[dict[str, Any] | None, dict[str, Any] | None, str, int, float
 
 def told(task: TaskPolicy, error: BaseException) -> tuple[str, int, float]:
     """Return a rule, max_attempts, and the seconds before retry 1."""
-    rule = "asked" if task.retry_on.rules_out(error) else "failure"
+    rule = "asked" if task.layers.retries.rules_out(error) else "failure"
     waits = task.policy.initial_interval / timedelta(seconds=1)
     return rule, task.policy.max_attempts, waits
 
@@ -484,7 +485,7 @@ def test_who_says_max_attempts_asks_for_retries(
     assert told(task, OSError()) == (rule, attempts, wait)
     auto = celery_policy(Bridge(retry=retry), policies, unique, autoretry_for=(KeyError,))
     named = None if entry is None else entry.get("retry_on")
-    assert bool(auto.retry_on.rules_out(OSError())) == (named != "failure")
+    assert bool(auto.layers.retries.rules_out(OSError())) == (named != "failure")
     own = celery_policy(Bridge(retry=retry), None, unique, base=OJSTask)
     assert told(own, OSError()) == ("failure", (retry or {}).get("max_attempts", 3), 1)
 

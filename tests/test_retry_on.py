@@ -17,6 +17,7 @@ from ojs_bridge.celery import OJSTask, ojs_task
 from ojs_bridge.celery.worker import check_app
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
+from ojs_bridge.engine.layers import Layers
 from ojs_bridge.engine.retry_on import RetryOn
 from ojs_bridge.spec.decision import RetryAt
 from ojs_bridge.spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
@@ -61,7 +62,7 @@ RULES: list[tuple[Any, BaseException, bool]] = [
 def test_what_is_retried(said: Any, raised: BaseException, retried: bool) -> None:
     """The decision says why a failure is not retried."""
     bridge = Bridge()
-    task = bridge.engine.task(retry_on=RetryOn(said))
+    task = bridge.engine.task(Layers(retry_on=RetryOn(said)))
     decision = bridge.engine.judge(bridge.engine.admit(JOB, JOB, task), raised)  # type: ignore[arg-type]
     assert isinstance(decision, RetryAt) == retried
     assert (NOT_ASKED in decision.reason) != retried
@@ -71,14 +72,14 @@ def test_what_is_retried(said: Any, raised: BaseException, retried: bool) -> Non
 def test_a_lost_attempt_is_retried_whatever_is_asked(error_type: str) -> None:
     """No code of the task has failed; the broker would deliver the job again without the bridge, too."""
     bridge = Bridge()
-    run = bridge.engine.admit(JOB, JOB, bridge.engine.task(retry_on=RetryOn("asked")))
+    run = bridge.engine.admit(JOB, JOB, bridge.engine.task(Layers(retry_on=RetryOn("asked"))))
     assert isinstance(bridge.engine.judge(run, Failure(error_type)), RetryAt)  # type: ignore[arg-type]
 
 
 def test_a_response_code_and_the_end_of_a_job_are_as_ever() -> None:
     """`on_exhaustion` decides about a failure that is not asked for; a response code comes first."""
     bridge = Bridge(errors={Closed: ("shop.closed", "DISCARD")})
-    task = bridge.engine.task({"on_exhaustion": "dead_letter"}, retry_on=RetryOn("asked"))
+    task = bridge.engine.task(Layers(task={"on_exhaustion": "dead_letter"}, retry_on=RetryOn("asked")))
     ends = [
         bridge.engine.judge(bridge.engine.admit(JOB, JOB, task), raised) for raised in (SoldOut(), Closed())
     ]

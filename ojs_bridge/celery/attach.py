@@ -10,6 +10,7 @@ import uuid
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -20,8 +21,9 @@ from celery.exceptions import SoftTimeLimitExceeded
 from ..bridge import Bridge
 from ..config.policies import Policies
 from ..engine.engine import Engine
+from ..engine.layers import Layers
 from ..engine.retry_on import RetryOn
-from ..engine.runs import NOTHING, Native, TaskPolicy
+from ..engine.runs import TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import CREATED, HEADER, RETRY_OPTION
 from ..spec.failures import WORKER_DEATH, Mapped
@@ -152,21 +154,25 @@ def task_policy(app: Celery, task: Task | None) -> TaskPolicy:
     return found[1]
 
 
-def resolved(engine: Engine, task: Any, policies: Policies, native: Native | None) -> TaskPolicy:
+def resolved(engine: Engine, task: Any, policies: Policies, native: Layers | None) -> TaskPolicy:
     """Return a task's settings: the app's, Celery's options, `install`'s and its own, in this order.
 
     Raises InvalidRetryPolicy and ConfigurationError.
     """
     said = getattr(task, "ojs_retry_on", None)
     own = None if said is None else RetryOn(said, f"task {task.name}: ojs_retry_on")
+    native = native or Layers()
+    layers = replace(
+        native,
+        install=policies.of(task.name) or (),
+        task=getattr(task, "ojs_retry", None),
+        retry_on=own or policies.retry_on(task.name) or native.retry_on,
+    )
     try:
         return engine.task(
-            *(policies.of(task.name) or ()),
-            getattr(task, "ojs_retry", None),
+            layers,
             errors=getattr(task, "ojs_errors", None),
             reserved=WORKER_ERRORS,
-            native=native or NOTHING,
-            retry_on=own or policies.retry_on(task.name),
             afresh=getattr(task.app, AFRESH, False),
         )
     except InvalidRetryPolicy as error:

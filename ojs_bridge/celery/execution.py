@@ -137,7 +137,7 @@ class TaskRun:
         limit = wish.max_attempts
         if limit is None:
             return begun
-        if not begun.task.keeps_limit(begun.job.retry):
+        if not begun.layers.limit_is_native:
             if limit != begun.policy.runs:
                 say_once(
                     self._task, "max_retries", f"its policy has max_attempts={begun.policy.max_attempts}"
@@ -160,7 +160,7 @@ class TaskRun:
     def _is_native(self) -> bool:
         """Whether Celery alone says how the job is retried; a retry then has the arguments of now."""
         begun = self._begun or self._begin()
-        return begun.task.is_native(begun.job.retry)
+        return begun.layers.is_native
 
     def resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
         """Return the run that another process of this machine began and did not end."""
@@ -174,7 +174,7 @@ class TaskRun:
         If the broker still has the message, the attempt is lost, whatever `retry_on` says.
         """
         lost = isinstance(crash, WorkerLostError) and self._task.acks_late
-        final = None if lost else begun.retry_on.rules_out(crash)
+        final = None if lost else begun.layers.retries.rules_out(crash)
         return self.engine.judge(begun, outcome_of(crash, begun.task.errors, final))
 
     def conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
@@ -329,7 +329,7 @@ class TaskRun:
             return NOTHING_ASKED
         wish = self._wish
         asked = Asked(wish.arguments, wish.options) if wish else self._automatic(raised)
-        if asked.arguments or self._request.is_eager or not begun.task.is_native(begun.job.retry):
+        if asked.arguments or self._request.is_eager or not begun.layers.is_native:
             return asked
         given = self.given(partly=False)
         return asked._replace(arguments=given) if self._are_changed(begun.job, given) else asked

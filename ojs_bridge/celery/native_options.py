@@ -11,8 +11,8 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Task
 from celery.exceptions import TaskPredicate
 
-from ..engine.retry_on import UNSAID, RetryOn
-from ..engine.runs import Native, NativeJitter
+from ..engine.layers import Layers, NativeJitter
+from ..engine.retry_on import RetryOn
 from ..errors import ConfigurationError
 from ..spec.backoff import Rng
 from ..spec.duration import format_duration
@@ -85,18 +85,18 @@ def automatic(task: Task, option: str, *, default: Any) -> Any:
     return getattr(task, option, default)
 
 
-def native_of(task: Task) -> Native:
+def native_of(task: Task) -> Layers:
     """Return how Celery alone retries a task: by the task's options, or else by Celery's defaults."""
     delay = task.default_retry_delay or 0
-    beneath = {"max_attempts": attempts(task.max_retries), **_schedule("none", delay, delay, jitter=False)}
-    return Native(options_as_policy(task), beneath, _native_rule(task))
+    framework = {"max_attempts": attempts(task.max_retries), **_schedule("none", delay, delay, jitter=False)}
+    return Layers(framework, options=options_as_policy(task), retry_on=_native_rule(task))
 
 
-def _native_rule(task: Task) -> RetryOn:
-    """Return which failures Celery retries: those that the code asks for, and those in `autoretry_for`."""
+def _native_rule(task: Task) -> RetryOn | None:
+    """Return which failures Celery retries: those in `autoretry_for`; None for what code asks for."""
     named = _autoretry_for(task)
     if not named:
-        return UNSAID
+        return None
     excluded = tuple(automatic(task, "dont_autoretry_for", default=()))
     return RetryOn(named, f"task {task.name}: autoretry_for", never=(*excluded, *KILLED))
 

@@ -35,12 +35,12 @@ def task_outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run,
     zone = task.app.timezone
     if wish is not None and wish.raised_as(raised):
         # Unless an owner has set waits, those of the policy are for autoretry_for alone.
-        default = wish.default_delay if run.task.keeps_waits(run.job.retry) else None
+        default = wish.default_delay if run.layers.waits_are_native else None
         cause = wish.cause or _causeless(wish, run)
         return _asked(cause, wish.after(now, zone), run.task.errors, default)
     if isinstance(raised, Retry):
         return _asked(_reason(raised), _hint(raised, now, zone), run.task.errors)
-    return outcome_of(raised, run.task.errors, run.retry_on.rules_out(raised))
+    return outcome_of(raised, run.task.errors, run.layers.retries.rules_out(raised))
 
 
 def _causeless(wish: Wish, run: Run) -> BaseException:

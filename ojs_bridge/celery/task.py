@@ -14,8 +14,8 @@ from celery.canvas import Signature
 from celery.exceptions import Retry, TaskPredicate
 from celery.local import Proxy
 
+from ..engine.layers import Layers
 from ..engine.retry_on import RetryOnLike
-from ..engine.runs import Native
 from ..messages import HEADER, RETRY_OPTION
 from ..spec.failures import Mapped
 from ..spec.policy import PartialPolicy
@@ -53,7 +53,7 @@ class Bridged:
     ojs_bridged = True
     # No annotations: typing.get_type_hints(task) would take them for those of the task's own function.
     ojs_outside = cast("Outside | None", None)
-    ojs_native = cast("Native | None", None)
+    ojs_native = cast("Layers | None", None)
     ojs_retry = cast("PartialPolicy | None", None)
     ojs_retry_on = cast("RetryOnLike | None", None)
     ojs_errors = cast("Mapping[type[BaseException], Mapped] | None", None)

@@ -51,7 +51,7 @@ def check_app(app: Celery, *, is_program: bool = False) -> None:
     """
     policies_of(app).check(app.tasks, f"task of the app {app.main!r}")
     for task in app.tasks.values():
-        task_policy(app, task).retry_on.resolve()
+        task_policy(app, task).layers.retries.resolve()
     check_canary(app)
     bridge = attach(app)
     _check_acknowledgements(app)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..config.policy_files import load, read_toml
-from ..engine.runs import NUMBERS
+from ..engine.layers import NUMBERS
 from ..errors import ConfigurationError
 from ..migration.plan import Planned
 from ..spec.policy import AnyPartial, RetryPolicy, said_by

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from dramatiq import Actor, Message
@@ -13,13 +14,13 @@ from ..config.policy_files import PoliciesOrFile
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
 from ..engine.engine import Engine
+from ..engine.layers import INTERVALS, WAITS, Layers, in_ojs
 from ..engine.retry_on import RetryOn
-from ..engine.runs import WAITS, Native, TaskPolicy, in_ojs
+from ..engine.runs import TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..messages import RETRY_OPTION
 from ..spec.job import Job
-from ..spec.policy import RetryPolicy
-from .native_options import INTERVAL_OPTIONS, INTERVALS, NATIVE_FIELDS, OF_RETRIES, options_as_policy
+from .native_options import INTERVAL_OPTIONS, NATIVE_FIELDS, OF_RETRIES, options_as_policy
 from .translate import WORKER_ERRORS, InvalidOptions, bare_job, job_of, names_exceptions
 
 logger = logging.getLogger("ojs_bridge")
@@ -31,7 +32,7 @@ ERRORS_OPTION = "ojs_errors"
 
 #: The settings of a broker that has no `Retries`, and what Dramatiq then does with each of its actors.
 NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
-ONCE = Native({}, {"max_attempts": 1})
+ONCE: Mapping[str, Any] = {"max_attempts": 1}
 
 
 class BootError(MiddlewareError, ConfigurationError):
@@ -88,44 +89,40 @@ class Actors:
     def of_message(self, task: TaskPolicy, message: Message[Any]) -> TaskPolicy:
         """Return an actor's policy with the native options of a message; raises InvalidRetryPolicy."""
         native = self.native_of(task, message)
-        return task.with_native(native) if native else task
+        return task.of_message(native) if native else task
 
     def native_of(self, task: TaskPolicy, message: Message[Any]) -> dict[str, Any]:
-        """Return what the native options of a message say, where the policy of its actor says nothing.
+        """Return what the native options of a message say; never raises.
 
         The shortest and the longest wait go together: one that the message does not bring is its actor's. The
-        log says once of each option that it meets a
-        policy. Never raises.
+        log says once of each option that it meets a policy.
         """
-        options = message.options
-        if task.native is ONCE and task.keeps_limit(None):
+        options, layers = message.options, task.layers
+        if layers.framework is ONCE and layers.limit_is_native:
             return {}
         if not INTERVAL_OPTIONS.isdisjoint(options):
             options = {**self._backoffs.get(message.actor_name, {}), **options}
         native = options_as_policy(options)
-        if not native:
-            return native
-        if not WAITS.isdisjoint(task.said):
-            native = in_ojs(native)
-        named = task.named if task.named.isdisjoint(INTERVALS) else task.named | INTERVALS
-        kept = {field: value for field, value in native.items() if field not in named}
-        for option, field in NATIVE_FIELDS:
-            if option in message.options and field in named | task.said:
-                self._say_meeting(message, option, field, native[field], task.policy, counts=field in kept)
-        return kept
+        if native:
+            self._say_meetings(task, message, in_ojs(native) if any(map(layers.owner, WAITS)) else native)
+        return native
 
-    def _say_meeting(
-        self, message: Message[Any], option: str, field: str, value: Any, policy: RetryPolicy, *, counts: bool
-    ) -> None:
-        said, met = policy.to_ojs(only={field: value})[field], (message.actor_name, option)
-        if said == value or met in self._met:
-            return
-        self._met.add(met)
-        word = "counts" if counts else "does not count"
-        logger.warning(
-            "actor %s: %s=%r of its messages %s, where a policy says %s=%r",
-            *(message.actor_name, option, message.options[option], word, field, said),
-        )
+    def _say_meetings(self, task: TaskPolicy, message: Message[Any], native: Mapping[str, Any]) -> None:
+        for option, field in NATIVE_FIELDS:
+            met = message.actor_name, option
+            owners = {*map(task.layers.owner, INTERVALS if field in INTERVALS else [field])}
+            counts = owners.isdisjoint(("install", "task"))
+            if option not in message.options or met in self._met or (counts and not task.layers.owner(field)):
+                continue
+            said = task.policy.to_ojs(only={field: native[field]})[field]
+            if said == native[field]:
+                continue
+            self._met.add(met)
+            word = "counts" if counts else "does not count"
+            logger.warning(
+                "actor %s: %s=%r of its messages %s, where a policy says %s=%r",
+                *(message.actor_name, option, message.options[option], word, field, said),
+            )
 
     def header_of(self, message: Message[Any], partial: Any) -> dict[str, Any]:
         """Return the header of a message that brings its own partial policy; raises InvalidRetryPolicy."""
@@ -151,22 +148,22 @@ class Actors:
             self._policies.check(names, "actor of this broker")
             for task in self.tasks.values():
                 if task is not None:
-                    task.retry_on.resolve()
+                    task.layers.retries.resolve()
             self._canary.check(moved, "actor under the bridge")
         except ConfigurationError as error:
             raise BootError(str(error)) from None
         if not self._partly.isdisjoint(moved):
             logger.warning("canary: under the bridge are %s; Dramatiq itself retries the rest", self._canary)
 
-    def _native(self, options: Mapping[str, Any]) -> Native:
+    def _native(self, options: Mapping[str, Any]) -> Layers:
         """Return what Dramatiq alone does with an actor: its options over those of the stock `Retries`."""
         if self.stock is None:
-            return Native(options_as_policy(options))
+            return Layers(options=options_as_policy(options))
         if self.stock is NO_RETRIES:
-            return ONCE
-        beneath = options_as_policy({**self.stock, **options})
-        said = {name: beneath[name] for name in options_as_policy(options)}
-        return Native(said, {**beneath, "on_exhaustion": "dead_letter"})
+            return Layers(ONCE)
+        framework = options_as_policy({**self.stock, **options})
+        said = {name: framework[name] for name in options_as_policy(options)}
+        return Layers({**framework, "on_exhaustion": "dead_letter"}, options=said)
 
     def _resolve(self, actor: Actor[..., Any]) -> TaskPolicy | None:
         name, options = actor.actor_name, actor.options
@@ -179,19 +176,16 @@ class Actors:
         moved = self._policies.of(name)
         if moved is None and not is_asked:
             return None
+        native = Layers(options=options_as_policy(options)) if own is not None else self._native(options)
         try:
+            retry_on = _said(name, options) or self._policies.retry_on(name) or native.retry_on
+            layers = replace(native, install=moved or (), task=own, retry_on=retry_on)
             task = self._engine.task(
-                *(moved or ()),
-                own,
-                errors=options.get(ERRORS_OPTION),
-                reserved=WORKER_ERRORS,
-                native=Native(options_as_policy(options)) if own is not None else self._native(options),
-                retry_on=_said(name, options) or self._policies.retry_on(name),
-                afresh=self._afresh,
+                layers, errors=options.get(ERRORS_OPTION), reserved=WORKER_ERRORS, afresh=self._afresh
             )
-            if self.stock and self.stock.get("retry_when") is not None and task.keeps_limit(None):
+            if self.stock and self.stock.get("retry_when") is not None and task.layers.limit_is_native:
                 options.setdefault("retry_when", self.stock["retry_when"])
-            if task.native is ONCE and (unread := sorted(OF_RETRIES & options.keys())):
+            if layers.framework is ONCE and (unread := sorted(OF_RETRIES & options.keys())):
                 logger.warning(
                     "actor %s: %s is not read, as before, because its broker has no Retries",
                     *(name, ", ".join(unread)),

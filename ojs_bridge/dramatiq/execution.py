@@ -150,7 +150,7 @@ class Execution:
         """Return whether a retry has the arguments as the actor has changed them, as under Dramatiq alone."""
         if not isinstance(decision, (RetryAt, Snooze)) or not isinstance(run, Run):
             return False
-        if not run.task.is_native(run.job.retry):
+        if not run.layers.is_native:
             return False
         try:
             encodable(self._proxy)
@@ -214,7 +214,7 @@ class Execution:
             return self._engine.judge(begun, None)
         options = self._broker.get_actor(self._proxy.actor_name).options
         return self._engine.judge(
-            begun, outcome(self._proxy, options, exception, begun.task.errors, begun.retry_on)
+            begun, outcome(self._proxy, options, exception, begun.task.errors, begun.layers.retries)
         )
 
     def prepare(self, onward: Onward) -> bool:
@@ -306,7 +306,7 @@ class Execution:
         target = message.options.get("on_retry_exhausted") or actor.options.get("on_retry_exhausted")
         if not target or not isinstance(begun, Run):
             return
-        if begun.task.native is ONCE and begun.task.keeps_limit(begun.job.retry):
+        if begun.layers.framework is ONCE and begun.layers.limit_is_native:
             return  # A broker without `Retries` announces nothing.
         limit = None if begun.policy.max_attempts >= LARGEST else begun.policy.runs - 1
         counts = {"retries": begun.job.attempt - 1, "max_retries": limit}

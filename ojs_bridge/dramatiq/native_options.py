@@ -11,7 +11,7 @@ from dramatiq.logging import get_logger
 from dramatiq.middleware import Retries
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
-from ..engine.runs import NativeJitter
+from ..engine.layers import NativeJitter
 from ..spec.backoff import Rng
 from ..spec.decision import DeadLetter, Discard, RetryAt
 from ..spec.duration import format_duration
@@ -30,7 +30,6 @@ NATIVE_FIELDS = (
     ("min_backoff", "initial_interval"),
     ("max_backoff", "max_interval"),
 )
-INTERVALS = frozenset(("initial_interval", "max_interval"))
 INTERVAL_OPTIONS = frozenset(("min_backoff", "max_backoff"))
 #: The options that `Retries` alone reads.
 OF_RETRIES = INTERVAL_OPTIONS | {"max_retries", "on_retry_exhausted", "retry_when"}

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from datetime import timedelta
 
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible, StoreError
@@ -28,7 +29,7 @@ from ..spec.failures import (
 )
 from ..spec.job import Header, Job, encode
 from ..spec.patterns import check_errors
-from ..spec.policy import AnyPartial, said_by
+from ..spec.policy import AnyPartial
 from ..store import MEMORY, Parked, Reservation
 from . import events
 from .carrying import Carrying
@@ -36,10 +37,10 @@ from .context import Context
 from .harmless import Harmless
 from .instruments import Instrument
 from .keeping import job_of_parked
+from .layers import Layers
 from .ports import DeadQueues, Publisher
 from .reservations import Wait
-from .retry_on import RetryOn
-from .runs import NOTHING, Begun, Drop, Native, Postpone, Refuse, Run, TaskPolicy, merged
+from .runs import Begun, Drop, Postpone, Refuse, Run, TaskPolicy
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -136,33 +137,21 @@ class Engine(Carrying):
 
     def task(
         self,
-        *partials: AnyPartial | None,
+        layers: Layers | None = None,
+        *,
         errors: Mapping[type[BaseException], Mapped] | None = None,
         reserved: Mapping[type[BaseException], Mapped] | None = None,
-        native: Native = NOTHING,
-        retry_on: RetryOn | None = None,
         afresh: bool = False,
     ) -> TaskPolicy:
-        """Resolve the settings of one task or actor, later partials winning; raises InvalidRetryPolicy.
+        """Resolve the settings of one task or actor, which lie over the app's; raises InvalidRetryPolicy.
 
         `reserved` is the adapter's own error map, as from time limits to `timeout`; the other maps win over
-        it. `native` is what the framework alone does, and `retry_on` an owner's word on what is retried. With
-        `afresh` a job without a header that is beyond its limit begins at attempt 1.
+        it. With `afresh` a job without a header that is beyond its limit begins at attempt 1.
         """
-        said = said_by(self._retry, *partials)
-        layers = (self._retry, native.options, *partials)
-        policy = merged(native, said, *layers)
+        layers = replace(layers or Layers(), app=self._retry)
+        policy = layers.policy()
         check_errors(policy)
-        return TaskPolicy(
-            layers,
-            policy,
-            ErrorMap(reserved, self._errors, errors),
-            retry_on or native.rule(said),
-            native,
-            said,
-            said_by(*partials),
-            afresh,
-        )
+        return TaskPolicy(layers, policy, ErrorMap(reserved, self._errors, errors), afresh)
 
     def initial_header(self, job: Job, task: TaskPolicy, retry: AnyPartial) -> Header:
         """Return the header of a job that is enqueued with its own partial policy (spec section 11).
@@ -268,8 +257,8 @@ class Engine(Carrying):
     def judge(self, run: Run, outcome: BaseException | Outcome) -> Decision:
         """Return the decision about a job whose handler raised, came to an outcome, or succeeded (None)."""
         if isinstance(outcome, BaseException):
-            outcome = outcome_of(outcome, run.task.errors, run.retry_on.rules_out(outcome))
-        capped = outcome is None or not run.task.keeps_waits(run.job.retry)
+            outcome = outcome_of(outcome, run.task.errors, run.layers.retries.rules_out(outcome))
+        capped = outcome is None or not run.layers.waits_are_native
         with self.instruments.step("ojs.retry.evaluate", run.job) if outcome else nullcontext():
             return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
 

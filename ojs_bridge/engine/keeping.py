@@ -14,8 +14,8 @@ from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, R
 from ..spec.job import ErrorEntry, Job, decode
 from ..spec.policy import RetryPolicy
 from ..store import Document, Letter, Parked
+from .layers import told_in_ojs
 from .ports import Onward
-from .runs import told_in_ojs
 
 #: What becomes of a job that a bulk operation has sent. It recovers if it succeeds after a failed attempt.
 Fate: TypeAlias = Literal["began", "failed", "succeeded", "recovered", "died", "discarded"]

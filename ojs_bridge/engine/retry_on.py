@@ -76,8 +76,8 @@ def _is_exception(cls: object) -> bool:
 
 #: The specification: every failure is retried that is not non-retryable.
 EVERY_FAILURE = RetryOn(_FAILURE)
-#: The rule of a task whose retries no owner has spoken of: only its code asks for them.
-UNSAID = RetryOn(_ASKED)
+#: Only what the code of a task asks for.
+ASKED = RetryOn(_ASKED)
 
 
 def imported(place: str, name: Any) -> Any:

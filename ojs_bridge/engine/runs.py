@@ -2,138 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
-from ..spec.backoff import CustomJitter, Rng
 from ..spec.decision import DeadLetter
 from ..spec.failures import ErrorMap, Failure
 from ..spec.job import Job
-from ..spec.policy import AnyPartial, RetryPolicy, said_by
+from ..spec.policy import AnyPartial, RetryPolicy
 from ..store import Reservation
-from .retry_on import EVERY_FAILURE, UNSAID, RetryOn
-
-#: The field that says how often a job runs, and the fields that together say when.
-ATTEMPTS = "max_attempts"
-WAITS = frozenset({"backoff_coefficient", "backoff_strategy", "initial_interval", "jitter", "max_interval"})
-NUMBERS = WAITS | {ATTEMPTS}
-
-
-@dataclass(frozen=True, slots=True)
-class NativeJitter:
-    """A framework's own way to draw a wait. It counts until an owner sets one of the fields in WAITS.
-
-    Then, and where a policy is told in JSON, `initial_interval` is `interval`, with which the specification's
-    jitter has the same mean below the cap. `said` is True if the task's own options ask for a jitter.
-    """
-
-    draw: CustomJitter
-    interval: str
-    said: bool | None
-
-    def __call__(self, n: int, seconds: float, rng: Rng) -> float:
-        """Return the delay of a retry with jitter, in seconds."""
-        return self.draw(n, seconds, rng)
-
-
-def in_ojs(partial: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a partial policy without a framework's own jitter."""
-    jitter = partial.get("jitter")
-    if not isinstance(jitter, NativeJitter):
-        return dict(partial)
-    return {**partial, "initial_interval": jitter.interval, "jitter": jitter.said}
-
-
-def told_in_ojs(policy: RetryPolicy) -> RetryPolicy:
-    """Return a policy with the specification's jitter in the place of a framework's own."""
-    if not isinstance(policy.jitter, NativeJitter):
-        return policy
-    return RetryPolicy.merge(policy, {"initial_interval": policy.jitter.interval, "jitter": True})
-
-
-@dataclass(frozen=True, slots=True)
-class Native:
-    """The retries of a task under its framework alone.
-
-    `beneath` is what the framework does without any option: it lies under all other layers. `options` is what
-    the task's own options say: they lie over the app's default.
-    """
-
-    options: AnyPartial
-    beneath: Mapping[str, Any] = field(default_factory=dict)
-    retry_on: RetryOn = EVERY_FAILURE
-
-    def under(self, said: Collection[str]) -> dict[str, Any]:
-        """Return what still counts of `beneath` if an owner has set these fields."""
-        gone = frozenset() if NUMBERS.isdisjoint(said) else WAITS
-        return {name: value for name, value in self.beneath.items() if name not in gone}
-
-    def rule(self, said: Collection[str]) -> RetryOn:
-        """Return which failures are retried if an owner has set these fields, and no `retry_on`."""
-        return EVERY_FAILURE if self.retry_on is UNSAID and ATTEMPTS in said else self.retry_on
-
-
-#: A task without retries of its framework.
-NOTHING = Native({})
-
-
-def merged(native: Native, said: Collection[str], *partials: AnyPartial | None) -> RetryPolicy:
-    """Return the policy of these layers, of which an owner has `said` some; raises InvalidRetryPolicy."""
-    layers = (native.under(said), *partials)
-    if WAITS.isdisjoint(said):
-        return RetryPolicy.merge(*layers)
-    return RetryPolicy.merge(*(in_ojs(each) if isinstance(each, Mapping) else each for each in layers))
+from .layers import Layers
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPolicy:
-    """The settings of one task or actor: its own over the app's, resolved once.
+    """The settings of one task or actor, resolved once: the policy of its layers, and its error map.
 
-    `said` are the fields that an owner has set, rather than the framework. `named` are the fields that an
-    owner has set for this very task: a message's native options do not win over them. With `afresh` a job
-    that was on its way when the bridge came, and is beyond its limit, begins at attempt 1.
+    With `afresh` a job that was on its way when the bridge came, and is beyond its limit, begins at
+    attempt 1.
     """
 
-    partials: tuple[AnyPartial | None, ...]
+    layers: Layers
     policy: RetryPolicy
     errors: ErrorMap
-    retry_on: RetryOn = EVERY_FAILURE
-    native: Native = NOTHING
-    said: frozenset[str] = frozenset()
-    named: frozenset[str] = frozenset()
     afresh: bool = False
 
-    def with_native(self, native: AnyPartial) -> TaskPolicy:
+    def of_message(self, native: Mapping[str, Any]) -> TaskPolicy:
         """Return the settings of a message that brings native options; raises InvalidRetryPolicy."""
-        partials = (*self.partials, native)
-        return replace(self, partials=partials, policy=merged(self.native, self.said, *partials))
+        layers = replace(self.layers, message=native)
+        return replace(self, layers=layers, policy=layers.policy())
 
     def for_job(self, retry: AnyPartial | None) -> RetryPolicy:
         """Return the policy of a job that brings its own partial one; raises InvalidRetryPolicy."""
-        if not retry:
-            return self.policy
-        # A job that says how often it runs leaves it to its task when it runs.
-        said = self.said | said_by(retry) - {ATTEMPTS}
-        return merged(self.native, said, *self.partials, retry)
-
-    def rule(self, retry: AnyPartial | None) -> RetryOn:
-        """Return which failures of a job are retried: all, if it says how often, and no owner has a rule."""
-        asks = self.retry_on is UNSAID and ATTEMPTS in said_by(retry)
-        return EVERY_FAILURE if asks else self.retry_on
-
-    def keeps_limit(self, retry: AnyPartial | None) -> bool:
-        """Return whether the framework says how often a job runs, because no owner has said it."""
-        return bool(self.native.beneath) and ATTEMPTS not in self.said | said_by(retry)
-
-    def keeps_waits(self, retry: AnyPartial | None) -> bool:
-        """Return whether the framework says when a job is retried, because no owner has said it."""
-        return bool(self.native.beneath) and NUMBERS.isdisjoint(self.said | said_by(retry) - {ATTEMPTS})
-
-    def is_native(self, retry: AnyPartial | None) -> bool:
-        """Return whether the framework says both: how often a job runs, and when it is retried."""
-        return self.keeps_limit(retry) and self.keeps_waits(retry)
+        return self.layers.of_job(retry).policy() if retry else self.policy
 
 
 class Run(NamedTuple):
@@ -150,9 +52,9 @@ class Run(NamedTuple):
     abandoned: bool = False
 
     @property
-    def retry_on(self) -> RetryOn:
-        """The failures that are retried."""
-        return self.task.rule(self.job.retry)
+    def layers(self) -> Layers:
+        """Who said which field of the policy."""
+        return self.task.layers.of_job(self.job.retry)
 
     def afresh(self) -> Run:
         """Return the run at attempt 1 if its job is beyond its limit."""

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal, TypeAlias
 
-from ..engine.retry_on import EVERY_FAILURE
-from ..engine.runs import Run, TaskPolicy, told_in_ojs
+from ..engine.layers import Layers, told_in_ojs
+from ..engine.runs import Run, TaskPolicy
 from ..spec.decision import DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
 from ..spec.duration import spoken
 from ..spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, ErrorMap, Failure, Outcome, outcome_of
@@ -128,7 +128,7 @@ def _class_of(error_type: str) -> type[BaseException] | None:
 def _failure(error_type: str, run: Run) -> Failure:
     """Return the failure of an error type; a task may not ask to retry it, unless the worker was lost."""
     is_lost = error_type in (VISIBILITY_TIMEOUT, WORKER_DEATH)
-    return Failure(error_type, final=None if is_lost else run.retry_on.rules_out(Exception()))
+    return Failure(error_type, final=None if is_lost else run.layers.retries.rules_out(Exception()))
 
 
 def _settings_of(policy: Any) -> tuple[TaskPolicy, Translation]:
@@ -139,7 +139,7 @@ def _settings_of(policy: Any) -> tuple[TaskPolicy, Translation]:
             settings: tuple[TaskPolicy, Translation] = found
             return settings
     merged = RetryPolicy.merge(policy)
-    task = TaskPolicy((merged,), merged, ErrorMap(), EVERY_FAILURE)
+    task = TaskPolicy(Layers(task=merged), merged, ErrorMap())
     return task, lambda error, _run: outcome_of(error, task.errors)
 
 
@@ -174,6 +174,6 @@ def _decided(task: TaskPolicy, outcome: Outcome, attempt: int, drawn: float | No
     policy = task.policy
     if drawn is None:
         policy = told_in_ojs(policy).model_copy(update={"jitter": False})
-    capped = not task.keeps_waits(None)
+    capped = not task.layers.waits_are_native
     job = Job("", "", "", attempt)
     return decide(policy, job, outcome, now=_NOW, rng=_Drawn(drawn or 0.0), capped=capped)

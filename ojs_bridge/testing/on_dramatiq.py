@@ -66,7 +66,7 @@ def settings_of(actor: Any) -> tuple[TaskPolicy, Callable[[BaseException, Run], 
     if task is None:
         raise TypeError(f"actor {actor.actor_name} is not under the bridge: Dramatiq itself retries it")
     message = Message[Any](actor.queue_name, actor.actor_name, (), {}, {})
-    return task, lambda error, run: outcome(message, actor.options, error, task.errors, run.retry_on)
+    return task, lambda error, run: outcome(message, actor.options, error, task.errors, run.layers.retries)
 
 
 class MemoryBroker(StubBroker):

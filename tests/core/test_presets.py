@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, NotExpressible, RetryPolicy
+from ojs_bridge.engine.layers import Layers
 from ojs_bridge.migration import PRESETS, preset
 from ojs_bridge.spec.job import Job, decode
 from ojs_bridge.spec.policy import LARGEST
@@ -174,7 +175,7 @@ def test_whether_it_travels_with_a_job(name: str) -> None:
 def test_it_is_a_policy_like_any_other(name: str) -> None:
     """A bridge takes it, a task may change it, a child process gets it; its notes are one line."""
     found = preset(name)
-    assert Bridge(retry=found.policy).engine.task({"max_attempts": 7}).policy.max_attempts == 7
+    assert Bridge(retry=found.policy).engine.task(Layers(task={"max_attempts": 7})).policy.max_attempts == 7
     assert RetryPolicy.merge(found.policy).delay(3, rng=LOWEST) == found.policy.delay(3, rng=LOWEST)
     assert pickle.loads(pickle.dumps(found)) == found
     assert len({found.policy, RetryPolicy.merge(found.policy)}) == 1

@@ -23,7 +23,7 @@ from dramatiq.results.backends import StubBackend
 from ojs_bridge import Bridge, DeadLetter, Discard, Retry, RetryPolicy, Snooze
 from ojs_bridge.dramatiq import OJSRetries, holding, install
 from ojs_bridge.dramatiq.native_options import options_as_policy
-from ojs_bridge.engine.runs import NativeJitter
+from ojs_bridge.engine.layers import NativeJitter
 from ojs_bridge.spec.policy import LARGEST
 from tests.instrumentation.failing import Lingering
 from tests.on_dramatiq.fleet import QUICK, Fleet, Sent, dead_messages

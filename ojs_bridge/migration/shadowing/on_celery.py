@@ -71,7 +71,7 @@ class AppShadow(Shadow):
         now = self.bridge.engine.now()
         native = self._native(raised, now)
         job = self._job(task, request)
-        if policy.keeps_limit(None) and _is_asked(raised):
+        if policy.layers.limit_is_native and _is_asked(raised):
             # The bridge would read the max_retries of this call, as Celery did.
             job = job._replace(retry={"max_attempts": job.attempt + isinstance(native, Retried)})
         self._compare(FailedRun(job, policy, _outcome(task, raised, native, policy), native, now))
@@ -116,12 +116,12 @@ def _outcome(task: Task, raised: BaseException, native: Native, policy: TaskPoli
     if not _is_asked(raised):
         automatic = isinstance(raised, Retry) and raised.__context__
         error: BaseException = automatic or raised
-        return outcome_of(error, policy.errors, policy.retry_on.rules_out(error))
+        return outcome_of(error, policy.errors, policy.layers.retries.rules_out(error))
     found = outcome_of(_cause(raised), policy.errors)
     if not isinstance(found, Failure):
         return found
     hints = isinstance(raised, Retry) and (
-        policy.keeps_waits(None) or raised.when != task.default_retry_delay
+        policy.layers.waits_are_native or raised.when != task.default_retry_delay
     )
     if isinstance(native, Retried) and hints:
         return replace(found, code="RETRY", retry_after=timedelta(seconds=native.delay))

@@ -82,7 +82,7 @@ class BrokerShadow(Shadow, Middleware):
         job = self._job(message, options, exception)
         own = self._actors.native_of(task, message_in(message))
         try:
-            task = task.with_native(own) if own else task
+            task = task.of_message(own) if own else task
         except InvalidRetryPolicy:
             # With these options, the comparison finds what the bridge refuses.
             job = job._replace(retry={**own, **(job.retry or {})})
@@ -127,7 +127,7 @@ def _outcome(
     """Translate the actor's exception, without a second call of the user's `retry_when`."""
     asked = options.get("retry_when")
     told = options if asked is None else {**options, "retry_when": None}
-    found = outcome(message, told, exception, task.errors, task.retry_on)
+    found = outcome(message, told, exception, task.errors, task.layers.retries)
     if asked is not None and isinstance(native, Ended) and isinstance(found, Failure) and not found.final:
         return replace(found, final=RETRY_WHEN_SAID_NO)
     return found

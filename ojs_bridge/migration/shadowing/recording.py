@@ -219,5 +219,5 @@ def _verdict(run: FailedRun) -> Verdict:
     except InvalidRetryPolicy as error:
         native = told(run.native, run.job.attempt)
         return Verdict("refused", native, "dead letter (invalid)", cut(str(error), MAX_REASON))
-    capped = not run.task.keeps_waits(run.job.retry)
+    capped = not run.task.layers.of_job(run.job.retry).waits_are_native
     return compare(policy, run.job, run.outcome, run.native, now=run.at, capped=capped)

@@ -12,7 +12,7 @@ from celery import Task
 
 from ....celery import compat
 from ....celery.native_options import automatic, options_as_policy
-from ....engine.runs import NOTHING, in_ojs, merged
+from ....engine.layers import Layers, in_ojs
 from ....spec.policy import RetryPolicy, partial_to_ojs
 from .. import ENDLESS, MOST, NOT_KNOWN, Native, Open, Runs, once
 from ..waits import Wait, celery_wait, differing, policy_wait, steady
@@ -225,7 +225,7 @@ def policy_of(reading: Reading) -> dict[str, Any] | None:
 def differences_of(reading: Reading, policy: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences between the bridge under a policy and Celery."""
     today = reading.native.waits if policy else ()
-    then = merged(NOTHING, policy, options_as_policy(reading.task), policy)
+    then = Layers(options=options_as_policy(reading.task), task=policy).policy()
     found = [*differing(today, [policy_wait(then, n) for n in range(1, len(today) + 1)])]  # type: ignore[arg-type]
     yield from found
     if found and then.jitter:

@@ -15,7 +15,7 @@ from dramatiq.middleware import AgeLimit, Middleware, TimeLimit
 
 from ....dramatiq.brokers import PATIENCE, is_broker, is_redis
 from ....dramatiq.native_options import OF_RETRIES, options_as_policy
-from ....engine.runs import in_ojs
+from ....engine.layers import in_ojs
 from ....messages import RETRY_OPTION
 from ....spec.duration import spoken
 from ....spec.policy import RetryPolicy, partial_to_ojs
@@ -54,7 +54,7 @@ def of_dramatiq(broker: Broker, names: Collection[str] = ()) -> list[Planned]:
 def _plan(around: Around, broker: Broker, actor: Actor[..., Any]) -> Planned:
     moved = task_policy(broker, actor)
     if moved is not None and RETRY_OPTION in actor.options:
-        return already_ojs(actor.actor_name, "has an ojs_retry", moved.policy, moved.partials[-1])
+        return already_ojs(actor.actor_name, "has an ojs_retry", moved.policy, moved.layers.task)
     settings = Settings.of(actor, broker)
     if (option := settings.broken) is not None:
         value = f"{option}={getattr(settings, option)!r}"
