@@ -103,7 +103,7 @@ class Trace:
         reach an adapter.
         """
         path: dict[tuple[Stop, ...], None] = {}
-        for thread in sorted({stop.thread for stop in self.calls}):
+        for thread in dict.fromkeys(stop.thread for stop in self.calls):
             for made in rounds([stop for stop in self.calls if stop.thread == thread]):
                 publishes = any(stop.file.startswith(("celery/", "dramatiq/")) for stop in made)
                 if not thread.startswith("ojs-") or (thread == SCHEDULER and publishes):
@@ -196,7 +196,10 @@ def dramatiq_runs(trace: Trace, bridge: Bridge, *, fails: bool = True) -> None:
 
     for _ in range(1 if fails else 3):
         job.send()
-    dramatiq.Worker(broker, worker_threads=1, worker_timeout=60_000).start()
+    worker = dramatiq.Worker(broker, worker_threads=1, worker_timeout=60_000)
+    # All are received before the first run ends.
+    worker.queue_prefetch = 3
+    worker.start()
     handler.follow(trace)
 
 
