@@ -66,7 +66,7 @@ class Figures(NamedTuple):
 def figures(stops: list[Stop]) -> Figures:
     """Count a journey's stops; a move leads from a call to the next one of its thread, in another file."""
     moves = sum(a.file != b.file for a, b in pairwise(stops) if a.thread == b.thread)
-    return Figures(len({stop.file for stop in stops}), len({(stop.file, stop.line) for stop in stops}), moves)
+    return Figures(len({stop.file for stop in stops}), len({stop[1:4] for stop in stops}), moves)
 
 
 @dataclass
@@ -152,7 +152,7 @@ class Handler:
     def follow(self, trace: Trace) -> None:
         """Trace what is called between the second run and the third; the first one fills the caches."""
         for is_on in (False, True, False):
-            assert self._begun.acquire(timeout=30)
+            assert self._begun.acquire(timeout=60)
             eventually(scheduler_rests)
             trace.is_on = is_on
             self._goes_on.release()

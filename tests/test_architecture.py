@@ -28,14 +28,14 @@ FAILS = "A job fails and is retried"
 #: The most files, functions and moves of each journey today. The goal is beside it: files and functions.
 WALKS = {
     "Celery: a failing run, retried": Figures(41, 204, 160),  # 24, 110
-    "Celery: a failing run, parked": Figures(46, 237, 206),  # 24, 110
+    "Celery: a failing run, parked": Figures(46, 238, 206),  # 24, 110
     "Celery: a success": Figures(27, 101, 81),
     "Celery: a task's policy": Figures(9, 26, 23),  # 6, 18
     "Dramatiq: a failing run, retried": Figures(42, 185, 156),  # 24, 110
-    "Dramatiq: a failing run, parked": Figures(44, 216, 195),  # 24, 110
+    "Dramatiq: a failing run, parked": Figures(44, 217, 195),  # 24, 110
     "Dramatiq: a success": Figures(32, 104, 84),
-    "Dramatiq: an actor's policy": Figures(11, 36, 18),  # 6, 18
-    "HTTP: a replay": Figures(36, 133, 164),  # 22, 80
+    "Dramatiq: an actor's policy": Figures(11, 36, 17),  # 6, 18
+    "HTTP: a replay": Figures(36, 134, 164),  # 22, 80
 }
 #: The most of each size today, and the goal.
 SIZES = {
@@ -43,7 +43,7 @@ SIZES = {
     "files in dramatiq": 22,  # 14
     "files": 223,  # 150
     "lines of code": 20_800,  # 16,500
-    "private functions of up to three lines that are called once": 105,  # 60
+    "private functions of up to three lines that are called once": 104,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,
 }
