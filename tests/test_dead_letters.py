@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,22 @@ def test_an_unknown_id(bridge: Bridge, name: str) -> None:
     with pytest.raises(LetterNotFound) as error:
         USES[name](bridge)
     assert str(error.value) == "there is no dead letter 'j-1'"
+
+
+@pytest.mark.requirement("DLQ-001")
+def test_the_letters_of_one_job_id(url: str) -> None:
+    """The id of the job finds the only letter; where there are several, the error names them."""
+    bridge, publisher = bridge_with_outbox(url)
+    for chain in ("a", "b"):
+        live_and_die(bridge, "j-1", chain, state=json.dumps({"v": 1, "attempt": 1, "chain": chain}))
+    with pytest.raises(LetterNotFound, match=r"^job 'j-1' has several dead letters: j-1~a, j-1~b"):
+        bridge.dead_letters.get("j-1")
+    bridge.dead_letters.delete("j-1~a")
+    letter = bridge.dead_letters.get("j-1")
+    assert (letter.id, letter.job_id) == ("j-1~b", "j-1")
+    assert bridge.dead_letters.retry_all(confirm=True).succeeded == 1
+    ((_, header),) = publisher.published
+    assert (header.job.id, header.job.chain, bridge.dead_letters.list().letters) == ("j-1", "b", ())
 
 
 @pytest.mark.requirement("DLQ-001")

@@ -49,7 +49,7 @@ class CeleryDeadQueues:
         queue = letter.queue
 
         def is_it(message: Any) -> bool:
-            if str(message.headers.get("id")) != letter.id:
+            if str(message.headers.get("id")) != letter.job_id:
                 return False
             found = self._letter(message, queue)
             return found is not None and found.message == letter.message

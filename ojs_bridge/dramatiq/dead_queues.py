@@ -51,7 +51,7 @@ class DramatiqDeadQueues:
 
         def is_it(held: Held) -> bool:
             found = _read(held)
-            if found is None or str(found[0].message_id) != letter.id:
+            if found is None or str(found[0].message_id) != letter.job_id:
                 return False
             return bool(found[1]["encoded"] == letter.message["encoded"])
 

@@ -32,7 +32,7 @@ class History:
         header = self.encode(job)
         if header.left_out and self._store and not ended:
             try:
-                self._store.keep_errors(job.id, header.left_out)
+                self._store.keep_errors(job.letter_id, header.left_out)
             except StoreError:
                 logger.exception(
                     "job %s: %d entries of its error history are not kept", job, len(header.left_out)
@@ -45,9 +45,9 @@ class History:
             return job.errors
         carried = {job.errors_dropped + index: entry for index, entry in enumerate(job.errors)}
         whole = {place: entry for place, entry in carried.items() if not is_cut(entry)}
-        kept = dict(self._store.kept_errors(job.id))
+        kept = dict(self._store.kept_errors(job.letter_id))
         length = job.errors_dropped + len(job.errors)
-        if len(kept) + len(whole) < length and (earlier := self._store.get(job.id)):
+        if len(kept) + len(whole) < length and (earlier := self._store.get(job.letter_id)):
             # This job has ended before; its delivery came again because it was not acknowledged in time.
             kept = {**dict(enumerate(earlier.errors[:length])), **kept}
         history = {**carried, **kept, **whole}
@@ -56,7 +56,7 @@ class History:
     def forget(self, job: Job) -> None:
         """Delete the errors that the store keeps of a job that has ended; raises StoreError."""
         if self._store and is_kept_elsewhere(job):
-            self._store.forget_errors(job.id)
+            self._store.forget_errors(job.letter_id)
 
 
 def is_kept_elsewhere(job: Job) -> bool:

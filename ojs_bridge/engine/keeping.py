@@ -33,7 +33,7 @@ def letter_of(
 ) -> Letter:
     """Return the letter of a job that died at a time, with all its errors and its message (DLQ-002)."""
     letter = Letter(
-        id=job.id,
+        id=job.letter_id,
         type=job.type,
         queue=job.queue,
         framework=framework,
@@ -75,7 +75,7 @@ def fates_of(job: Job, decision: Decision | None, at: datetime) -> Iterator[Docu
         case _:
             assert_never(decision)
     for fate in found:
-        yield Document(fate_kind(job.operation, fate), job.key, at, {"id": job.id})
+        yield Document(fate_kind(job.operation, fate), job.key, at, {"id": job.letter_id})
 
 
 def fate_kind(operation: str, fate: Fate) -> str:

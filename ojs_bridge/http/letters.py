@@ -119,7 +119,7 @@ class Letters:
 
     def _replayed(self, letter: Letter, job: Job) -> shapes.Replayed:
         return {
-            "id": letter.id,
+            "id": job.id,
             "type": letter.type,
             "state": "available",
             "queue": job.queue,

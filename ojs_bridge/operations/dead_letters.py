@@ -111,7 +111,7 @@ class DeadLetters:
         """
         override = override_of(changes)
         letter = self._get(letter_id)
-        with self._audit.recording("dead_letter.replay", **some([letter_id]), changes=changed(changes)):
+        with self._audit.recording("dead_letter.replay", **some([letter.id]), changes=changed(changes)):
             return self.replayer().one(letter, override)
 
     def retry_all(
@@ -146,8 +146,8 @@ class DeadLetters:
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also while a process replays the letter."""
         letter = self._get(letter_id)
-        with self._audit.recording("dead_letter.delete", **some([letter_id])):
-            self._delete(letter_id)
+        with self._audit.recording("dead_letter.delete", **some([letter.id])):
+            self._delete(letter.id)
         self._deleted(letter)
 
     def _delete(self, letter_id: str) -> None:
@@ -337,6 +337,13 @@ class DeadLetters:
 
     def _get(self, letter_id: str) -> Letter:
         letter = self._store.get(letter_id)
+        if letter is not None:
+            return letter
+        # The id of a job that has a chain finds its letter, too, if that is the only one.
+        of_job = self._store.letters_beginning(f"{letter_id}~", 2)
+        if len(of_job) > 1:
+            raise LetterNotFound(f"job {letter_id!r} has several dead letters: {', '.join(of_job)}, ...")
+        letter = self._store.get(of_job[0]) if of_job else None
         if letter is None:
             raise LetterNotFound(f"there is no dead letter {letter_id!r}")
         return letter

@@ -105,8 +105,8 @@ class Sender:
         replayed = job.replayed(self._operation)._replace(retry=retry, queue=override.queue or job.queue)
         header = self._context.history.encode(replayed)
         if header.left_out and store is not None:
-            store.forget_errors(letter.id)
-            store.keep_errors(letter.id, header.left_out)
+            store.forget_errors(job.letter_id)
+            store.keep_errors(job.letter_id, header.left_out)
         publisher.republish(letter, header, override)
         return header.job
 
@@ -202,7 +202,7 @@ class Replayer:
         claimed = self._store.claim(ids, now=self._clock(), seconds=CLAIM_SECONDS)
         left = {letter.id: letter for letter in claimed.letters}
         wrong.update({i: "it is being replayed, or is gone" for i in ids if i not in left})
-        done: list[Job] = []
+        done: dict[str, Job] = {}
         try:
             while left and time.monotonic() < ends:
                 self._send(left.pop(next(iter(left))), override, done, wrong)
@@ -210,10 +210,9 @@ class Replayer:
                     pace.wait()
         finally:
             # The letters that failed are released, and those that were not tried.
-            sent = {job.id for job in done}
-            self._delete([*sent], claimed)
-            self._store.unclaim([i for i in ids if i not in sent], claimed.claim)
-            for job in done:
+            self._delete([*done], claimed)
+            self._store.unclaim([i for i in ids if i not in done], claimed.claim)
+            for job in done.values():
                 self._told(job)
         return [*left]
 
@@ -221,9 +220,9 @@ class Replayer:
         """Delete letters, and try again if the store fails: a letter that stays would be published twice."""
         self._context.insist(lambda: self._store.delete(published, claimed.claim))
 
-    def _send(self, letter: Letter, override: Override, done: list[Job], wrong: dict[str, str]) -> None:
+    def _send(self, letter: Letter, override: Override, done: dict[str, Job], wrong: dict[str, str]) -> None:
         try:
-            done.append(self._sender.send(letter, override))
+            done[letter.id] = self._sender.send(letter, override)
         except Unreachable:
             raise
         except Exception as error:  # noqa: BLE001 - one bad letter must not stop the others
@@ -278,7 +277,7 @@ def pages_of(store: Store, where: LetterFilter) -> Iterator[Sequence[Letter]]:
 def job_of(letter: Letter) -> Job:
     """Return the job of a letter, as it ended."""
     return Job(
-        id=letter.id,
+        id=letter.job_id,
         type=letter.type,
         queue=letter.queue,
         attempt=letter.attempt,
@@ -287,5 +286,5 @@ def job_of(letter: Letter) -> Job:
         created_at=letter.created_at,
         replay_count=letter.replay_count,
         fence=max(letter.fence, letter.attempt - 1),
-        chain=letter.key.removeprefix(letter.id).removeprefix("#"),
+        chain=letter.key.removeprefix(letter.job_id).removeprefix("#"),
     )

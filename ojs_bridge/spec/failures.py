@@ -197,7 +197,7 @@ def plain_details(details: Mapping[str, Any]) -> dict[str, Any]:
     try:
         text = json.dumps(dict(details or {}), default=safe_repr, allow_nan=False)
         is_short = len(text) <= MAX_DETAILS
-        plain: dict[str, Any] = json.loads(_sound_json(text), parse_int=_int) if is_short else {}
+        plain: dict[str, Any] = json.loads(sound_json(text), parse_int=_int) if is_short else {}
     except Exception:  # noqa: BLE001 - circular, NaN, keys that are no strings, hostile objects
         return {"repr": cut(safe_repr(details), MAX_DETAILS)}
     if not is_short or nests_deeper(plain, MAX_DETAILS_DEPTH):
@@ -205,7 +205,7 @@ def plain_details(details: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def _sound_json(text: str) -> str:
+def sound_json(text: str) -> str:
     r"""Return ASCII JSON in which each lone surrogate is the text `\udce9` of six characters."""
     if "\\ud" not in text:
         return text

@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 
 from ..errors import InvalidState
 from .depth import nests_deeper
-from .failures import CUT, Failure, cut, safe_repr
+from .failures import CUT, Failure, cut, safe_repr, sound_json
 
 #: The version of the wire form. A worker reads no other version.
 VERSION = 1
@@ -66,6 +66,11 @@ class Job(NamedTuple):
     def key(self) -> str:
         """The key of the job's reservations."""
         return key_of(self.id, self.chain)
+
+    @property
+    def letter_id(self) -> str:
+        """The id of the job's dead letter: the job's own, and its chain after a tilde if it has one."""
+        return f"{self.id}~{self.chain}" if self.chain else self.id
 
     @property
     def due_at(self) -> datetime | None:
@@ -352,6 +357,11 @@ def _entries(fields: Mapping[str, Any]) -> list[ErrorEntry]:
     for entry in entries:
         if not isinstance(entry, dict):
             raise InvalidState(f"the ojs header's errors must hold objects, not {cut(repr(entry), 80)}")
+    try:
+        to_json(entries)
+    except ValueError:
+        # An earlier version wrote lone surrogates, which the application's encoder may refuse.
+        entries = json.loads(sound_json(json.dumps(entries)))
     return entries
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -67,6 +68,11 @@ class Letter:
     fence: int = 0
     policy: Mapping[str, Any] | None = None
     fault: str = ""
+
+    @property
+    def job_id(self) -> str:
+        """The id of its job. Several letters may have one, where a user has sent jobs under one id."""
+        return os.path.commonprefix([self.id, self.key]) if self.key else self.id  # noqa: RUF071 - no paths
 
     @property
     def group(self) -> str:

@@ -90,3 +90,27 @@ def test_a_job_that_its_own_code_sends_again_is_a_job_of_its_own(
         eventually(lambda job=job, ends=ends: fleet.types(job).count("job.completed") == ends, what=way)
         assert sorted(attempts(fleet, job)) == expected, way
     eventually(lambda: fleet.left() == 0, what="an empty queue")
+
+
+@pytest.mark.requirement("DLQ-001")
+@pytest.mark.parametrize("kind", FLEETS)
+def test_two_jobs_under_one_id_have_two_letters(made: Callable[..., Fleet], kind: str) -> None:
+    """Each is found, deleted and replayed by itself, and comes back as the job that it is."""
+    fleet = made(kind)
+    fleet.start(4).await_ready()
+    dies = "again() and DeadLetter('a', 'first')", "DeadLetter('a', 'second')", "DeadLetter('a', 'third')"
+    job = fleet.send("act", *dies, "'ok'")
+    letters = fleet.bridge.dead_letters
+    eventually(lambda: fleet.types(job).count("dead_letter.added") == 2, what="two deaths")
+    first, second = sorted(letters.list().letters, key=lambda letter: letter.id)
+    assert (first.id, second.job_id, second.id[: len(job) + 1]) == (job, job, f"{job}~")
+    assert {letter.errors[-1]["message"] for letter in (first, second)} == {"first", "second"}
+    assert letters.retry(second.id).id == job
+    eventually(lambda: fleet.types(job).count("dead_letter.added") == 3, what="its next death")
+    again = letters.get(second.id)
+    assert ([entry["message"] for entry in again.errors], letters.get(job)) == (["second", "third"], first)
+    letters.delete(first.id)
+    assert letters.get(job).id == second.id, "the only letter of a job is found by the job's id"
+    letters.retry(job)
+    eventually(lambda: fleet.types(job).count("job.completed") == 1, what="its success")
+    assert (len(fleet.runs(job)), letters.list().letters) == (4, ())

@@ -32,7 +32,7 @@ from ojs_bridge.spec.failures import (
     outcome_of,
     plain_details,
 )
-from ojs_bridge.spec.job import Job
+from ojs_bridge.spec.job import Job, decode
 from ojs_bridge.spec.responses import DeadLetter, Discard, Fail, Response, Retry, Snooze
 
 NOTHING = ErrorMap()
@@ -491,6 +491,16 @@ def test_any_encoder_takes_a_failure(encoder: str, exc: BaseException) -> None:
     failure = failure_of(exc)
     entry = Job("j", "t", "q").failed(failure, at=datetime.now(timezone.utc)).errors[0]
     assert ENCODERS[encoder](entry)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_any_encoder_takes_the_errors_of_the_version_before(encoder: str) -> None:
+    """It wrote lone surrogates, and its messages are still on their way after an upgrade."""
+    state = {"v": 1, "attempt": 2, "errors": [{"attempt": 1, "message": LONE, "details": {"a": [LONE]}}]}
+    for written in (state, json.dumps(state)):
+        (entry,) = decode(written, Job("j", "t", "q", 2)).errors
+        assert (entry["message"], entry["details"]) == ("caf\\udce9", {"a": ["caf\\udce9"]})
+        assert ENCODERS[encoder](entry)
 
 
 def test_what_is_spelt_out() -> None:
