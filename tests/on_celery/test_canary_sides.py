@@ -29,12 +29,12 @@ class Heard(list[str]):
         self.append(f"{event.subject} {event.type.removeprefix('job.')}")
 
 
-def test_the_id_says_which_jobs_are_inside(unique: str) -> None:
-    """Jobs inside follow the policy and have events; the other jobs follow Celery's options."""
+def test_the_id_says_which_jobs_are_inside(unique: str, tmp_path: Path) -> None:
+    """Jobs inside follow the policy and become dead letters; Celery's options count for the others."""
     heard = Heard()
-    bridge = Bridge(listeners=[heard])
-    policies = {"auto": {"max_attempts": 5, "initial_interval": "PT0.001S"}}
-    hand = by_hand(lambda app: install(app, bridge, policies=policies, canary=40), unique)
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", listeners=[heard])
+    policy = {"max_attempts": 5, "initial_interval": "PT0.001S", "on_exhaustion": "dead_letter"}
+    hand = by_hand(lambda app: install(app, bridge, policies={"auto": policy}, canary=40), unique)
     jobs = [hand.send("auto", "OSError()", task_id=f"{unique}-{number}") for number in range(20)]
     hand.deliver_all()
     bridge.flush()
@@ -44,6 +44,7 @@ def test_the_id_says_which_jobs_are_inside(unique: str) -> None:
         assert hand.runs(job) == list(range(5 if job in inside else 3)), job
         assert hand.state(job) == ("FAILURE", "OSError()")
         assert (f"{job} discarded" in heard) == (job in inside)
+    assert {letter.id for letter in bridge.dead_letters.list().letters} == {*inside}
 
 
 def test_a_job_with_a_policy_of_its_own_is_always_inside(unique: str) -> None:

@@ -17,7 +17,7 @@ from ojs_bridge import Bridge
 from ojs_bridge.celery import install
 from ojs_bridge.store import Reservation, Settle
 from tests.faults import Faults
-from tests.on_celery.by_hand import by_hand
+from tests.on_celery.by_hand import by_hand, natively
 from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
 from tests.zombies import take_over
@@ -67,6 +67,21 @@ def test_a_crash_is_a_failed_attempt(fleet: Fleet) -> None:
         assert len(fleet.runs(sent[name])) == runs, name
     ends = [event["type"] for event in fleet.events(sent["SIGKILL"])]
     assert ends.count("job.discarded") == 1
+
+
+@pytest.mark.parametrize("bridged", [False, True], ids=["celery alone", "the bridge"])
+def test_a_job_that_kills_each_of_its_children(unique: str, bridged: bool) -> None:
+    """With `reject_on_worker_lost` Celery alone delivers it without end; the bridge counts its attempts."""
+    heard: list[str] = []
+    bridge = Bridge(listeners=[lambda event: heard.append(event.type)])
+    policies = {"requeued": {"max_attempts": 3, "initial_interval": "PT0.001S"}}
+    installed = functools.partial(install, bridge=bridge, policies=policies)
+    hand = by_hand(installed if bridged else natively, unique)
+    job = hand.send("requeued", "'ok'", headers={"dies": "killed"})
+    assert all(hand.deliver() for _ in range(30)) is not bridged
+    assert hand.state(job)[0] == ("FAILURE" if bridged else "PENDING")
+    assert bridge.flush(30)
+    assert heard.count("job.failed") == (3 if bridged else 0)
 
 
 def test_a_revoked_job_is_no_failure(fleet: Fleet) -> None:

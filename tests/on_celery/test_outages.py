@@ -9,14 +9,19 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from celery import Celery
 from celery.result import AsyncResult
+from kombu import Producer
 from kombu.exceptions import OperationalError
 
-from ojs_bridge.celery import sending
+from ojs_bridge import Bridge, StorageRetry
+from ojs_bridge.celery import install, sending
+from tests.on_celery.by_hand import by_hand, natively
 from tests.on_celery.fleet import Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
 
@@ -110,6 +115,25 @@ def test_a_retry_that_cannot_be_published_is_parked(separate, broker: type[Valke
         for fleet, job in zip(fleets, jobs, strict=True):
             # The killed worker may have claimed the retry for a minute.
             assert_two_attempts(fleet, job, seconds=90 if anew else 45)
+
+
+@pytest.mark.parametrize("bridged", [False, True], ids=["celery alone", "the bridge"])
+def test_a_retry_while_the_broker_blinks(
+    unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bridged: bool
+) -> None:
+    """Celery alone rejects the message, and the job is gone; the bridge parks the retry."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OperationalError("the broker blinks")
+
+    bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", storage_retry=StorageRetry.disabled())
+    hand = by_hand(functools.partial(install, bridge=bridge) if bridged else natively, unique)
+    job = hand.send("plain", "self.retry()", "'ok'")
+    monkeypatch.setattr(Producer, "publish", refuse)
+    hand.deliver_all()
+    assert hand.runs(job) == [0]
+    ended = hand.notes[-1][0], [parked.id for parked in bridge.retries.list().retries]
+    assert ended == (("ack", [job]) if bridged else ("reject", []))
 
 
 def test_a_worker_that_judges_a_dead_child_does_not_wait_for_a_store_that_hangs(separate) -> None:

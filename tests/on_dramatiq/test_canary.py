@@ -90,9 +90,11 @@ def bridge(store: Path | None = None, **options: Any) -> Bridge:
     return Bridge(url, {**QUICK, "initial_interval": "PT0.01S", "max_attempts": 5}, **options)
 
 
-def test_a_percentage_of_the_jobs(ledger: Ledger) -> None:
+def test_a_percentage_of_the_jobs(ledger: Ledger, tmp_path: Path) -> None:
     """The others end as they always did: natively, with their last state in the dead queue."""
-    install(ledger.broker, bridge(), canary=40)
+    keeping = {**QUICK, "initial_interval": "PT0.01S", "max_attempts": 5, "on_exhaustion": "dead_letter"}
+    kept = Bridge(f"sqlite:///{tmp_path}/ojs.db", keeping)
+    install(ledger.broker, kept, canary=40)
     actor = ledger.actor("charge")
     jobs = [actor.send().message_id for _ in range(40)]
     ours = {job for job in jobs if Canary(40).covers("charge", job)}
@@ -103,6 +105,7 @@ def test_a_percentage_of_the_jobs(ledger: Ledger) -> None:
         assert ledger.counters(job) == ([0, 1, 2, 3, 4] if job in ours else [0, 1, 2]), job
         assert all(("ojs" in options) is (job in ours) for options in ledger.runs[job][1:])
     assert ledger.dead == set(jobs) - ours
+    assert {letter.id for letter in kept.dead_letters.list().letters} == ours
 
 
 @pytest.mark.parametrize(("canary", "runs"), [(0, 3), (50, 3), (100, 5)])

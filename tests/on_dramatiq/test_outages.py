@@ -237,6 +237,25 @@ def test_a_job_is_held_until_its_retry_is_taken(unique: str, early: bool) -> Non
     assert len(job.runs) == times + 1
 
 
+def test_dramatiq_alone_loses_a_job_whose_retry_is_not_taken(unique: str) -> None:
+    """It acknowledges the failed run all the same."""
+    broker, ran = Refusing(), []
+    broker.refusals = 1
+
+    @dramatiq.actor(broker=broker, actor_name=unique)
+    def actor() -> None:
+        ran.append(1)
+        raise OSError("down")
+
+    worker = dramatiq.Worker(broker, worker_timeout=20, worker_threads=1)
+    worker.start()
+    actor.send()
+    eventually(lambda: ran and not broker.queues["default"].unfinished_tasks)
+    worker.stop()
+    assert broker.refusals == 0
+    assert (len(ran), broker.dead_letters, broker.queues["default.DQ"].qsize()) == (1, [], 0)
+
+
 class BrokenEngine(Engine):
     """An engine with a bug."""
 
