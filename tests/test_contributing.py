@@ -20,6 +20,19 @@ def test_its_paths_are_there(path: str) -> None:
     assert (ROOT / path.rstrip(".")).exists()
 
 
+def test_every_room_has_its_row() -> None:
+    """So have the folders of tests, and the files of routes."""
+    rooms = [path for room in ("ojs_bridge", "tests") for path in (ROOT / room).iterdir()]
+    folders = {f"`{path.relative_to(ROOT)}`" for path in rooms if (path / "__init__.py").exists()}
+    routes = {
+        f"`{path.stem}`"
+        for path in (ROOT / "ojs_bridge/http").glob("*.py")
+        if "@answers(" in path.read_text("utf-8")
+    }
+    assert len(folders) > 20
+    assert {name for name in folders | routes if name not in PAGE} == set()
+
+
 def test_the_floor_leaves_out_only_tests_that_there_are() -> None:
     (names,) = re.findall(r"^ONE_VERSION = ((?:.*\\\n)*.*)", MAKEFILE, re.MULTILINE)
     found = {path.stem.removeprefix("test_") for path in (ROOT / "tests").glob("*/test_*.py")}
