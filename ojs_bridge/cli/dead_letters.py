@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from rich.text import Text
 from typer import Argument, Option
 
 from ..errors import ConfigurationError
@@ -121,7 +122,8 @@ def purge(
         show_matched(matched, as_json=as_json)
         return None
     if matched.total:
-        ask(f"Delete {told(matched.total)} from {place}?", *counts(matched), yes=yes)
+        keep = f"To keep them first: ojs-bridge dead-letters export {chosen.words()}FILE, from the same store"
+        ask(f"Delete {told(matched.total)} from {place}?", *counts(matched), Text(keep), yes=yes)
     return carry_out(place, place.bridge.operations.begin("purge", **kind), as_json=as_json)
 
 
@@ -173,14 +175,17 @@ def export(
     place: Place,
     chosen: Filter,
     file: Annotated[str, Argument(metavar="[FILE]", help="The file to write; - is stdout.")] = _PIPE,
+    raw: Annotated[bool, Option("--raw", help="Write what the app redacts, too; the audit says so.")] = False,
 ) -> None:
     """Write dead letters with their messages as lines of JSON, the oldest first, for import.
 
     A file has its lines when all are written: an export that fails leaves it as it was. With --app the app's
-    redaction applies: redacted lines cannot be imported.
+    redaction applies, unless you say --raw: redacted lines cannot be imported.
     """
     letters, kind = place.bridge.dead_letters, chosen.kind_until(place.bridge.engine.now())
-    lines = letters.export(**kind)
+    if place.bridge.engine.context.redactor and not raw:
+        say("the app redacts its letters, and these lines cannot be imported: --raw writes them whole")
+    lines = letters.export(raw=raw, **kind)
     if sys.stderr.isatty() and not (file == _PIPE and sys.stdout.isatty()):
         # To count letters with a text takes as long as to export them.
         lines = _counted(lines, None if chosen.text else letters.purge(**kind).matched)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
@@ -51,6 +52,11 @@ class Filter:
     until: Annotated[str | None, Option(help="That died before this time, written as for --since.")] = None
     text: Annotated[str | None, Option(help="With this text in the arguments or error messages.")] = None
     group: Annotated[str | None, Option(help="Only of this group: a fingerprint, as `groups` shows.")] = None
+
+    def words(self) -> str:
+        """Return the options as they are typed, with a space after each."""
+        said = {name.replace("_", "-"): value for name, value in asdict(self).items() if value is not None}
+        return "".join(f"--{name} {shlex.quote(value)} " for name, value in said.items())
 
     def kind(self, now: datetime) -> Kind:
         """Return the filter as the library takes it; raises ValueError for a time that cannot be read."""

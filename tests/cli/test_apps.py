@@ -7,6 +7,7 @@ import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import redis
@@ -235,7 +236,10 @@ def test_the_redaction_of_an_app(folder: Path) -> None:
     bury(folder, "j-1", "celery", celery_message("j-1", 7, card="4111-1111"))
     lines = [("show", "j-1"), ("list", "--json"), ("export", "kept.jsonl"), ("import", "kept.jsonl", "--yes")]
     words = [("dead-letters", *line, "--app", "shop") for line in lines]
-    shown, listed, _, imported = spawn_all(*words, cwd=folder, BROKER_URL=NO_BROKER)
+    shown, listed, exported, imported = spawn_all(*words, cwd=folder, BROKER_URL=NO_BROKER)
+    assert exported.err == (
+        "the app redacts its letters, and these lines cannot be imported: --raw writes them whole\n"
+    )
     told = shown.out + listed.out + (folder / "kept.jsonl").read_text()
     assert told.count("[redacted]") == 3
     assert "4111" not in told
@@ -243,6 +247,19 @@ def test_the_redaction_of_an_app(folder: Path) -> None:
     assert imported.err == (
         "ojs-bridge: line 1: dead letter 'j-1' was redacted, and has no message any more\n"
     )
+
+
+def test_a_raw_export_of_an_app_that_redacts(folder: Path) -> None:
+    """It can be imported again; the audit has it, and a text is not searched in what is redacted."""
+    bury(folder, "j-1", "celery", celery_message("j-1", 7, card="4111-1111"))
+    raw, back = ("export", "raw.jsonl", "--raw"), ("import", "raw.jsonl", "--yes")
+    words = [("dead-letters", *line, "--app", "shop") for line in (raw, back, (*raw[::2], "--text", "4111"))]
+    exported, imported, hidden = spawn_all(*words, cwd=folder, BROKER_URL=NO_BROKER)
+    assert (exported.code, "--raw" in exported.err, hidden.out) == (0, False, "")
+    assert "4111-1111" in (folder / "raw.jsonl").read_text()
+    assert (imported.code, imported.out) == (0, "1 dead letter imported\n")
+    records = Bridge(f"sqlite:///{folder}/ojs.db").operations.audit.list(action="dead_letter.export").records
+    assert [record.subject for record in records] == [{"filter": ANY, "raw": True}] * 2
 
 
 def test_bad_changes(folder: Path) -> None:

@@ -120,6 +120,7 @@ def test_a_terminal_is_asked(bridge: Bridge, store: str, answer: str, left: int,
     os.close(master)
     assert "billing.charge" in seen
     assert "external.timeout" in seen
+    assert "To keep them first: ojs-bridge dead-letters export FILE" in " ".join(seen.split())
     assert f"Delete 4 dead letters from {store}?" in " ".join(seen.split())
     assert process.returncode == code
     assert bridge.dead_letters.stats().total == left

@@ -42,7 +42,8 @@ async function preview(verb, filter) {
 export async function askForAll(verb, filter, all, title = "") {
   byId("told").textContent = "Counting what matches…";
   const { matched, by_type: types, filter: now } = await preview(verb, filter).finally(() => tell(""));
-  const told = [title, types && typesOf(types), filtersOf(filter) || all].filter(Boolean).join("\n");
+  const keep = verb === "Delete" && `To keep them first: ojs-bridge dead-letters export ${wordsOf(now)}FILE`;
+  const told = [title, types && typesOf(types), filtersOf(filter) || all, keep].filter(Boolean).join("\n");
   const work = (reason) => begin(verb, { filter: now, ...reason });
   return question(told, { ...deed(verb, matched), done: "" }, work);
 }
@@ -62,6 +63,13 @@ const TIMES = ["since", "until"];
 function filtersOf(filter) {
   const told = ([name, value]) => `${name}: ${TIMES.includes(name) ? new Date(value).toLocaleString("sv") : value}`;
   return Object.entries(filter).map(told).join("\n");
+}
+
+// A filter as options of the command line, each with a space after it.
+function wordsOf(filter) {
+  const quoted = (value) => `'${String(value).replaceAll("'", "'\\''")}'`;
+  const given = Object.entries(filter || {}).filter(([, value]) => value);
+  return given.map(([name, value]) => `--${name.replace("_", "-")} ${quoted(value)} `).join("");
 }
 
 export async function load() {

@@ -14,7 +14,7 @@ from ..protocol import Claim, Letter, LetterFilter, Page
 from ..records import index_id, letter_from_json, plain
 from ..reservations import Settle
 from .groups import SQLGroups
-from .statements import Upsert, batches, beyond, page, page_end, up_to
+from .statements import Upsert, batches, page, page_end, up_to
 from .tables import letters, texts
 
 logger = logging.getLogger("ojs_bridge")
@@ -46,11 +46,12 @@ class SQLTexts(SQLGroups):
         if text is None or not self._has(texts.name):
             return super().list(where, limit=limit, cursor=cursor, oldest_first=oldest_first)
         newest = not oldest_first
-        kind = _LISTED.where(*self._matching(where))
+        # Letters of all kinds are searched, whose index tells their end: those of a kind may be far apart.
+        searched = _LISTED.where(*self._matching(LetterFilter(since=where.since, until=where.until)))
         with self._statement() as connection:
-            end = page_end(connection, kind, SEARCHED, cursor, newest=newest)
-            query = _with_texts(kind, cursor, end, newest=newest).where(self._may_say(text))
-            rows, more = page(connection, query, limit, cursor, newest=newest)
+            end = page_end(connection, searched, SEARCHED, cursor, newest=newest)
+            kind = _LISTED.where(*self._matching(where), *up_to(_c.discarded_ms, _c.id, end, newest=newest))
+            rows, more = page(connection, kind.where(self._may_say(text)), limit, cursor, newest=newest)
         records = {row.id: row.record for row in self._records([row.id for row in rows])}
         found = (letter_from_json(records[row.id]) for row in rows if row.id in records)
         return Page(tuple(each for each in found if where.group in (None, each.group)), more or end)
@@ -63,8 +64,8 @@ class SQLTexts(SQLGroups):
         while self._has(texts.name):
             with self._statement() as connection:
                 end = page_end(connection, ours, SEARCHED, cursor, newest=True)
-                query = _with_texts(ours, cursor, end, newest=True).where(_t.id.is_(None))
-                rows, _ = page(connection, query, SEARCHED, cursor, newest=True)
+                here = ours.where(*up_to(_c.discarded_ms, _c.id, end, newest=True), _indexed(_t.id).is_(None))
+                rows, _ = page(connection, here, SEARCHED, cursor, newest=True)
             for batch in batches([row.id for row in rows]):
                 yield self._index(batch, text_of)
             if end is None:
@@ -75,12 +76,12 @@ class SQLTexts(SQLGroups):
     def _forget_strays(self) -> Iterator[int]:
         """Delete texts without a letter, as a worker of an earlier release leaves them."""
         ours, after = sa.select(_t.id).where(_t.namespace == self._namespace).order_by(_t.id), ""
-        has_letter = sa.exists().where(_c.namespace == _t.namespace, _c.id == _t.id)
+        its_letter = sa.select(_c.id).where(_c.namespace == _t.namespace, _c.id == _t.id).scalar_subquery()
         while self._has(texts.name):
             with self._statement() as connection:
                 end = connection.execute(ours.where(_t.id > after).offset(SEARCHED - 1).limit(1)).scalar()
                 here = (_t.id > after, *(() if end is None else (_t.id <= end,)))
-                strays = connection.scalars(ours.where(*here, ~has_letter)).all()
+                strays = connection.scalars(ours.where(*here, its_letter.is_(None))).all()
             self._forget_texts(strays)
             if end is None:
                 return
@@ -96,11 +97,11 @@ class SQLTexts(SQLGroups):
         return len(told)
 
     def _records(self, letter_ids: Sequence[str]) -> Sequence[Any]:
-        found: Sequence[Any] = ()
+        found = list[Any]()
         for batch in batches(letter_ids):
             ours = sa.and_(_c.namespace == self._namespace, _c.id.in_(batch))
             with self._statement() as connection:
-                found = [*found, *connection.execute(_RECORDS.where(ours))]
+                found += connection.execute(_RECORDS.where(ours))
         return found
 
     def _told(self, row: Any, text_of: Callable[[Letter], str | None]) -> Mapping[str, Any]:
@@ -146,19 +147,16 @@ class SQLTexts(SQLGroups):
             logger.warning("the texts of %d dead letters are still in the index: %s", len(letter_ids), error)
 
     def _may_say(self, text: str) -> sa.ColumnElement[bool]:
+        """Return the condition that the index has the text of a letter, or lacks the letter."""
         place = sa.func.strpos if self._is_postgres else sa.func.instr
-        return sa.or_(_t.text.is_(None), place(_t.text, plain(text)) > 0)
+        return sa.func.coalesce(place(_indexed(_t.text), plain(text)), 1) > 0
 
 
-def _with_texts(
-    query: sa.Select[Any], cursor: str | None, end: str | None, *, newest: bool
-) -> sa.Select[Any]:
-    """Return the query up to the end of its page, with the texts of the letters there."""
+def _indexed(column: sa.Column[str]) -> sa.ScalarSelect[str]:
+    """Return what the index has of a letter, None for nothing.
+
+    It is looked up for each letter. A join depends on statistics, which a table lacks that was filled a
+    moment ago: PostgreSQL has then compared each letter with each text.
+    """
     same = (_t.namespace == _c.namespace, _t.id == _c.id, _t.discarded_ms == _c.discarded_ms)
-    # PostgreSQL does not see by itself that the texts are those of a page.
-    here = (
-        *beyond(_t.discarded_ms, _t.id, cursor, newest=newest),
-        *up_to(_t.discarded_ms, _t.id, end, newest=newest),
-    )
-    query = query.select_from(letters.outerjoin(texts, sa.and_(*same, *here)))
-    return query.where(*up_to(_c.discarded_ms, _c.id, end, newest=newest))
+    return sa.select(column).where(*same).correlate(letters).scalar_subquery()
