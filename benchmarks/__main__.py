@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks import core
-from benchmarks.sides import PROCESSES, SHADOW, STORE, Comparison, Ratio, compare
+from benchmarks.sides import PROCESSES, STORE, Comparison, Ratio, compare
 from tests.servers import Postgres, Valkey
 
 DRAMATIQ, CELERY = "benchmarks.dramatiq_sides", "benchmarks.celery_sides"
@@ -34,10 +34,6 @@ def main() -> None:
         print("|---|---:|---:|---:|---:|---:|")
         for c in _reservations(valkey.url, postgres.url, rounds):
             _print(c, _shown(c.wall), f"{c.cpu.median:.2f}")
-        print("\n| jobs per second | native | in shadow mode | CPU a job (95 %) | time a job (95 %) | goal |")
-        print("|---|---:|---:|---:|---:|---:|")
-        for c in _shadow(valkey.url, rounds):
-            _print(c, _shown(c.cpu), _plain(c.wall))
 
 
 #: Jobs a slice. Celery's failing ones wait 1 s three times, however few they are: there are fewer slices.
@@ -78,15 +74,6 @@ def _reservations(valkey: str, postgres: str, rounds: int) -> Iterator[Compariso
         for store, url, goal in stores:
             options = _options(module, "succeeds", rounds, url=valkey, store=url, **more)
             yield compare(f"{worker} on Valkey, store on {store}", **options, goal=goal, sides=STORE)
-
-
-def _shadow(valkey: str, rounds: int) -> Iterator[Comparison]:
-    """Compare the sides without and with shadow mode, its tallies in the broker's own Valkey."""
-    store = f"{valkey.removesuffix('/0')}/1"
-    for framework, module, more in (("Dramatiq", DRAMATIQ, {}), ("Celery", CELERY, _ALONE)):
-        for kind, called in (("succeeds", "succeeds"), ("fails", "4 runs fail")):
-            options = _options(module, kind, rounds, url=valkey, store=store, **more)
-            yield compare(f"{framework} on Valkey, {called}", **options, goal=1.05, sides=SHADOW)
 
 
 def _shown(ratio: Ratio) -> str:

@@ -1,4 +1,4 @@
-"""The Celery app of every side: native, bridged, with reservations, and in shadow mode; a queue for each."""
+"""The Celery app of every side: native, bridged, and with reservations; a queue for each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from celery import Celery
 
 from benchmarks.tracing import bridge_of
 from benchmarks.work import call_the_other_side
-from ojs_bridge import Bridge
 from ojs_bridge.celery import install
-from ojs_bridge.migration import shadow
 
 SIDE, URL, STORE = os.environ["BENCH_SIDE"], os.environ["BENCH_URL"], os.environ.get("BENCH_STORE")
 
@@ -75,14 +73,12 @@ native_retries = {
 }
 
 
-@app.task(name="bench.fails", base=Ends, **(native_retries if SIDE in ("native", "shadowed") else {}))
+@app.task(name="bench.fails", base=Ends, **(native_retries if SIDE == "native" else {}))
 def fails() -> None:
     """Fail, every time."""
     call_the_other_side()
 
 
 policy = {"max_attempts": 4, "initial_interval": "PT1S", "backoff_strategy": "none", "jitter": False}
-if SIDE == "shadowed":
-    shadow(app, Bridge(STORE), policies={"bench.*": policy})
-elif SIDE != "native":
+if SIDE != "native":
     install(app, bridge_of(SIDE, STORE), policies={"bench.*": policy})

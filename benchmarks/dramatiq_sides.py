@@ -18,9 +18,7 @@ from dramatiq.middleware import Retries, default_middleware
 from benchmarks.sides import Result
 from benchmarks.tracing import bridge_of
 from benchmarks.work import call_the_other_side
-from ojs_bridge import Bridge
 from ojs_bridge.dramatiq import OJSRetries
-from ojs_bridge.migration import shadow
 
 KIND, URL, STORE = os.environ["BENCH_KIND"], os.environ.get("BENCH_URL"), os.environ.get("BENCH_STORE")
 JOBS, ROUNDS = int(os.environ["BENCH_JOBS"]), int(os.environ["BENCH_ROUNDS"])
@@ -93,11 +91,9 @@ def _broker(side: str, namespace: str) -> Any:
         broker: dramatiq.Broker = StubBroker(middleware=middleware)
     else:
         broker = RedisBroker(url=URL, namespace=namespace, middleware=middleware)
-    if side in ("native", "shadowed"):
+    if side == "native":
         broker.add_middleware(Retries(max_retries=RUNS - 1, min_backoff=1, max_backoff=1))
-    if side == "shadowed":
-        shadow(broker, Bridge(STORE), policies={"*": POLICY})
-    elif side != "native":
+    else:
         broker.add_middleware(OJSRetries(bridge_of(side, STORE, POLICY)))
     return broker
 

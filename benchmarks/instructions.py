@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 import redis
 
-from benchmarks.sides import BRIDGE, SHADOW, STORE, TRACED
+from benchmarks.sides import BRIDGE, STORE, TRACED
 from tests.servers import Valkey
 
 #: Two numbers of jobs, few and more; each failing job runs four times.
@@ -46,10 +46,6 @@ def main() -> None:
         print("|---|---:|---:|---:|---:|")
         for framework, count in (("Dramatiq", _of_dramatiq), ("Celery", _of_celery)):
             _row(f"{framework}, store on the same Valkey", count, stored, 1.10, TRACED)
-        print("\n| instructions a job | native | in shadow mode | ratio | goal |")
-        print("|---|---:|---:|---:|---:|")
-        _row("Dramatiq, succeeds", _of_dramatiq, stored, 1.05, SHADOW)
-        _row("Celery, succeeds", _of_celery, stored, 1.05, SHADOW)
 
 
 def _row(

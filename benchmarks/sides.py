@@ -54,11 +54,10 @@ class Comparison:
     goal: float | None
 
 
-#: Without the bridge and with it; with it, without a store and with one; and without it, but in shadow mode;
-#: and with a store, without OpenTelemetry and with it.
+#: Without the bridge and with it; with it, without a store and with one; and with a store, without
+#: OpenTelemetry and with it.
 BRIDGE = ("native", "bridged")
 STORE = ("bridged", "reserved")
-SHADOW = ("native", "shadowed")
 TRACED = ("reserved", "traced")
 
 #: The number of processes of each side, one after the other: they differ more than the slices of one.

@@ -19,7 +19,6 @@ from ojs_bridge.config.policies import Policies
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.engine.canary import Canary
 from ojs_bridge.migration.plan import Planned, planned
-from ojs_bridge.migration.shadowing import VARIABLE, Switch
 from ojs_bridge.operations.replay_rules import ReplayRule
 from ojs_bridge.spec.failures import Failure
 from ojs_bridge.spec.patterns import matches
@@ -77,14 +76,12 @@ def test_whatever_is_stored(full: Bridge) -> None:
 
 
 @pytest.mark.parametrize(("pattern", "types"), LANGUAGE.items(), ids=LANGUAGE)
-def test_whatever_names_tasks(pattern: str, types: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The places are policies, the canary, the names of a plan, and shadow mode."""
-    monkeypatch.setenv(VARIABLE, pattern)
-    policies, canary, switch = Policies({pattern: {}}), Canary({pattern: 100}), Switch()
+def test_whatever_names_tasks(pattern: str, types: list[str]) -> None:
+    """The places are policies, the canary, and the names of a plan."""
+    policies, canary = Policies({pattern: {}}), Canary({pattern: 100})
     assert [name for name in TYPES if matches(name, pattern)] == types
     assert [name for name in TYPES if policies.of(name) is not None] == types
     assert [name for name in TYPES if canary.covers_all(name)] == types
-    assert [name for name in TYPES if switch.covers(name)] == types
     if types:
         assert [one.name for one in planned(TYPES, [pattern], "task", Planned)] == sorted(types)
 

@@ -26,7 +26,6 @@ from typer import Option
 from ..bridge import Bridge
 from ..config.sources import layered
 from ..errors import ConfigurationError, InvalidRetryPolicy, StoreError
-from ..migration.shadowing import bridge_of_shadow
 from ..operations.letters import needed
 from ..operations.retention import Retention
 from ..store import Store, without_password
@@ -202,8 +201,6 @@ def _bridge_of_celery(app: Any) -> Bridge:
 
     load_tasks(app)
     if POLICIES not in vars(app) and not any(is_bridged(task) for task in app.tasks.values()):
-        if shadowed := bridge_of_shadow(app):
-            return shadowed
         raise ConfigurationError(
             f"app: the Celery app {app.main!r} has no bridge: give it one, install(app, bridge)"
         )
@@ -217,8 +214,6 @@ def _bridge_of_dramatiq(broker: Any, name: str) -> Bridge:
         if isinstance(middleware, OJSRetries):
             middleware.take_over(broker)
             return middleware.bridge
-    if shadowed := bridge_of_shadow(broker):
-        return shadowed
     raise ConfigurationError(
         f"app: the Dramatiq broker of {name!r} has no bridge: give it one, install(broker, bridge)"
     )

@@ -7,19 +7,15 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from ..config.sources import layered
 from ..errors import ConfigurationError
 from ..migration.plan import Planned
-from ..migration.shadowing import bridge_of_shadow
-from ..migration.shadowing.comparing import TaskReport, reports
-from ..store import Store, open_store
 from .commands import INCOMPLETE
 from .finding import app_of, is_celery, load_tasks
 from .plan_files import check_path, differences, write
@@ -63,8 +59,8 @@ class Answer:
         bool,
         Option(
             "--verify",
-            help="Also run tasks in memory, with failures in place of their bodies, and show what shadow "
-            "mode has recorded. Hooks and receivers of signals run, too.",
+            help="Also run tasks in memory, with failures in place of their bodies. Hooks and receivers of "
+            "signals run, too.",
         ),
     ] = False
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an import that fails.")] = False
@@ -147,19 +143,13 @@ def _of(app: Any, names: Sequence[str]) -> list[Planned]:
 
 
 def _verified(app: Any, found: Sequence[Planned]) -> list[Planned]:
-    """Return a plan with measurements, and with the tallies of shadow mode; raises StoreError.
-
-    Raises ConfigurationError for an app that is under the bridge already.
-    """
-    store = _store_of(app)
-    seen = {one.task: _told(one) for one in reports(store.shadows())} if store else {}
+    """Return a plan with measurements; raises ConfigurationError for an app that is already bridged."""
     logging.disable(logging.CRITICAL)  # each run fails, and logs it
     try:
         with redirect_stdout(sys.stderr):
-            found = _measured(app, found)
+            return _measured(app, found)
     finally:
         logging.disable(logging.NOTSET)
-    return [replace(one, production=seen.get(one.name, "")) for one in found]
 
 
 def _measured(app: Any, found: Sequence[Planned]) -> list[Planned]:
@@ -170,17 +160,3 @@ def _measured(app: Any, found: Sequence[Planned]) -> list[Planned]:
     from ..migration.plan.dramatiq.measuring import measured as measured_on_dramatiq
 
     return measured_on_dramatiq(app, found)
-
-
-def _store_of(app: Any) -> Store | None:
-    """Return the store that has tallies of shadow mode: that of the app's shadow, or the configured one."""
-    if shadowed := bridge_of_shadow(app):
-        return shadowed.store
-    url = layered(store=None)["store"].value
-    return open_store(str(url)) if url else None
-
-
-def _told(one: TaskReport) -> str:
-    rate = "" if one.shadow_match_rate is None else f", shadow_match_rate {one.shadow_match_rate:.4f}"
-    kinds = "".join(f", {tally.kind} {tally.count:,}" for tally in one.differences)
-    return f"{one.compared:,} of {one.failed:,} failed runs compared{rate}{kinds}"

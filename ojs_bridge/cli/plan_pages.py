@@ -109,8 +109,6 @@ def _some(names: Sequence[str]) -> str:
 
 def _said(one: Planned) -> Iterator[tuple[str, str]]:
     yield "verdict", one.verdict
-    if one.production:
-        yield "shadow", one.production
     if one.unreadable:
         yield "not read", one.unreadable
     if one.native is not None and one.native.runs == one.native.waits == NOT_KNOWN:

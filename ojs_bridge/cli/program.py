@@ -23,14 +23,13 @@ from . import (
     policy,
     replays,
     retries,
-    shadow,
     watching,
 )
 from .commands import command, group_of
 from .finding import CELERY_APP, Place
 from .printing import show
 
-_GROUPS = (dead_letters, retries, operations, policy, shadow)
+_GROUPS = (dead_letters, retries, operations, policy)
 _EXIT_CODES = (about or "").partition("\n\n")[2]
 
 program = group_of(

@@ -26,7 +26,7 @@ logger = logging.getLogger("ojs_bridge")
 _PREFIX = "OJS_BRIDGE_"
 _PYPROJECT = "pyproject.toml"
 #: The variables that are no settings of a bridge.
-_OTHERS = {"APP", "CANARY", "CONFIG", "METRICS_PORT", "OPERATOR_TOKEN", "READER_TOKEN", "SHADOW", "TOKENS"}
+_OTHERS = {"APP", "CANARY", "CONFIG", "METRICS_PORT", "OPERATOR_TOKEN", "READER_TOKEN", "TOKENS"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from .protocol import (
 from .rates import BOUNDS, SECONDS, Rate, Span
 from .records import from_ms, index_text, letter_from_json, letter_to_json, matches, to_ms
 from .reservations import Grant, Reservation, ReserveAnswer, Settle
-from .shadows import Tally
 
 __all__ = [
     "ALL_PARKED",
@@ -48,7 +47,6 @@ __all__ = [
     "Span",
     "Stats",
     "Store",
-    "Tally",
     "from_ms",
     "index_text",
     "letter_from_json",

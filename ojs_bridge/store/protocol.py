@@ -17,7 +17,6 @@ from .documents import Documenting
 from .parked import Parking
 from .rates import Rating
 from .reservations import Reserving, Settle
-from .shadows import Shadowing
 
 #: The claim of a replay. While it lasts, no other replay gets the letter.
 Claim: TypeAlias = int
@@ -223,11 +222,11 @@ def counts_of(kinds: Sequence[tuple[Sequence[str], int, datetime, datetime]]) ->
     )
 
 
-class Store(Parking, Reserving, Shadowing, Documenting, Rating, Protocol):
-    """All that is kept: dead letters, error entries, parked retries, reservations, tallies, documents, rates.
+class Store(Parking, Reserving, Documenting, Rating, Protocol):
+    """All that is kept: dead letters, error entries, parked retries, reservations, documents, rates.
 
-    Many threads and processes may call every method. All methods but `record_shadows` and `record_rates` are
-    safe to repeat. All raise StoreError.
+    Many threads and processes may call every method. All methods but `record_rates` are safe to repeat. All
+    raise StoreError.
     """
 
     def prepare(self) -> None:

@@ -12,14 +12,13 @@ from celery import Celery, Task
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import Middleware
 
-from ojs_bridge import Bridge, ConfigurationError, open_store
+from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import install
 from ojs_bridge.migration.plan import NOT_KNOWN, Native, Planned
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.celery.measuring import measured
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
 from ojs_bridge.migration.plan.dramatiq.measuring import measured as measured_on_dramatiq
-from ojs_bridge.store import Tally
 from tests.cli.running import spawn
 
 #: There is no server: a plan that sends or stores anything fails.
@@ -161,18 +160,13 @@ def mail(order):
 
 
 def test_on_the_command_line(tmp_path: Path) -> None:
-    """The command shows the measured plan beside the results of shadow mode in production."""
+    """The command shows the measured plan."""
     (tmp_path / "shop.py").write_text(SHOP, encoding="utf-8")
-    url = f"sqlite:///{tmp_path}/ojs.db"
-    now = Bridge(url).engine.now()
-    open_store(url).record_shadows(
-        [Tally("celery", "mail", kind, n, now) for kind, n in (("same", 9), ("end", 1))]
-    )
     lines = ("plan", "shop:app", "--verify", "--all")
-    text = spawn(*lines, cwd=tmp_path, OJS_BRIDGE_STORE=url)
+    text = spawn(*lines, cwd=tmp_path)
     assert (text.code, text.err) == (0, "")
     told = " ".join(text.out.split())
     assert "1 do exactly what they do today; 1 measured" in told
-    assert "verdict measured shadow 10 of 10 failed runs compared, shadow_match_rate 1.0000, end 1" in told
+    assert "mail verdict measured runs 3 waits" in told
     (found,) = spawn(*lines, "--format", "json", cwd=tmp_path).json
-    assert (found["verdict"], found["production"], found["native"]["runs"]) == ("measured", "", 3)
+    assert (found["verdict"], found["native"]["runs"]) == ("measured", 3)

@@ -144,6 +144,21 @@ def test_many_processes_raise_a_store_at_once(url_of_version_1: str) -> None:
     assert found_versions(url_of_version_1) == [4]
 
 
+def test_a_table_that_only_an_earlier_release_has_stays(sql_url: str) -> None:
+    """Workers of that release go on with it; a store that this release makes has no such table."""
+    open_store(sql_url).prepare()
+    engine = sa.create_engine(sql_url)
+    assert "ojs_shadows" not in sa.inspect(engine).get_table_names()
+    with engine.begin() as connection:
+        connection.execute(sa.text("create table ojs_shadows (namespace varchar(64), total bigint)"))
+        connection.execute(sa.text("insert into ojs_shadows values ('ojs', 7)"))
+    store = open_store(sql_url)
+    store.bury(letter())
+    assert (store.get("j-1"), found_versions(sql_url)) == (letter(), [4])
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("select total from ojs_shadows")).scalars().all() == [7]
+
+
 def first_turn(url: str) -> Grant:
     """Reserve a run that nobody else wants, in a store that may be of an earlier version."""
     return reserve(open_store(url), key=str(os.getpid())).grant

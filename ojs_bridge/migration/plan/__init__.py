@@ -118,8 +118,6 @@ class Planned:
     unreadable: str = ""
     #: Whether the task was also run, natively and under the policy.
     measured: bool = False
-    #: The tallies of shadow mode, in words.
-    production: str = ""
 
     @property
     def verdict(self) -> str:

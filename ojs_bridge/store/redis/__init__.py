@@ -10,10 +10,9 @@ from .namespace import RedisNamespace
 from .parked import RedisParked
 from .rates import RedisRates
 from .reservations import RedisReservations
-from .shadows import RedisShadows
 
 
-class RedisStore(RedisGroups, RedisParked, RedisReservations, RedisShadows, RedisDocuments, RedisRates):
+class RedisStore(RedisGroups, RedisParked, RedisReservations, RedisDocuments, RedisRates):
     """All that is kept, in one namespace of a Redis."""
 
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
@@ -21,7 +20,6 @@ class RedisStore(RedisGroups, RedisParked, RedisReservations, RedisShadows, Redi
         RedisGroups.__init__(self, redis)
         RedisParked.__init__(self, redis)
         RedisReservations.__init__(self, redis)
-        RedisShadows.__init__(self, redis)
         RedisDocuments.__init__(self, redis)
         RedisRates.__init__(self, redis)
 

@@ -6,11 +6,10 @@ from .documents import SQLDocuments
 from .parked import SQLParked
 from .rates import SQLRates
 from .reservations import SQLReservations
-from .shadows import SQLShadows
 from .texts import SQLTexts
 
 __all__ = ["SQLStore"]
 
 
-class SQLStore(SQLTexts, SQLParked, SQLReservations, SQLShadows, SQLDocuments, SQLRates):
+class SQLStore(SQLTexts, SQLParked, SQLReservations, SQLDocuments, SQLRates):
     """All that is kept, in one SQL database."""

@@ -7,8 +7,9 @@ import sqlalchemy as sa
 from ..rates import BOUNDS
 from ..records import MAX_ID, MAX_TEXT
 
-#: Version 2 brought parked retries and reservations, version 3 indexes, version 4 shadows. A later table that
-#: earlier releases need not know changes no version, because they refuse a store of a newer version.
+#: Version 2 brought parked retries and reservations, version 3 indexes, version 4 `ojs_shadows`, which no
+#: release needs any more, and which stays. A later table that earlier releases need not know changes no
+#: version, because they refuse a store of a newer version.
 SCHEMA_VERSION = 4
 
 ID = sa.String(MAX_ID)
@@ -95,23 +96,6 @@ reservations = sa.Table(
     sa.Column("until_ms", sa.BigInteger, nullable=False),
     sa.Column("keep_until_ms", sa.BigInteger, nullable=False),
     sa.Index("ojs_reservations_kept", "keep_until_ms", "namespace"),
-)
-
-shadows = sa.Table(
-    "ojs_shadows",
-    metadata,
-    #: Framework, task and kind in one text.
-    sa.Column("key", ID, primary_key=True),
-    sa.Column("namespace", sa.String(64), primary_key=True),
-    sa.Column("framework", sa.String(MAX_TEXT), nullable=False),
-    sa.Column("task", sa.String(MAX_TEXT), nullable=False),
-    sa.Column("kind", sa.String(MAX_TEXT), nullable=False),
-    sa.Column("total", sa.BigInteger, nullable=False),
-    sa.Column("last_ms", sa.BigInteger, nullable=False),
-    sa.Column("explanation", sa.Text, nullable=False),
-    sa.Column("examples", sa.Text, nullable=False),
-    #: The number of examples.
-    sa.Column("shown", sa.Integer, nullable=False),
 )
 
 documents = sa.Table(
