@@ -35,15 +35,15 @@ WALKS = {
     "Dramatiq: a failing run, parked": Figures(44, 217, 195),  # 24, 110
     "Dramatiq: a success": Figures(32, 104, 84),
     "Dramatiq: an actor's policy": Figures(11, 36, 17),  # 6, 18
-    "HTTP: a replay": Figures(37, 135, 165),  # 22, 80
+    "HTTP: a replay": Figures(37, 137, 167),  # 22, 80
 }
 #: The most of each size today, and the goal.
 SIZES = {
     "files in celery": 26,  # 16
     "files in dramatiq": 22,  # 14
-    "files": 223,  # 150
-    "lines of code": 20_800,  # 16,500
-    "private functions of up to three lines that are called once": 104,  # 60
+    "files": 214,  # 150
+    "lines of code": 20_100,  # 16,500
+    "private functions of up to three lines that are called once": 103,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,
 }

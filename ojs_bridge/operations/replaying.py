@@ -15,7 +15,7 @@ from ..engine.ports import Override, Publisher
 from ..engine.storage_retry import pause
 from ..errors import ConfigurationError, InvalidRetryPolicy, LetterNotFound, Unreachable
 from ..messages import OWN_META
-from ..spec.job import Job
+from ..spec.job import Job, entries_of
 from ..spec.policy import AnyPartial, PartialPolicy, RetryPolicy, partial_to_ojs
 from ..store import Claimed, Letter, LetterFilter, Store
 from .interrupts import uninterrupted
@@ -282,7 +282,7 @@ def job_of(letter: Letter) -> Job:
         queue=letter.queue,
         attempt=letter.attempt,
         retry=letter.retry,
-        errors=letter.errors,
+        errors=tuple(entries_of({"errors": [*letter.errors]})),
         created_at=letter.created_at,
         replay_count=letter.replay_count,
         fence=max(letter.fence, letter.attempt - 1),

@@ -269,7 +269,7 @@ def decode(state: object, job: Job) -> Job:
         job.queue,
         job.attempt,
         {**job.retry, **(retry or {})} if job.retry else retry,
-        tuple(_entries(fields)),
+        tuple(entries_of(fields)),
         _count(fields, "errors_dropped", 0),
         _time(fields, "next_retry_at") if steps == 0 else None,
         _time(fields, "created_at") or job.created_at,
@@ -352,7 +352,11 @@ def _count(fields: Mapping[str, Any], name: str, default: int) -> int:
     return count
 
 
-def _entries(fields: Mapping[str, Any]) -> list[ErrorEntry]:
+def entries_of(fields: Mapping[str, Any]) -> list[ErrorEntry]:
+    """Return the error entries of a state, or of what has `errors` as it has; raises InvalidState.
+
+    Lone surrogates, which an earlier version wrote, are spelt out: an encoder may refuse them.
+    """
     entries: list[ErrorEntry] = _typed(fields, "errors", list, [])
     for entry in entries:
         if not isinstance(entry, dict):
@@ -360,7 +364,6 @@ def _entries(fields: Mapping[str, Any]) -> list[ErrorEntry]:
     try:
         to_json(entries)
     except ValueError:
-        # An earlier version wrote lone surrogates, which the application's encoder may refuse.
         entries = json.loads(sound_json(json.dumps(entries)))
     return entries
 

@@ -32,7 +32,7 @@ from ojs_bridge.spec.failures import (
     outcome_of,
     plain_details,
 )
-from ojs_bridge.spec.job import Job, decode
+from ojs_bridge.spec.job import Job, decode, entries_of
 from ojs_bridge.spec.responses import DeadLetter, Discard, Fail, Response, Retry, Snooze
 
 NOTHING = ErrorMap()
@@ -501,6 +501,7 @@ def test_any_encoder_takes_the_errors_of_the_version_before(encoder: str) -> Non
         (entry,) = decode(written, Job("j", "t", "q", 2)).errors
         assert (entry["message"], entry["details"]) == ("caf\\udce9", {"a": ["caf\\udce9"]})
         assert ENCODERS[encoder](entry)
+        assert entries_of(state) == [entry]
 
 
 def test_what_is_spelt_out() -> None:
