@@ -83,8 +83,9 @@ def keep_what_is_delivered() -> None:
 
     def keeping(kind: type[Message[Any]], data: bytes) -> Message[Any]:
         message: Message[Any] = decode(kind, data)
-        # A delayed message is published anew before it runs, and many of them wait in a worker.
-        if "eta" not in message.options:
+        # A delayed message is published anew before it runs, and many of them wait in a worker. The options
+        # of a foreign message may be anything.
+        if not (isinstance(message.options, dict) and "eta" in message.options):
             vars(message)[_DELIVERED] = data
         return message
 

@@ -15,7 +15,9 @@ from ojs_bridge.engine.logs import FIELDS
 from ojs_bridge.spec.job import Job
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting
-from tests.instrumentation.snippets import PAGE, snippet
+from tests.instrumentation.snippets import snippet
+
+METRICS = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()
 
 LOGGER = logging.getLogger("ojs_bridge")
 
@@ -69,7 +71,7 @@ def test_the_fields_are_no_names_of_logging_s_own() -> None:
     """A record refuses an extra field with the name of one of its own."""
     own = {*vars(logging.makeLogRecord({})), "message", "asctime"}
     assert own.isdisjoint(FIELDS)
-    assert all(f"`{field}`" in PAGE for field in FIELDS)
+    assert all(f"`{field}`" in METRICS for field in FIELDS)
 
 
 def test_every_line_about_a_job_begins_with_the_job() -> None:
