@@ -31,7 +31,7 @@ from ..errors import (
 
 logger = logging.getLogger("ojs_bridge")
 
-MEDIA_TYPE = "application/openjobspec+json"
+MEDIA_TYPE, JSON = "application/openjobspec+json", "application/json"
 VERSION = "1.0"
 #: The keys of a request's scope for its id, and for the headers that inner layers add to its answer.
 REQUEST_ID = "ojs.request_id"
@@ -49,6 +49,10 @@ HEADERS = {
     "OJS-Version": VERSION,
 }
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+#: A type of these answers in an Accept header, and its weight.
+_ACCEPTED = re.compile(
+    r"(application/(?:openjobspec\+)?json)\s*(?=[;,]|$)(?:[^,]{0,99};\s*q=([01](?:\.[0-9]+)?))?"
+)
 
 
 class Answer(Response):
@@ -180,7 +184,13 @@ class Door:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = scope[REQUEST_ID] = _id_of(Headers(scope=scope).get("x-request-id", ""))
+        asked = Headers(scope=scope)
+        request_id = scope[REQUEST_ID] = _id_of(asked.get("x-request-id", ""))
+        # The spec wants its own type in every answer (http 4.3), but many clients read plain JSON only.
+        accept = _ACCEPTED.findall(",".join(asked.getlist("accept")).lower())
+        weights = {name: float(weight or 1) for name, weight in accept}
+        is_ojs = weights.get(MEDIA_TYPE, 0.0) >= max(weights.get(JSON, 0.0), 0.001)
+        media_type = MEDIA_TYPE if is_ojs else JSON
         added = scope[ADDED] = dict[str, str]()
         begun = False
 
@@ -188,7 +198,7 @@ class Door:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                _add_headers(message, {**HEADERS, **added, "X-Request-Id": request_id})
+                _add_headers(message, {**HEADERS, **added, "X-Request-Id": request_id}, media_type)
             await send(message)
 
         try:
@@ -205,7 +215,9 @@ def _id_of(told: str) -> str:
     return told if _REQUEST_ID.fullmatch(told) else f"req_{uuid4()}"
 
 
-def _add_headers(message: Message, added: Mapping[str, str]) -> None:
+def _add_headers(message: Message, added: Mapping[str, str], media_type: str) -> None:
     headers = MutableHeaders(scope=message)
     headers.update(added)
+    if headers.get("content-type") == MEDIA_TYPE:
+        headers["Content-Type"] = media_type
     headers.setdefault("Cache-Control", "no-store")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from . import shapes
-from .answers import MEDIA_TYPE, Answer
+from .answers import Answer
 from .audit import AUDIT
 from .bulk import LINES
 from .groups import GROUPS
@@ -96,11 +96,11 @@ def _operation(operation: Operation, shape_of: Mapping[Any, Schema]) -> Schema:
     errors = {**ERRORS, **(NOT_THERE if operation.names_one else {})}
     if operation.names_one and operation.method != "GET":
         errors |= CONFLICT
-    answer = {MEDIA_TYPE: {"schema": shape_of[operation.answer]}}
+    answer = _content(shape_of[operation.answer])
     if operation.many:
         # The result comes in the last line.
         answer[LINES] = {"schema": {"type": "string"}}
-    error = {MEDIA_TYPE: {"schema": shape_of[shapes.Error]}}
+    error = _content(shape_of[shapes.Error])
     responses = {status: {"description": meaning, "content": error} for status, meaning in errors.items()}
     described: Schema = {
         "summary": operation.summary,
@@ -125,4 +125,8 @@ def _parameters(operation: Operation) -> Iterator[Schema]:
 
 def _body(model: type[Asked], shape_of: Mapping[Any, Schema]) -> Schema:
     required = "required" in model.model_json_schema()
-    return {"required": required, "content": {name: {"schema": shape_of[model]} for name in JSON_TYPES}}
+    return {"required": required, "content": _content(shape_of[model])}
+
+
+def _content(schema: Schema) -> Schema:
+    return {name: {"schema": schema} for name in JSON_TYPES}

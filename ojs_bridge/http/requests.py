@@ -29,9 +29,9 @@ from ..operations.replaying import override_of
 from ..spec.job import parse_time
 from ..spec.policy import RetryPolicy
 from ..store import Order
-from .answers import MEDIA_TYPE, Refusal, invalid
+from .answers import JSON, MEDIA_TYPE, Refusal, invalid
 
-JSON_TYPES = (MEDIA_TYPE, "application/json")
+JSON_TYPES = (MEDIA_TYPE, JSON)
 #: A message may be as long as a broker takes it; RabbitMQ takes 16 MiB unless told otherwise.
 MAX_BODY = 16 * 1024 * 1024
 #: Nothing has died outside of these times, and arithmetic with times beyond them overflows.
