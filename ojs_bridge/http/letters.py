@@ -59,7 +59,7 @@ class Letters:
 
         page, place = page_of(read, query, total)
         jobs = [cast(shapes.Letter, listed(letter.to_ojs())) for letter in page.letters]
-        return {"jobs": jobs, "pagination": place}
+        return {"jobs": jobs, "total": place["total"], "pagination": place}
 
     def _total(self, kind: Kind, page: Page, offset: int) -> int | None:
         """Return the number of letters of a kind, or None if it would take a count of its own."""

@@ -41,7 +41,7 @@ class Retries:
 
         page, place = page_of(read, query, total)
         jobs = [cast(shapes.Parked, listed(parked.to_ojs())) for parked in page.retries]
-        return {"jobs": jobs, "pagination": place}
+        return {"jobs": jobs, "total": place["total"], "pagination": place}
 
     @answers(RETRIES, "POST", "/retries/{id}/run")
     def run(self, job_id: str) -> shapes.ParkedJob:

@@ -79,6 +79,7 @@ class Letter(Job):
     """A dead letter."""
 
     state: Literal["discarded"]
+    discarded_at: Time
     retry: dict[str, Any] | None
     policy: dict[str, Any] | None
     metadata: LetterMetadata
@@ -117,16 +118,18 @@ class Pagination(TypedDict):
 
 
 class Page(TypedDict):
-    """A page of dead letters."""
+    """A page of dead letters; `total` is that of the pagination, where some clients look for it."""
 
     jobs: list[Letter]
+    total: Count | None
     pagination: Pagination
 
 
 class ParkedPage(TypedDict):
-    """A page of parked retries."""
+    """A page of parked retries; `total` is that of the pagination."""
 
     jobs: list[Parked]
+    total: Count | None
     pagination: Pagination
 
 

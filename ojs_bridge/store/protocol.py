@@ -106,6 +106,7 @@ class Letter:
             "state": "discarded",
             "attempt": self.attempt,
             "max_attempts": self.max_attempts,
+            "discarded_at": format_time(self.discarded_at),
             "errors": shown_errors(self.errors),
             "metadata": {
                 "framework": self.framework,

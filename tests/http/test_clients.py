@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.http.doors import LETTERS, House, house
+from ojs_bridge.spec.job import format_time
+from tests.http.doors import LETTERS, RETRIES, House, house
 
 OJS, JSON = "application/openjobspec+json", "application/json"
+#: What the CLI sends with each request.
+CLI = {"Content-Type": OJS, "Accept": OJS}
 
 
 @pytest.fixture
@@ -48,3 +51,15 @@ def test_the_content_type_follows_accept(door: House, accept: str, told: str) ->
         assert (answer.status_code, answer.headers["content-type"]) == (status, told)
     answer = door.client.post(f"{LETTERS}/j-1/retry", headers={"Accept": accept})
     assert (answer.status_code, answer.headers["content-type"]) == (200, told)
+
+
+def test_a_list_has_its_total_and_a_letter_its_death_at_the_top(door: House) -> None:
+    """`ojs dead-letter` of the CLI prints both (vectors L1-DLQ-001 and L1-DLQ-003)."""
+    died = {name: format_time(door.bury(name).discarded_at) for name in ("j-1", "j-2")}
+    door.park("r-1")
+    listed = door.client.get(LETTERS, params={"limit": 1}, headers=CLI).json()
+    assert (listed["total"], listed["pagination"]["total"], len(listed["jobs"])) == (2, 2, 1)
+    jobs = door.client.get(LETTERS, headers=CLI).json()["jobs"]
+    assert {job["id"]: job["discarded_at"] for job in jobs} == died
+    assert door.client.get(f"{LETTERS}/j-1", headers=CLI).json()["discarded_at"] == died["j-1"]
+    assert door.client.get(RETRIES, headers=CLI).json()["total"] == 1
