@@ -22,6 +22,7 @@ from ..errors import ConfigurationError
 from ..instrumentation import stored
 from ..operations.letters import needed
 from . import openapi
+from .admin import ADMIN, MANIFEST, Admin
 from .answers import Door, Refusal, raise_refusal
 from .audit import AUDIT, Audit
 from .groups import GROUPS, Groups
@@ -82,7 +83,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
     """Return the app behind a guard with this access; raises ConfigurationError without a store."""
     needed(bridge.store, "the page and the HTTP API")
     letters, retries = Letters(bridge), Retries(bridge)
-    operations = Operations(bridge, letters.changed)
+    operations, admin = Operations(bridge, letters.changed), Admin(bridge, letters)
     api = [
         *(operation.route(Groups(bridge)) for operation in GROUPS),
         *(operation.route(letters) for operation in LETTERS),
@@ -91,6 +92,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
         *(operation.route(Audit(bridge)) for operation in AUDIT),
         *(operation.route(Health(bridge)) for operation in HEALTH),
         *(operation.route(Rates(bridge)) for operation in RATES),
+        *(operation.route(admin) for operation in ADMIN),
         openapi.route(),
     ]
     # The page's files need no token. The page asks the user for the token, and sends it with its requests.
@@ -106,6 +108,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
         routes=[
             Mount(openapi.BASE, routes=api, middleware=[Middleware(Guard, access=access)]),
             Route("/metrics", partial(_metrics, bridge), middleware=[Middleware(Guard, access=access)]),
+            *(operation.route(admin, Middleware(Guard, access=access)) for operation in MANIFEST),
             *page,
         ],
         middleware=[Middleware(Door)],

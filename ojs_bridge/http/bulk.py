@@ -81,13 +81,16 @@ class Bulks:
 
 def _result_of(action: Action, done: Bulk) -> Result:
     """Return the result of a change of many letters in the spec's form (adm 6.5)."""
-    return {
+    found: Result = {
         "action": action,
         "matched": done.matched,
         "succeeded": done.succeeded,
         "failed": done.failed,
         "errors": [{"job_id": letter_id, "error": why} for letter_id, why in done.errors],
     }
+    if action == "purge":
+        found["deleted"] = done.succeeded
+    return found
 
 
 class _Lines(Response):

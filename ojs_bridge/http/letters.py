@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import cast
 
@@ -21,7 +22,19 @@ from . import shapes
 from .answers import conflicts, invalid, not_found
 from .bulk import Bulks, unconfirmed
 from .paging import Counts, listed, page_of
-from .requests import Counted, Filter, LettersQuery, Purge, PurgeQuery, Replay, ReplayOne
+from .requests import (
+    EARLIEST,
+    Asked,
+    Counted,
+    Filter,
+    LettersQuery,
+    Older,
+    OlderQuery,
+    Purge,
+    PurgeQuery,
+    Replay,
+    ReplayOne,
+)
 from .routes import Operation, answers
 
 #: The most retries of a policy that are shown.
@@ -38,9 +51,10 @@ class Letters:
         self._now = bridge.engine.now
         self._publishers = bridge.engine.context.publishers
         self._preview = bridge.operations.preview
-        self._counts = Counts(bridge.dead_letters.stats)
+        #: The numbers of the letters.
+        self.counts = Counts(bridge.dead_letters.stats)
         #: Forgets the counts after a change.
-        self.changed = self._counts.forget
+        self.changed = self.counts.forget
         self._bulks = Bulks(self.changed)
 
     @answers(LETTERS, "GET", "/dead-letter")
@@ -65,21 +79,33 @@ class Letters:
         """Return the number of letters of a kind, or None if it would take a count of its own."""
         if page.next_cursor is None and (page.letters or not offset):
             return offset + len(page.letters)
-        return self._counts.of(kind)
+        return self.counts.of(kind)
 
     @answers(LETTERS, "DELETE", "/dead-letter", many=True)
     async def purge(self, request: Request, query: PurgeQuery, body: Purge) -> Response:
         """Purge dead letters."""
-        by_body = body.model_fields_set - {"reason"}
-        if query.model_fields_set and by_body:
-            raise invalid("filters and confirm go into the query or into the body, not into both")
-        asked = body if by_body else Purge(filter=query, confirm=query.confirm is not None)
+        asked = body if _by_body(query, body) else Purge(filter=query, confirm=query.confirm is not None)
         return await self._many(request, "purge", self._letters.purge, asked)
 
+    @answers(LETTERS, "DELETE", "/admin/dead-letter", many=True)
+    @answers(LETTERS, "POST", "/dead-letter/purge", many=True)
+    async def purge_older(self, request: Request, query: OlderQuery, body: Older) -> Response:
+        """Purge dead letters by their age; a POST that names an age needs no confirm."""
+        asked = body if _by_body(query, body) else query
+        until, now = asked.older_than, self._now()
+        if isinstance(until, timedelta):
+            until = now - min(until, now - EARLIEST)
+        # An age that leaves out no letter is no choice.
+        is_chosen = request.method == "POST" and until is not None and until < now
+        where = None if until is None else Filter(until=until)
+        purge = Purge(filter=where, confirm=bool(asked.confirm) or is_chosen)
+        return await self._many(request, "purge", self._letters.purge, purge)
+
+    @answers(LETTERS, "GET", "/admin/dead-letter/stats")
     @answers(LETTERS, "GET", "/dead-letter/stats")
     def stats(self, query: Counted) -> shapes.Stats:
         """Count dead letters."""
-        counts = self._counts.get(query.kind()).to_ojs()
+        counts = self.counts.get(query.kind()).to_ojs()
         return cast(shapes.Stats, {**counts, "replayable": sorted(self._publishers)})
 
     @answers(LETTERS, "GET", "/dead-letter/timeline")
@@ -89,6 +115,7 @@ class Letters:
         since, step = format_time(found.since), found.step.total_seconds()
         return {"since": since, "step_seconds": step, "counts": [*found.counts]}
 
+    @answers(LETTERS, "POST", "/admin/dead-letter/retry", many=True)
     @answers(LETTERS, "POST", "/dead-letter/retry", many=True)
     async def retry_all(self, request: Request, body: Replay) -> Response:
         """Replay dead letters."""
@@ -106,6 +133,8 @@ class Letters:
             request, action, lambda progress: act(confirm=True, progress=progress)
         )
 
+    @answers(LETTERS, "POST", "/admin/jobs/{id}/retry")
+    @answers(LETTERS, "POST", "/admin/dead-letter/{id}/retry")
     @answers(LETTERS, "POST", "/dead-letter/{id}/retry")
     def retry(self, job_id: str, body: ReplayOne) -> shapes.ReplayedJob:
         """Replay a dead letter."""
@@ -114,7 +143,7 @@ class Letters:
             with conflicts():
                 job = self._letters.retry(letter.id, **dict(body.override or ()))
         finally:
-            self._counts.forget()
+            self.counts.forget()
         return {"job": self._replayed(letter, job)}
 
     def _replayed(self, letter: Letter, job: Job) -> shapes.Replayed:
@@ -136,6 +165,7 @@ class Letters:
         letter = self._letter(job_id)
         return cast(shapes.LetterDetail, {**letter.to_ojs(), "schedule": _schedule(letter)})
 
+    @answers(LETTERS, "DELETE", "/admin/dead-letter/{id}", empty=True)
     @answers(LETTERS, "DELETE", "/dead-letter/{id}")
     def delete(self, job_id: str) -> shapes.Deleted:
         """Delete a dead letter."""
@@ -144,7 +174,7 @@ class Letters:
             with conflicts():
                 self._letters.delete(letter.id)
         finally:
-            self._counts.forget()
+            self.counts.forget()
         return {"deleted": True, "job_id": letter.id}
 
     def _letter(self, letter_id: str) -> Letter:
@@ -152,6 +182,13 @@ class Letters:
             return self._letters.get(letter_id)
         except LetterNotFound:
             raise not_found("dead_letter_job", letter_id) from None
+
+
+def _by_body(query: Asked, body: Purge | Older) -> bool:
+    by_body = body.model_fields_set - {"reason"}
+    if query.model_fields_set and by_body:
+        raise invalid("filters and confirm go into the query or into the body, not into both")
+    return bool(by_body)
 
 
 def _schedule(letter: Letter) -> list[float]:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from . import shapes
+from .admin import ADMIN, MANIFEST
 from .answers import Answer
 from .audit import AUDIT
 from .bulk import LINES
@@ -75,7 +76,7 @@ def document(root: str = "") -> Schema:
 @cache
 def _described() -> tuple[Schema, Schema]:
     """Return the paths, and the schemas that they refer to."""
-    operations = [*GROUPS, *LETTERS, *RETRIES, *OPERATIONS, *AUDIT, *HEALTH, *RATES]
+    operations = [*GROUPS, *LETTERS, *RETRIES, *OPERATIONS, *AUDIT, *HEALTH, *RATES, *ADMIN, *MANIFEST]
     shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
     shapes_of += [
         (operation.model("body"), "validation") for operation in operations if operation.method == "POST"
@@ -87,7 +88,8 @@ def _described() -> tuple[Schema, Schema]:
     shape_of = {shape: schema for (shape, _), schema in references.items()}
     paths: Schema = {}
     for operation in operations:
-        path = paths.setdefault(f"{BASE}{operation.path}", {})
+        base = "" if operation in MANIFEST else BASE
+        path = paths.setdefault(f"{base}{operation.path}", {})
         path[operation.method.lower()] = _operation(operation, shape_of)
     return paths, found["$defs"]
 
@@ -107,6 +109,8 @@ def _operation(operation: Operation, shape_of: Mapping[Any, Schema]) -> Schema:
         "parameters": [*_parameters(operation)],
         "responses": {"200": {"description": "Done", "content": answer}, **responses},
     }
+    if operation.empty:
+        described["responses"] = {"204": {"description": "Done"}, **responses}
     if operation.method == "POST":
         # A DELETE may have a body, too, but to OpenAPI it has no meaning.
         described["requestBody"] = _body(operation.model("body"), shape_of)

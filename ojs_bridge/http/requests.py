@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import datetime, timezone
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import (
@@ -26,6 +27,7 @@ from ..messages import OWN_META
 from ..operations.letters import Kind, problem_of
 from ..operations.operation import MAX_IDS, Action, check
 from ..operations.replaying import override_of
+from ..spec.duration import parse_duration
 from ..spec.job import parse_time
 from ..spec.policy import RetryPolicy
 from ..store import Order
@@ -34,17 +36,31 @@ from .answers import JSON, MEDIA_TYPE, Refusal, invalid
 JSON_TYPES = (MEDIA_TYPE, JSON)
 #: A message may be as long as a broker takes it; RabbitMQ takes 16 MiB unless told otherwise.
 MAX_BODY = 16 * 1024 * 1024
+#: The most entries that are read to be skipped.
+MAX_OFFSET = 10_000
 #: Nothing has died outside of these times, and arithmetic with times beyond them overflows.
 EARLIEST = datetime(1970, 1, 1, tzinfo=timezone.utc)
 LATEST = datetime(9000, 1, 1, tzinfo=timezone.utc)
 _POLICY = RetryPolicy.json_schema()
+_AGE = re.compile(r"([0-9]{1,6})([wdhms])")
+_UNITS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
 def _time(told: object) -> datetime:
     try:
-        return min(max(parse_time(str(told).upper()), EARLIEST), LATEST)
+        at = told if isinstance(told, datetime) else parse_time(str(told).upper())
+        return min(max(at, EARLIEST), LATEST)
     except ValueError:
         raise ValueError("must be a time such as 2026-11-21T10:00:00Z") from None
+
+
+def _age(told: object) -> datetime | timedelta:
+    text = str(told)
+    with suppress(ValueError, OverflowError):
+        if short := _AGE.fullmatch(text):
+            return timedelta(**{_UNITS[short[2]]: int(short[1])})
+        return parse_duration(text) if text.startswith("P") else parse_time(text.upper())
+    raise ValueError("must be an age such as 7d, 24h or P7D, or a time such as 2026-11-21T10:00:00Z")
 
 
 def _finite(value: object) -> object:
@@ -56,6 +72,12 @@ Word: TypeAlias = Annotated[str, Field(min_length=1, max_length=1000)]
 Pattern: TypeAlias = Annotated[Word, Field(description="A name, or a pattern such as billing.*")]
 Time: TypeAlias = Annotated[
     datetime, BeforeValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})
+]
+#: An age, or a time.
+Age: TypeAlias = Annotated[
+    datetime | timedelta,
+    BeforeValidator(_age),
+    WithJsonSchema({"type": "string", "description": "An age such as 7d or P7D, or a time"}),
 ]
 Reason: TypeAlias = Annotated[str, Field(max_length=1000, description="Why, for the audit")]
 #: A value that JSON has a form for: no NaN, and no infinity, which pydantic reads from 1e999.
@@ -122,7 +144,7 @@ class Paging(Asked):
     """The choice of a page: a page with an offset reads all entries before it."""
 
     limit: Limit = 50
-    offset: Annotated[int, Field(ge=0, le=10_000, description="The entries to skip; not with a text")] = 0
+    offset: Annotated[int, Field(ge=0, le=MAX_OFFSET, description="The entries to skip; not with a text")] = 0
     cursor: Cursor | None = None
 
 
@@ -140,6 +162,20 @@ class DiedQuery(Limited):
 
 class LettersQuery(Filter, Paging):
     """A page of dead letters."""
+
+
+class AdminQuery(Counted):
+    """A numbered page of dead letters."""
+
+    state: Literal["discarded"] | None = None
+    page: Annotated[int, Field(ge=1)] = 1
+    per_page: Limit = 20
+
+    @model_validator(mode="after")
+    def _is_near(self) -> Self:
+        if (self.page - 1) * self.per_page > MAX_OFFSET:
+            raise ValueError(f"page: {self.page}: lies beyond {MAX_OFFSET} entries; choose fewer by a filter")
+        return self
 
 
 class GroupsQuery(Counted):
@@ -209,6 +245,20 @@ class Purge(Change):
 
     filter: Filter | None = None
     confirm: Annotated[bool, WithJsonSchema({"const": True})] = False
+
+
+class OlderQuery(Asked):
+    """A purge by age, by a query; the word `true` is the consent to it."""
+
+    older_than: Age | None = None
+    confirm: Literal["true"] | None = None
+
+
+class Older(Change):
+    """A purge by age, by a body."""
+
+    older_than: Age | None = None
+    confirm: bool = False
 
 
 class Replay(Purge):

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar, get_type_hints
 
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -31,13 +32,14 @@ class Operation:
 
     The function is given what its parameters name: `job_id` is the id in the path, `query` and `body` are
     models, and `request` is the request. It runs in a thread. A coroutine function, for `many` letters,
-    returns its own response.
+    returns its own response. Of an `empty` answer only the status 204 is sent.
     """
 
     method: str
     path: str
     handler: Callable[..., Any]
     many: bool
+    empty: bool
 
     @property
     def names_one(self) -> bool:
@@ -60,11 +62,13 @@ class Operation:
         found: type[Asked] = get_type_hints(self.handler).get(part, default)
         return found
 
-    def route(self, served: object) -> Route:
+    def route(self, served: object, *middleware: Middleware) -> Route:
         """Return the route to the handler, a method of an object; an id may have slashes."""
         path = self.path.replace("{id}", "{id:path}")
         models = self.model("query"), self.model("body")
-        return Route(path, partial(self._answer, served, *models), methods=[self.method])
+        return Route(
+            path, partial(self._answer, served, *models), methods=[self.method], middleware=middleware
+        )
 
     async def _answer(
         self, served: object, query: type[Asked], body: type[Asked], request: Request
@@ -80,14 +84,17 @@ class Operation:
         if self.many:
             response: Response = await call()
             return response
-        return Answer(await run_in_threadpool(call))
+        told = await run_in_threadpool(call)
+        return Response(status_code=204) if self.empty else Answer(told)
 
 
-def answers(operations: list[Operation], method: str, path: str, *, many: bool = False) -> Callable[[F], F]:
+def answers(
+    operations: list[Operation], method: str, path: str, *, many: bool = False, empty: bool = False
+) -> Callable[[F], F]:
     """Add a method to a list of operations. Longer paths come first: an id may look like one of them."""
 
     def add(handler: F) -> F:
-        operations.append(Operation(method, path, handler, many))
+        operations.append(Operation(method, path, handler, many, empty))
         return handler
 
     return add

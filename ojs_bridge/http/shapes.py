@@ -159,6 +159,95 @@ class ParkedJob(TypedDict):
     job: Parked
 
 
+class AdminItem(Letter):
+    """A dead letter as the admin API lists it."""
+
+    created_at: Time | None
+
+
+class AdminPagination(TypedDict):
+    """The place of a numbered page among all entries."""
+
+    total: Count
+    page: Annotated[int, Field(ge=1)]
+    per_page: Annotated[int, Field(ge=1)]
+
+
+class AdminPage(TypedDict):
+    """A numbered page of dead letters."""
+
+    items: list[AdminItem]
+    pagination: AdminPagination
+
+
+class AdminJob(Job):
+    """A dead letter or a parked retry as the admin API details it."""
+
+    specversion: Literal["1.0"]
+    state: Literal["discarded", "retryable"]
+    created_at: Time | None
+    discarded_at: NotRequired[Time]
+    next_retry_at: NotRequired[Time]
+    retry_policy: NotRequired[dict[str, Any]]
+    metadata: dict[str, Any]
+
+
+class JobCounts(TypedDict):
+    """The numbers of jobs by state (adm 10.1). What the store does not know is 0.
+
+    `available` is what waits in the brokers, where this process can ask them. `completed` is the number of
+    runs that succeeded in the last day.
+    """
+
+    available: Count
+    active: Count
+    scheduled: Count
+    retryable: Count
+    completed: Count
+    discarded: Count
+    cancelled: Count
+
+
+class Throughput(TypedDict):
+    """The runs of the last hour, by the minute; `failed` ones are among the processed."""
+
+    processed_per_minute: Annotated[float, Field(ge=0)]
+    failed_per_minute: Annotated[float, Field(ge=0)]
+
+
+class AdminStats(TypedDict):
+    """The numbers of a fleet: the queues that its workers take, the living workers, jobs and runs."""
+
+    queues: Count
+    workers: Count
+    jobs: JobCounts
+    throughput: Throughput
+
+
+class Implementation(TypedDict):
+    """The name and the version of this server."""
+
+    name: str
+    version: str
+    language: str
+
+
+class Manifest(TypedDict):
+    """What this server supports (http 21). It claims no level and no extension: 0 is the lowest level.
+
+    A capability that is not named is not there.
+    """
+
+    ojs_version: str
+    specversion: str
+    implementation: Implementation
+    conformance_level: Literal[0]
+    protocols: list[str]
+    backend: str
+    capabilities: dict[str, bool]
+    extensions: list[str]
+
+
 class Failed(TypedDict):
     """A letter that stays, and the reason."""
 
@@ -167,11 +256,12 @@ class Failed(TypedDict):
 
 
 class Result(TypedDict):
-    """The result of a replay or a purge of many letters (adm 6.5)."""
+    """The result of a replay or a purge of many letters (adm 6.5); `deleted` is a purge's `succeeded`."""
 
     action: Action
     matched: Count
     succeeded: Count
+    deleted: NotRequired[Count]
     failed: Count
     errors: list[Failed]
 

@@ -99,7 +99,9 @@ def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -
     told = refused(ask.delete(LETTERS, params=where), 400, "invalid_request")["details"]
     assert (told["matched"], told["by_type"], told["filter"]["since"]) == (2, {"a.b": 2}, where["since"])
     done = ask.delete(LETTERS, params={**where, "confirm": "true"}).json()
-    assert done == {"action": "purge", "matched": 2, "succeeded": 2, "failed": 0, "errors": []}
+    assert done == {
+        "action": "purge", "matched": 2, "succeeded": 2, "deleted": 2, "failed": 0, "errors": [],
+    }  # fmt: skip
     assert door.ids() == []
 
 

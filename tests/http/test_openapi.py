@@ -54,7 +54,9 @@ def beyond_schemas(case: schemathesis.Case) -> bool:
     policy = isinstance(override, dict) and "retry" in override
     searched = {"text", "error_type", "since", "until"} if case.path.endswith("/retries") else {"text"}
     skipped = "offset" in case.query and searched & set(case.query)
-    return bool(skipped) or policy or bool(bulk)
+    aged = case.path.endswith(("/purge", "/admin/dead-letter")) and case.method != "GET"
+    far = int(case.query.get("page", 1)) > 100 if str(case.query.get("page", 1)).isdigit() else False
+    return bool(skipped) or policy or bool(bulk) or aged or far
 
 
 OPERATIONS = [(path, method) for path, methods in document()["paths"].items() for method in methods]
