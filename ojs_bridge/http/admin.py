@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from datetime import timedelta
 from importlib import metadata
-from typing import cast
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field
+from typing_extensions import NotRequired, TypedDict
 
 from ..bridge import Bridge
 from ..errors import RetryNotFound
@@ -16,12 +19,102 @@ from .answers import VERSION, not_found
 from .letters import Letters
 from .requests import AdminQuery, LettersQuery
 from .routes import Operation, answers
+from .shapes import Count, Time
 
 ADMIN: list[Operation] = []
 #: The manifest's path has no version of the API before it.
 MANIFEST: list[Operation] = []
 
 _FAILED = ("retried", "discarded", "dead_lettered")
+
+
+class AdminItem(shapes.Letter):
+    """A dead letter as the admin API lists it."""
+
+    created_at: Time | None
+
+
+class AdminPagination(TypedDict):
+    """The place of a numbered page among all entries."""
+
+    total: Count
+    page: Annotated[int, Field(ge=1)]
+    per_page: Annotated[int, Field(ge=1)]
+
+
+class AdminPage(TypedDict):
+    """A numbered page of dead letters."""
+
+    items: list[AdminItem]
+    pagination: AdminPagination
+
+
+class AdminJob(shapes.Job):
+    """A dead letter or a parked retry as the admin API details it."""
+
+    specversion: Literal["1.0"]
+    state: Literal["discarded", "retryable"]
+    created_at: Time | None
+    discarded_at: NotRequired[Time]
+    next_retry_at: NotRequired[Time]
+    retry_policy: NotRequired[dict[str, Any]]
+    metadata: dict[str, Any]
+
+
+class JobCounts(TypedDict):
+    """The numbers of jobs by state (adm 10.1). What the store does not know is 0.
+
+    `available` is what waits in the brokers, where this process can ask them. `completed` is the number of
+    runs that succeeded in the last day.
+    """
+
+    available: Count
+    active: Count
+    scheduled: Count
+    retryable: Count
+    completed: Count
+    discarded: Count
+    cancelled: Count
+
+
+class Throughput(TypedDict):
+    """The runs of the last hour, by the minute; `failed` ones are among the processed."""
+
+    processed_per_minute: Annotated[float, Field(ge=0)]
+    failed_per_minute: Annotated[float, Field(ge=0)]
+
+
+class AdminStats(TypedDict):
+    """The numbers of a fleet: the queues that its workers take, the living workers, jobs and runs."""
+
+    queues: Count
+    workers: Count
+    jobs: JobCounts
+    throughput: Throughput
+
+
+class Implementation(TypedDict):
+    """The name and the version of this server."""
+
+    name: str
+    version: str
+    language: str
+
+
+class Manifest(TypedDict):
+    """What this server supports (http 21). It claims no level and no extension: 0 is the lowest level.
+
+    A capability that is not named is not there.
+    """
+
+    ojs_version: str
+    specversion: str
+    implementation: Implementation
+    conformance_level: Literal[0]
+    protocols: list[str]
+    backend: str
+    capabilities: dict[str, bool]
+    extensions: list[str]
 
 
 class Admin:
@@ -31,7 +124,7 @@ class Admin:
         self._bridge, self._letters = bridge, letters
 
     @answers(ADMIN, "GET", "/admin/dead-letter")
-    def list(self, query: AdminQuery) -> shapes.AdminPage:
+    def list(self, query: AdminQuery) -> AdminPage:
         """List dead letters by numbered pages, the newest first."""
         asked = query.model_dump(exclude={"state", "page", "per_page"}, exclude_none=True)
         offset = (query.page - 1) * query.per_page
@@ -40,11 +133,11 @@ class Admin:
         if total is None:
             total = self._letters.counts.get(query.kind()).total
         items = [{**job, "created_at": job["metadata"]["created_at"]} for job in found["jobs"]]
-        place: shapes.AdminPagination = {"total": total, "page": query.page, "per_page": query.per_page}
-        return {"items": cast(list[shapes.AdminItem], items), "pagination": place}
+        place: AdminPagination = {"total": total, "page": query.page, "per_page": query.per_page}
+        return {"items": cast(list[AdminItem], items), "pagination": place}
 
     @answers(ADMIN, "GET", "/admin/jobs/{id}")
-    def job(self, job_id: str) -> shapes.AdminJob:
+    def job(self, job_id: str) -> AdminJob:
         """Get a dead letter, or else a parked retry."""
         entry: Letter | Parked | None = self._bridge.dead_letters.find(job_id)
         if entry is None:
@@ -55,10 +148,10 @@ class Admin:
         job = entry.to_ojs()
         policy = job.get("policy") or job.get("retry")
         job |= {"specversion": VERSION, "created_at": job["metadata"].get("created_at")}
-        return cast(shapes.AdminJob, job | ({"retry_policy": policy} if policy else {}))
+        return cast(AdminJob, job | ({"retry_policy": policy} if policy else {}))
 
     @answers(ADMIN, "GET", "/admin/stats")
-    def stats(self) -> shapes.AdminStats:
+    def stats(self) -> AdminStats:
         """Count queues, workers, jobs and runs; a number that the store does not know is 0."""
         facts = {name: check.facts for name, check in self._bridge.operations.health.check().checks.items()}
         day = _runs(self._bridge.rates())
@@ -83,7 +176,7 @@ class Admin:
         }
 
     @answers(MANIFEST, "GET", "/ojs/manifest")
-    def manifest(self) -> shapes.Manifest:
+    def manifest(self) -> Manifest:
         """Tell what this server supports."""
         return {
             "ojs_version": VERSION,

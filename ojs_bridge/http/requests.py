@@ -27,7 +27,7 @@ from ..messages import OWN_META
 from ..operations.letters import Kind, problem_of
 from ..operations.operation import MAX_IDS, Action, check
 from ..operations.replaying import override_of
-from ..spec.duration import parse_duration
+from ..spec.duration import PATTERN, parse_duration
 from ..spec.job import parse_time
 from ..spec.policy import RetryPolicy
 from ..store import Order
@@ -42,7 +42,7 @@ MAX_OFFSET = 10_000
 EARLIEST = datetime(1970, 1, 1, tzinfo=timezone.utc)
 LATEST = datetime(9000, 1, 1, tzinfo=timezone.utc)
 _POLICY = RetryPolicy.json_schema()
-_AGE = re.compile(r"([0-9]{1,6})([wdhms])")
+_AGE = re.compile(r"^([0-9]{1,6})([wdhms])$")
 _UNITS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 
@@ -77,7 +77,13 @@ Time: TypeAlias = Annotated[
 Age: TypeAlias = Annotated[
     datetime | timedelta,
     BeforeValidator(_age),
-    WithJsonSchema({"type": "string", "description": "An age such as 7d or P7D, or a time"}),
+    WithJsonSchema(
+        {
+            "description": "An age such as 7d or P7D, or a time",
+            "type": "string",
+            "anyOf": [{"pattern": _AGE.pattern}, {"pattern": PATTERN}, {"format": "date-time"}],
+        }
+    ),
 ]
 Reason: TypeAlias = Annotated[str, Field(max_length=1000, description="Why, for the audit")]
 #: A value that JSON has a form for: no NaN, and no infinity, which pydantic reads from 1e999.

@@ -54,9 +54,20 @@ def beyond_schemas(case: schemathesis.Case) -> bool:
     policy = isinstance(override, dict) and "retry" in override
     searched = {"text", "error_type", "since", "until"} if case.path.endswith("/retries") else {"text"}
     skipped = "offset" in case.query and searched & set(case.query)
-    aged = case.path.endswith(("/purge", "/admin/dead-letter")) and case.method != "GET"
-    far = int(case.query.get("page", 1)) > 100 if str(case.query.get("page", 1)).isdigit() else False
-    return bool(skipped) or policy or bool(bulk) or aged or far
+    page = str(case.query.get("page", ""))
+    far = page.isdigit() and int(page) > 100
+    return bool(skipped) or policy or bool(bulk) or far or beyond_purges(case, body)
+
+
+def beyond_purges(case: schemathesis.Case, body: dict[str, object]) -> bool:
+    """Return whether a purge may lack consent, name its age twice, or name one that no clock can hold."""
+    if case.method == "GET" or not case.path.endswith(("/purge", "/admin/dead-letter")):
+        return False
+    asked = {**case.query}
+    age = str(asked.get("older_than", ""))
+    chosen = case.method == "POST" and age.strip("wdhms").strip("0").isdigit()
+    twice = bool(body.keys() & {"older_than", "confirm"})
+    return twice or age.startswith("P") or not (chosen or "confirm" in asked)
 
 
 OPERATIONS = [(path, method) for path, methods in document()["paths"].items() for method in methods]
