@@ -655,6 +655,7 @@ def test_a_letter_in_the_shape_of_the_spec() -> None:
         "state": "discarded",
         "attempt": 3,
         "max_attempts": 3,
+        "discarded_at": "2026-11-21T10:00:02.345Z",
         "errors": [{**entry(3), "timestamp": "t", "occurred_at": "t"}],
         "metadata": {
             "framework": "dramatiq",
