@@ -77,12 +77,13 @@ def keep_what_is_delivered() -> None:
 
     An actor may change its arguments in place. To copy them before each run costs more than the run.
     """
-    decode = Message.decode.__func__  # type: ignore[attr-defined]
-    if hasattr(decode, "ojs_keeps"):
+    if hasattr(Message.decode, "ojs_keeps"):
         return
+    # As the class has it: instrumentation may have wrapped it.
+    decode = vars(Message)["decode"]
 
     def keeping(kind: type[Message[Any]], data: bytes) -> Message[Any]:
-        message: Message[Any] = decode(kind, data)
+        message: Message[Any] = decode.__get__(None, kind)(data)
         # A delayed message is published anew before it runs, and many of them wait in a worker. The options
         # of a foreign message may be anything.
         if not (isinstance(message.options, dict) and "eta" in message.options):

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from typing_extensions import assert_never
 from ..errors import InvalidState, StoreError
 from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
 from ..spec.failures import MAX_MESSAGE, Failure, cut, safe_repr
-from ..spec.job import Header, Job
+from ..spec.job import Header, Job, format_time
 from ..spec.policy import RetryPolicy
 from ..store import Settle, Store
 from . import events
@@ -198,12 +199,21 @@ class Carrying:
     ) -> None:
         """Write a dead letter to the store with the job's whole history (DLQ-001, DLQ-002).
 
-        `job` is the job as `after` returned it. Raises StoreError, and TakenOver.
+        `job` is the job as `after` returned it. Its letter replaces an earlier one of the job. Raises
+        StoreError, and TakenOver.
         """
         store, policy = self._needed(), begun.policy if isinstance(begun, Run) else RetryPolicy()
         errors = self.context.history.whole(job)
         letter = letter_of(job, decision, policy, framework, message, errors, at=self.now())
-        self._write(begun, lambda settle: store.bury(letter, settle))
+        earlier = self.context.insist(lambda: store.get(letter.id))
+        if earlier is None or earlier.failed_first_at == letter.failed_first_at:
+            self._write(begun, lambda settle: store.bury(letter, settle))
+            return
+        # Another job had this id, and the store has forgotten its run.
+        own = replace(letter, id=f"{letter.id}~{format_time(letter.discarded_at)}")
+        self._write(begun, lambda settle: store.bury(own, settle))
+        with Harmless(job):
+            self.context.history.forget(job)
 
     def parks(self, at: datetime) -> bool:
         """Return whether a job that is due at a time waits in the store rather than in the broker."""

@@ -340,10 +340,10 @@ class DeadLetters:
         letter = self._store.get(letter_id)
         if letter is not None:
             return letter
-        # The id of a job that has a chain finds its letter, too, if that is the only one.
+        # The id of a job finds a letter with more after that id, too, if it is the only one.
         of_job = self._store.letters_beginning(f"{letter_id}~", 2)
         if len(of_job) > 1:
-            raise LetterNotFound(f"job {letter_id!r} has several dead letters: {', '.join(of_job)}, ...")
+            raise LetterNotFound(f"job {letter_id!r} has more dead letters than one: {' and '.join(of_job)}")
         letter = self._store.get(of_job[0]) if of_job else None
         if letter is None:
             raise LetterNotFound(f"there is no dead letter {letter_id!r}")

@@ -74,6 +74,11 @@ class Letter:
         return os.path.commonprefix([self.id, self.key]) if self.key else self.id  # noqa: RUF071 - no paths
 
     @property
+    def failed_first_at(self) -> str:
+        """The time of the job's first failure. It tells jobs under one id apart."""
+        return str(self.errors[0].get("timestamp")) if self.errors else ""
+
+    @property
     def group(self) -> str:
         """The fingerprint of the most recent failure, which names the letter's group."""
         message = str(self.errors[-1].get("message") or "") if self.errors else ""

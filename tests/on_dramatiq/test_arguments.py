@@ -19,6 +19,7 @@ from dramatiq.encoder import Encoder, JSONEncoder
 
 from ojs_bridge import Bridge, Retry
 from ojs_bridge.dramatiq import install
+from ojs_bridge.dramatiq.delivery import keep_what_is_delivered
 
 KEEP = {"max_attempts": 4, "initial_interval": "PT0.001S", "jitter": False, "on_exhaustion": "dead_letter"}
 
@@ -119,6 +120,22 @@ def test_arguments_that_an_actor_changes_in_place(
         assert ([*reading.args], reading.kwargs) == ([{"id": 7}], {"lines": [1, 2]})
     else:
         assert seen == [first, *(({"id": 7, "seen": n}, []) for n in (1, 2, 3))]
+
+
+def test_a_decode_that_somebody_has_wrapped_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bridge keeps the bytes beside it; and what a foreign message holds does not matter."""
+    decode, called = vars(dramatiq.Message)["decode"], list[bytes]()
+
+    def wrapped(kind: Any, data: bytes) -> Any:
+        called.append(data)
+        return decode.__get__(None, kind)(data)
+
+    monkeypatch.setattr(dramatiq.Message, "decode", classmethod(wrapped))
+    keep_what_is_delivered()
+    for options in ({}, {"eta": 1}, 7):
+        data = dramatiq.Message("q", "a", (1,), {}, options).encode()  # type: ignore[arg-type]
+        assert dramatiq.Message.decode(data).options == options
+        assert called.pop() == data
 
 
 @pytest.mark.parametrize("policies", [None, {"*": KEEP}], ids=["plain", "policy"])
