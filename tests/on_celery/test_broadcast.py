@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,16 @@ from tests.on_celery.fleet import celery
 from tests.servers import Valkey, eventually
 
 WORKERS = ("a", "b", "c")
+
+
+def answering(app: Celery) -> set[str]:
+    """The workers that answer now.
+
+    Each question has a connection of its own. On Redis, one of the app's pool would wait for answers on, and
+    with it each later fork of this process; on RabbitMQ, one that is used again has lost its reply queue.
+    """
+    with app.connection_for_write() as connection:
+        return {name for answer in app.control.ping(timeout=1, connection=connection) for name in answer}
 
 
 @pytest.mark.parametrize("broker", ["rabbitmq", "valkey"])
@@ -37,10 +46,7 @@ def test_each_worker_runs_a_broadcast_and_nothing_multiplies(
     declare = [Exchange(unique, type="fanout")]
     notes = client(valkey.url)
     try:
-        # A connection of the app's pool would wait for answers on Redis, and with it each later fork.
-        with app.connection_for_write() as connection:
-            ping = partial(app.control.ping, timeout=1, connection=connection)
-            eventually(lambda: len(ping()) == len(WORKERS), seconds=60)
+        eventually(lambda: answering(app) == {f"{name}@here" for name in WORKERS}, seconds=60)
         app.send_task("told", (0,), task_id="job", declare=declare)
         eventually(lambda: notes.llen(f"{unique}:runs") >= len(WORKERS), seconds=30)
         app.send_task("told", (1,), task_id="fails", declare=declare)
