@@ -8,10 +8,10 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 
 from benchmarks.work import call_the_other_side
-from ojs_bridge.spec.decision import decide
-from ojs_bridge.spec.failures import ErrorMap, Failure, outcome_of
-from ojs_bridge.spec.job import Job, decode, encode
-from ojs_bridge.spec.policy import RetryPolicy
+from ojs_bridge.rules.decision import decide
+from ojs_bridge.rules.failures import ErrorMap, Failure, outcome_of
+from ojs_bridge.rules.job import Job, decode, encode
+from ojs_bridge.rules.policy import RetryPolicy
 
 NOW = datetime.now(timezone.utc)
 

@@ -27,9 +27,9 @@ from .operations.operation import Operation
 from .operations.replay_rules import ReplayRule
 from .operations.replaying import Bulk
 from .operations.retention import Retention
-from .spec.backoff import Intervals, Jitter, Seeded
-from .spec.policy import PartialPolicy, RetryPolicy
-from .spec.responses import DeadLetter, Discard, Fail, Response, Retry, Snooze
+from .rules.backoff import Intervals, Jitter, Seeded
+from .rules.policy import PartialPolicy, RetryPolicy
+from .rules.responses import DeadLetter, Discard, Fail, Response, Retry, Snooze
 from .store import Letter, Page, Parked, ParkedPage, Stats, Store, open_store
 
 __all__ = [

@@ -26,8 +26,8 @@ from .operations.replay_rules import PERIOD as RULES_PERIOD
 from .operations.replay_rules import ReplayRule, checked
 from .operations.retention import PERIOD as PRUNE_PERIOD
 from .operations.retention import Retention
-from .spec.failures import Mapped
-from .spec.policy import PartialPolicy
+from .rules.failures import Mapped
+from .rules.policy import PartialPolicy
 from .store import LetterFilter, ParkedFilter, Store
 
 

@@ -19,8 +19,8 @@ from ojs_bridge.config import sources
 from ojs_bridge.engine import events
 from ojs_bridge.engine.events import Event
 from ojs_bridge.http.openapi import document
-from ojs_bridge.spec.decision import GiveBack
-from ojs_bridge.spec.job import Job
+from ojs_bridge.rules.decision import GiveBack
+from ojs_bridge.rules.job import Job
 
 #: The sections of the specification, `ojs-retry.md`, that define the fields of a policy.
 SECTIONS = {

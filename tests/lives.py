@@ -10,8 +10,8 @@ from typing import Any
 from ojs_bridge import Bridge, Letter
 from ojs_bridge.engine.ports import Backlog, Override
 from ojs_bridge.engine.runs import Run
-from ojs_bridge.spec.decision import DeadLetter, Decision, RetryAt
-from ojs_bridge.spec.job import Header, Job, decode
+from ojs_bridge.rules.decision import DeadLettered, Decision, RetryAt
+from ojs_bridge.rules.job import Header, Job, decode
 from ojs_bridge.store import Parked, Reservation
 
 FRAMEWORK = "outbox"
@@ -92,7 +92,7 @@ def live_and_die(bridge: Bridge, job_id: str, message: str = "down", *, state: s
     last = state or ""
     while True:
         job, run, decision = attempt(bridge, job, ConnectionError(f"{message} {job.attempt}"))
-        if isinstance(decision, DeadLetter):
+        if isinstance(decision, DeadLettered):
             bridge.engine.bury(run, job, decision, FRAMEWORK, {"args": [job_id]})
         if isinstance(decision, RetryAt):
             last = bridge.engine.header(job).text

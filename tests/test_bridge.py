@@ -15,9 +15,9 @@ from ojs_bridge import Bridge, ConfigurationError, Discard, Intervals, InvalidRe
 from ojs_bridge.engine.layers import Layers
 from ojs_bridge.engine.runs import Postpone, Refuse, Run
 from ojs_bridge.errors import InvalidState
-from ojs_bridge.spec.decision import Complete, DeadLetter
-from ojs_bridge.spec.failures import Failure
-from ojs_bridge.spec.job import MAX_COUNT, ErrorEntry, Job, PlacedEntry, decode
+from ojs_bridge.rules.decision import Complete, DeadLettered
+from ojs_bridge.rules.failures import Failure
+from ojs_bridge.rules.job import MAX_COUNT, ErrorEntry, Job, PlacedEntry, decode
 from ojs_bridge.store import Store
 from tests.lives import FRAMEWORK, KEEP, attempt, bridge_with_outbox, live_and_die
 
@@ -227,7 +227,7 @@ def test_without_a_store_nothing_is_buried() -> None:
     """The adapter uses the broker's own dead queue."""
     bridge = Bridge()
     with pytest.raises(StoreError):
-        decision = DeadLetter("handler", Failure("a.b"), "why")
+        decision = DeadLettered("handler", Failure("a.b"), "why")
         bridge.engine.bury(Refuse(JOB, decision), JOB, decision, "x", {})
 
 
@@ -313,7 +313,7 @@ def test_a_job_that_is_buried_twice_keeps_its_history(url: str, message: str) ->
     last = live_and_die(bridge, "j-1", message)
     before = bridge.dead_letters.get("j-1").errors
     job, run, decision = attempt(bridge, decode(last, JOB._replace(attempt=15)), OSError("again"))
-    assert isinstance(decision, DeadLetter)
+    assert isinstance(decision, DeadLettered)
     bridge.engine.bury(run, job, decision, FRAMEWORK, {})
     after = bridge.dead_letters.get("j-1").errors
     assert after[:-1] == before[:-1]
@@ -329,7 +329,7 @@ def test_a_job_that_starts_afresh_keeps_its_history(url: str) -> None:
     for n in range(1, 13):
         job, run, _ = attempt(bridge, job, OSError(f"second {n}"))
         job = decode(bridge.engine.header(job).text, JOB._replace(attempt=job.attempt))
-    last = DeadLetter("handler", Failure("a.b"), "why")
+    last = DeadLettered("handler", Failure("a.b"), "why")
     bridge.engine.bury(run, bridge.engine.after(job, last), last, FRAMEWORK, {})
     messages = [entry["message"] for entry in bridge.dead_letters.get("j-1").errors]
     assert messages == [*(f"first {n}" for n in range(1, 13)), *(f"second {n}" for n in range(1, 13)), ""]
@@ -385,7 +385,7 @@ def test_a_hostile_history_stops_nothing(url: str, state: dict[str, Any]) -> Non
     job, run, _ = attempt(bridge, job, OSError("down"))
     job = decode(bridge.engine.header(job).text, JOB._replace(attempt=2))
     job, run, _ = attempt(bridge, job, OSError("down"))
-    decision = DeadLetter("handler", Failure("a.b"), "why")
+    decision = DeadLettered("handler", Failure("a.b"), "why")
     bridge.engine.bury(run, job, decision, FRAMEWORK, {})
     errors: tuple[ErrorEntry, ...] = bridge.dead_letters.get("j-1").errors
     assert len(errors) >= min(len(state["errors"]) + 2, 11)

@@ -29,8 +29,8 @@ from ojs_bridge.engine.ports import Override
 from ojs_bridge.engine.runs import Run
 from ojs_bridge.operations import operation, running
 from ojs_bridge.operations.operation import Jobs
-from ojs_bridge.spec.decision import DeadLetter, Decision
-from ojs_bridge.spec.job import Header, Job, decode, encode
+from ojs_bridge.rules.decision import DeadLettered, Decision
+from ojs_bridge.rules.job import Header, Job, decode, encode
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
 from tests.servers import Valkey, eventually
 from tests.test_operating import bury
@@ -87,7 +87,7 @@ class Running(Outbox):
         assert isinstance(run, Run)
         raised = ConnectionError("down") if int(job.id[2:]) % self.each else None
         decision = engine.judge(run, raised)
-        if isinstance(decision, DeadLetter):
+        if isinstance(decision, DeadLettered):
             engine.bury(run, engine.after(run.job, decision), decision, FRAMEWORK, {"args": []})
         engine.settle(run, decision)
         return decision

@@ -15,15 +15,23 @@ from ojs_bridge.engine.carrying import NotCarried
 from ojs_bridge.engine.ports import Ended, Onward
 from ojs_bridge.engine.runs import Postpone, Refuse, Run
 from ojs_bridge.errors import StoreError
-from ojs_bridge.spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
-from ojs_bridge.spec.failures import Failure
-from ojs_bridge.spec.job import Job
+from ojs_bridge.rules.decision import (
+    Complete,
+    DeadLettered,
+    Decision,
+    Discarded,
+    GiveBack,
+    RetryAt,
+    SnoozeUntil,
+)
+from ojs_bridge.rules.failures import Failure
+from ojs_bridge.rules.job import Job
 
 JOB = Job("j-1", "billing.charge", "default")
 FAILURE = Failure("external.timeout", "down")
 ENDS: list[Decision] = [
-    Discard("exhausted", FAILURE, "why"),
-    DeadLetter("exhausted", FAILURE, "why"),
+    Discarded("exhausted", FAILURE, "why"),
+    DeadLettered("exhausted", FAILURE, "why"),
     Complete(),
     GiveBack(),
 ]
@@ -100,7 +108,7 @@ def test_each_decision_has_its_way_out(bridge: Bridge) -> None:
     ways = []
     for decision in ENDS:
         outlet = Written()
-        bridge.engine.carry(Refuse(JOB, DeadLetter("invalid", FAILURE, "why")), decision, outlet)
+        bridge.engine.carry(Refuse(JOB, DeadLettered("invalid", FAILURE, "why")), decision, outlet)
         ways += outlet.asked
     assert ways == ["discard 1", "dead letter in the store", "complete", f"release: {GiveBack().reason}"]
     assert bridge.dead_letters.get("j-1").message == {"onward": False}
@@ -115,7 +123,7 @@ def test_the_time_of_a_retry_says_where_it_waits(bridge: Bridge, seconds: float,
     assert bridge.retries.count() == parked
     outlet = Written()
     at = bridge.engine.now() + timedelta(seconds=seconds)
-    bridge.engine.carry(begun_again(bridge), Snooze(at, seconds, "why"), outlet)
+    bridge.engine.carry(begun_again(bridge), SnoozeUntil(at, seconds, "why"), outlet)
     assert outlet.asked == ["prepare 1", *([] if parked else ["publish 1"]), "sent 1"]
 
 

@@ -16,8 +16,8 @@ import pytest
 import ojs_bridge
 from ojs_bridge import Bridge, RetryPolicy
 from ojs_bridge.migration import PRESETS, Preset, preset
-from ojs_bridge.spec.duration import parse_duration
-from ojs_bridge.spec.policy import LARGEST
+from ojs_bridge.rules.duration import parse_duration
+from ojs_bridge.rules.policy import LARGEST
 from tests.lives import live_and_die
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "how-to" / "coming-from.md"

@@ -14,7 +14,7 @@ from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, LetterNotFound
 from ojs_bridge.engine.ports import Override
-from ojs_bridge.spec.job import Header
+from ojs_bridge.rules.job import Header
 from tests.lives import FRAMEWORK, KEEP, Outbox, bridge_with_outbox, live_and_die
 from tests.on_dramatiq.fleet import Fleet
 from tests.servers import eventually

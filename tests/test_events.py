@@ -19,10 +19,9 @@ from ojs_bridge import Bridge, Discard, Event, Fail, Response, Retry, RetryPolic
 from ojs_bridge import DeadLetter as DeadLetterResponse
 from ojs_bridge.engine.events import Dispatcher, log, of, started
 from ojs_bridge.engine.runs import Run
-from ojs_bridge.spec.decision import Complete, DeadLetter, decide
-from ojs_bridge.spec.decision import Discard as Discarded
-from ojs_bridge.spec.failures import ErrorMap, Failure, outcome_of
-from ojs_bridge.spec.job import Job, decode
+from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, decide
+from ojs_bridge.rules.failures import ErrorMap, Failure, outcome_of
+from ojs_bridge.rules.job import Job, decode
 from tests.lives import FRAMEWORK
 from tests.servers import eventually
 
@@ -464,7 +463,7 @@ def test_the_events_of_a_job_in_order(tmp_path: Path) -> None:
         decision = bridge.engine.judge(run, OSError("down"))
         after = bridge.engine.after(run.job, decision)
         state = bridge.engine.header(after).text
-        if isinstance(decision, DeadLetter):
+        if isinstance(decision, DeadLettered):
             bridge.engine.bury(run, after, decision, FRAMEWORK, {})
         bridge.engine.settle(run, decision)
     assert bridge.flush(30)

@@ -13,8 +13,8 @@ import pytest
 
 from ojs_bridge import Bridge, Event
 from ojs_bridge.engine.runs import Run
-from ojs_bridge.spec.decision import Complete
-from ojs_bridge.spec.job import Job
+from ojs_bridge.rules.decision import Complete
+from ojs_bridge.rules.job import Job
 from tests.servers import eventually
 
 JOB = Job("j-1", "billing.charge", "default")

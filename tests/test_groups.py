@@ -11,7 +11,7 @@ import pytest
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.operations.groups import ErrorGroup
-from ojs_bridge.spec.job import format_time
+from ojs_bridge.rules.job import format_time
 from ojs_bridge.store import Document, Store
 from tests.conftest import store_url
 from tests.store.test_groups import GONE, HOUR, NO, NOW, TIMES, USER, died, fill

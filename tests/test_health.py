@@ -27,7 +27,7 @@ from ojs_bridge.engine.ports import Backlog
 from ojs_bridge.messages import CREATED
 from ojs_bridge.operations import health
 from ojs_bridge.operations.health import Beat
-from ojs_bridge.spec.job import format_time
+from ojs_bridge.rules.job import format_time
 from ojs_bridge.store import Document
 from tests.cli.running import run
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox

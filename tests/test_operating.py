@@ -24,7 +24,7 @@ from ojs_bridge.engine.ports import Override
 from ojs_bridge.errors import StoreError, Unreachable, Unstorable
 from ojs_bridge.messages import read_message
 from ojs_bridge.operations import letters
-from ojs_bridge.spec.job import Header
+from ojs_bridge.rules.job import Header
 from ojs_bridge.store import Parked, letter_to_json
 from tests.lives import FRAMEWORK, KEEP, Outbox, bridge_with_outbox
 from tests.servers import eventually

@@ -15,8 +15,8 @@ from ojs_bridge.engine.ports import Onward
 from ojs_bridge.engine.runs import Drop, Run
 from ojs_bridge.engine.scheduler import BATCH
 from ojs_bridge.errors import Unpublishable, Unreachable
-from ojs_bridge.spec.decision import RetryAt
-from ojs_bridge.spec.job import Job, parse_time
+from ojs_bridge.rules.decision import RetryAt
+from ojs_bridge.rules.job import Job, parse_time
 from ojs_bridge.store import Parked
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers.process import eventually

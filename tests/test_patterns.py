@@ -20,8 +20,8 @@ from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.engine.canary import Canary
 from ojs_bridge.migration.plan import Planned, planned
 from ojs_bridge.operations.replay_rules import ReplayRule
-from ojs_bridge.spec.failures import Failure
-from ojs_bridge.spec.patterns import matches
+from ojs_bridge.rules.failures import Failure
+from ojs_bridge.rules.patterns import matches
 from tests.cli.running import run
 from tests.conftest import store_url
 from tests.lives import FRAMEWORK, bridge_with_outbox

@@ -14,9 +14,17 @@ import pytest
 from ojs_bridge import Bridge
 from ojs_bridge.engine.rates import MAX_COUNTS, OTHER, Rates, outcomes
 from ojs_bridge.operations.rates import MAX_TYPES, RateHistory, quantile
-from ojs_bridge.spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
-from ojs_bridge.spec.failures import Failure
-from ojs_bridge.spec.job import Job
+from ojs_bridge.rules.decision import (
+    Complete,
+    DeadLettered,
+    Decision,
+    Discarded,
+    GiveBack,
+    RetryAt,
+    SnoozeUntil,
+)
+from ojs_bridge.rules.failures import Failure
+from ojs_bridge.rules.job import Job
 from ojs_bridge.store import BOUNDS, Rate, Store, open_store
 from tests.servers import Valkey
 from tests.servers.process import eventually
@@ -43,11 +51,11 @@ UNREADABLE = FAILED._replace(errors=({"timestamp": "yesterday"}, *FAILED.errors)
         (JOB, RetryAt(NOW, 61, ERROR, ""), {"retried": 2}),
         (JOB, RetryAt(NOW, 61, LOST, ""), {"retried": 2, "lost": 2}),
         (JOB, RetryAt(NOW, 1e300, ERROR, ""), {"retried": 2}),
-        (JOB, Snooze(NOW, 1, ""), {"snoozed": 2}),
-        (JOB, Discard("handler", ERROR, ""), {"discarded": 2}),
-        (JOB, Discard("exhausted", LOST, ""), {"discarded": 2, "exhausted": 2, "lost": 2}),
-        (JOB, DeadLetter("exhausted", ERROR, ""), {"dead_lettered": 2, "exhausted": 2}),
-        (REPLAYED, DeadLetter("handler", ERROR, ""), {"dead_lettered": 2, "replay_died": 2}),
+        (JOB, SnoozeUntil(NOW, 1, ""), {"snoozed": 2}),
+        (JOB, Discarded("handler", ERROR, ""), {"discarded": 2}),
+        (JOB, Discarded("exhausted", LOST, ""), {"discarded": 2, "exhausted": 2, "lost": 2}),
+        (JOB, DeadLettered("exhausted", ERROR, ""), {"dead_lettered": 2, "exhausted": 2}),
+        (REPLAYED, DeadLettered("handler", ERROR, ""), {"dead_lettered": 2, "replay_died": 2}),
         (JOB, GiveBack(), {}),
     ],
 )
@@ -90,7 +98,7 @@ def test_a_forked_child_counts_its_own_runs(tmp_path: Path) -> None:
     counter.count(JOB, Complete(), 0)
     child = os.fork()
     if not child:
-        counter.count(JOB, Snooze(NOW, 1, ""), 0)
+        counter.count(JOB, SnoozeUntil(NOW, 1, ""), 0)
         counter.close(30)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
@@ -125,7 +133,7 @@ def test_counts_whose_answer_is_lost_count_once(caplog: pytest.LogCaptureFixture
         os.kill(server.pid, signal.SIGSTOP)
         counter.count(JOB, Complete(), 0)
         eventually(lambda: "counts wait until the store works" in caplog.text, what="a lost answer")
-        counter.count(JOB, Snooze(NOW, 1, ""), 0)
+        counter.count(JOB, SnoozeUntil(NOW, 1, ""), 0)
         os.kill(server.pid, signal.SIGCONT)
         counter.close(30)
         assert counted(store) == {("charge", "completed"): 2, ("charge", "snoozed"): 1}

@@ -22,9 +22,9 @@ from ojs_bridge.engine import heartbeat
 from ojs_bridge.engine.ports import Onward
 from ojs_bridge.engine.reservations import TakenOver, reservation_of
 from ojs_bridge.engine.runs import Begun, Drop, Lost, Postpone, Run
-from ojs_bridge.spec.decision import Complete, DeadLetter, Discard, RetryAt
-from ojs_bridge.spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
-from ojs_bridge.spec.job import Job, decode
+from ojs_bridge.rules.decision import Complete, DeadLettered, Discarded, RetryAt
+from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
+from ojs_bridge.rules.job import Job, decode
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import Valkey
 from tests.servers.process import eventually
@@ -143,7 +143,7 @@ def test_the_last_lost_attempt_is_the_end(url: str, bridges: list[Bridge]) -> No
     eventually(lost, what="the attempt was found lost")
     assert isinstance(found[-1], Lost)
     decision = bridge.engine.judge(found[-1].run, found[-1].failure)
-    assert isinstance(decision, Discard)
+    assert isinstance(decision, Discarded)
     assert decision.cause == "exhausted"
 
 
@@ -232,7 +232,7 @@ def test_a_replay_is_no_late_copy(bridges: list[Bridge]) -> None:
     """The attempts of the replay begin afresh."""
     first, _ = bridges
     begun = run(first, JOB)
-    decision = Discard("handler", Failure("a.b"), "why")
+    decision = Discarded("handler", Failure("a.b"), "why")
     ended = first.engine.after(begun.job, decision)
     first.engine.settle(begun, decision)
     assert isinstance(begin(first, JOB), Drop)
@@ -275,7 +275,7 @@ def test_a_run_that_was_taken_over_is_not_heard(hasty: list[Bridge]) -> None:
     first.engine.expire(late)
     eventually(lambda: isinstance(begin(second, JOB), Lost), what="the attempt was found lost")
     eventually(lambda: time.monotonic() - heard.since > 1.5 * SHORT.total_seconds())
-    decision = DeadLetter("handler", Failure("a.b"), "why")
+    decision = DeadLettered("handler", Failure("a.b"), "why")
     for begun in (late, heard):
         job = first.engine.after(begun.job, decision)
         onward = Onward(job, first.engine.header(job), first.engine.now() + LONG, None)

@@ -19,9 +19,9 @@ from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.dramatiq import install as install_dramatiq
 from ojs_bridge.engine.layers import Layers
 from ojs_bridge.engine.retry_on import RetryOn
-from ojs_bridge.spec.decision import RetryAt
-from ojs_bridge.spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
-from ojs_bridge.spec.job import Job
+from ojs_bridge.rules.decision import RetryAt
+from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
+from ojs_bridge.rules.job import Job
 from tests.cli.running import run
 from tests.on_celery.by_hand import ByHand
 from tests.on_dramatiq.fleet import QUICK, Fleet
@@ -83,7 +83,7 @@ def test_a_response_code_and_the_end_of_a_job_are_as_ever() -> None:
     ends = [
         bridge.engine.judge(bridge.engine.admit(JOB, JOB, task), raised) for raised in (SoldOut(), Closed())
     ]
-    assert [type(end).__name__ for end in ends] == ["DeadLetter", "Discard"]
+    assert [type(end).__name__ for end in ends] == ["DeadLettered", "Discarded"]
     assert ends[0].reason == f"attempt 1 of 3 failed with tests.test_retry_on.SoldOut, {NOT_ASKED}"
 
 

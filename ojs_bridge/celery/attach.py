@@ -26,9 +26,9 @@ from ..engine.retry_on import RetryOn
 from ..engine.runs import TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..messages import CREATED, HEADER, RETRY_OPTION
-from ..spec.failures import WORKER_DEATH, Mapped
-from ..spec.job import Job, count_of, decoded, format_time
-from ..spec.policy import AnyPartial
+from ..rules.failures import WORKER_DEATH, Mapped
+from ..rules.job import Job, count_of, decoded, format_time
+from ..rules.policy import AnyPartial
 from . import compat, dead_queues
 from .publishing import CeleryPublisher
 

@@ -11,7 +11,7 @@ from celery import Celery, Task
 
 from ..engine.canary import Canary
 from ..messages import HEADER
-from ..spec.job import Job, count_of, decoded
+from ..rules.job import Job, count_of, decoded
 from .attach import attach
 from .wire import time_in
 

@@ -17,8 +17,8 @@ from ..engine.reservations import TakenOver
 from ..engine.runs import Postpone, Refuse, Run
 from ..errors import StoreError
 from ..messages import HEADER, parameters_of
-from ..spec.decision import Decision, GiveBack, RetryAt, Snooze
-from ..spec.job import Job
+from ..rules.decision import Decision, GiveBack, RetryAt, SnoozeUntil
+from ..rules.job import Job
 from . import sending
 from . import wire as wires
 from .attach import FRAMEWORK
@@ -114,7 +114,7 @@ class Conclusion:
         """Have the worker keep a decision that has no place now; if the worker dies, the attempt is lost."""
         if isinstance(begun, Run):
             self._engine.expire(begun)
-        goes_on = isinstance(decision, (RetryAt, Snooze))
+        goes_on = isinstance(decision, (RetryAt, SnoozeUntil))
         shown = (self._reason or self._shown) if goes_on else self._shown
         return self.leave(error, portable(Unsettled(os.getpid(), decision, shown, *self._asked)))
 

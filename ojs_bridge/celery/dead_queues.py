@@ -15,7 +15,7 @@ from ..engine.runs import TaskPolicy
 from ..errors import Unreachable
 from ..messages import HEADER, parameters_of
 from ..operations.broker_letters import found_letter
-from ..spec.job import Job, count_of, decoded
+from ..rules.job import Job, count_of, decoded
 from ..store import Letter
 from . import compat, sending
 from .dead_places import DeadPlaces, dead_places_of

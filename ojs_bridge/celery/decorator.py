@@ -11,8 +11,8 @@ from celery.result import AsyncResult
 
 from ..engine.retry_on import RetryOn, RetryOnLike
 from ..errors import ConfigurationError
-from ..spec.failures import ErrorMap, Mapped
-from ..spec.policy import PartialPolicy, check_partial
+from ..rules.failures import ErrorMap, Mapped
+from ..rules.policy import PartialPolicy, check_partial
 from . import compat
 from .attach import prepare, sent_on_commit
 from .native_options import refuse_native

@@ -10,7 +10,7 @@ from celery import Task
 
 from ..errors import InvalidState
 from ..messages import CREATED, HEADER
-from ..spec.job import Job, count_of, decoded
+from ..rules.job import Job, count_of, decoded
 from . import wire as wires
 from .holding import Unsettled
 from .wire import KEY, OUTCOME, Carried, Wire

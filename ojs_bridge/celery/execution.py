@@ -17,10 +17,10 @@ from ..engine.engine import Engine
 from ..engine.reservations import TakenOver
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..errors import StoreError, Unstorable
-from ..spec.decision import Complete, Decision, RetryAt, Snooze
-from ..spec.failures import Outcome, outcome_of
-from ..spec.job import Job
-from ..spec.policy import RetryPolicy
+from ..rules.decision import Complete, Decision, RetryAt, SnoozeUntil
+from ..rules.failures import Outcome, outcome_of
+from ..rules.job import Job
+from ..rules.policy import RetryPolicy
 from . import wire as wires
 from .attach import FRAMEWORK, attach, task_policy
 from .carrying import Conclusion, dropped
@@ -325,7 +325,7 @@ class TaskRun:
 
     def _changes(self, begun: Run, decision: Decision, raised: BaseException) -> Asked:
         """Return what the next run has in another way: as the task's code, or its `retry_kwargs`, ask."""
-        if not isinstance(decision, (RetryAt, Snooze)):
+        if not isinstance(decision, (RetryAt, SnoozeUntil)):
             return NOTHING_ASKED
         wish = self._wish
         asked = Asked(wish.arguments, wish.options) if wish else self._automatic(raised)

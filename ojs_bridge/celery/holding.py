@@ -22,7 +22,7 @@ from celery.exceptions import Reject
 from celery.worker import state
 
 from ..engine.waiting import Outage
-from ..spec.decision import Decision
+from ..rules.decision import Decision
 from ..store import Reservation
 from . import compat
 from .attach import attach

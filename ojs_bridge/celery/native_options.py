@@ -14,9 +14,9 @@ from celery.exceptions import TaskPredicate
 from ..engine.layers import Layers, NativeJitter
 from ..engine.retry_on import RetryOn
 from ..errors import ConfigurationError
-from ..spec.backoff import Rng
-from ..spec.duration import format_duration
-from ..spec.policy import LARGEST
+from ..rules.backoff import Rng
+from ..rules.duration import format_duration
+from ..rules.policy import LARGEST
 from . import compat
 
 #: The module of Celery's own task classes.

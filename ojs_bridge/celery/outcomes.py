@@ -17,7 +17,7 @@ from celery.exceptions import Retry, SoftTimeLimitExceeded, WorkerShutdown, Work
 
 from ..engine.harmless import let_through
 from ..engine.runs import Run
-from ..spec.failures import ErrorMap, Failure, Outcome, outcome_of, text_of
+from ..rules.failures import ErrorMap, Failure, Outcome, outcome_of, text_of
 from . import compat
 from .wish import Wish, countdown_of, until
 

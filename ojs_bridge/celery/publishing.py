@@ -17,7 +17,7 @@ from kombu.exceptions import SerializationError
 from ..engine.ports import Backlog, Override
 from ..errors import Unpublishable, Unreachable
 from ..messages import CREATED, HEADER
-from ..spec.job import Header, Job, count_of, decoded
+from ..rules.job import Header, Job, count_of, decoded
 from ..store import Letter, Parked
 from . import sending, wire
 from .dead_places import NOT_FOUND, oldest_in

@@ -18,7 +18,7 @@ from celery.worker.request import Request
 
 from ..engine.runs import Drop, Postpone, Refuse, Run
 from ..messages import HEADER
-from ..spec.job import key_of
+from ..rules.job import key_of
 from ..store import Reservation
 from . import compat
 from .attach import attach

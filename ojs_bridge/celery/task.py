@@ -17,8 +17,8 @@ from celery.local import Proxy
 from ..engine.layers import Layers
 from ..engine.retry_on import RetryOnLike
 from ..messages import HEADER, RETRY_OPTION
-from ..spec.failures import Mapped
-from ..spec.policy import PartialPolicy
+from ..rules.failures import Mapped
+from ..rules.policy import PartialPolicy
 from . import compat
 from .attach import RUNNING, check_signatures, header_for, prepare
 from .canary import Outside

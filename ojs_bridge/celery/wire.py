@@ -20,7 +20,7 @@ from kombu.entity import Queue, binding
 from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
-from ..spec.job import Job, count_of
+from ..rules.job import Job, count_of
 from . import compat
 
 #: The property in which a request takes its message along to the process that runs the task.

@@ -18,8 +18,8 @@ from kombu.compression import get_encoder
 from kombu.entity import Exchange, Queue
 from kombu.serialization import dumps
 
-from ..spec.decision import Decision, RetryAt
-from ..spec.failures import safe_repr
+from ..rules.decision import Decision, RetryAt
+from ..rules.failures import safe_repr
 from .attach import LATER, check_signatures
 from .native_options import attempts
 from .wire import Arguments

@@ -17,8 +17,8 @@ from typer import Option
 from ..operations.dead_letters import DeadLetters
 from ..operations.letters import MAX_PAGE, Kind, every_page
 from ..operations.replaying import READ, Bulk
-from ..spec.duration import parse_duration
-from ..spec.policy import attempts_told
+from ..rules.duration import parse_duration
+from ..rules.policy import attempts_told
 from ..store import Letter, Stats
 from .commands import show_entries
 from .printing import (

@@ -10,7 +10,7 @@ from ..config.policy_files import load, read_toml
 from ..engine.layers import NUMBERS
 from ..errors import ConfigurationError
 from ..migration.plan import Planned
-from ..spec.policy import AnyPartial, RetryPolicy, said_by
+from ..rules.policy import AnyPartial, RetryPolicy, said_by
 from .printing import counted, plain
 
 _WAITS = ("initial_interval", "max_interval", "backoff_strategy", "backoff_coefficient", "jitter")

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..migration.plan import NOT_KNOWN, Native, Planned
 from ..migration.plan.waits import Wait
-from ..spec.duration import spoken
+from ..rules.duration import spoken
 from .printing import counted, page_width, plain, show
 
 _OVERRIDES = "A message or a handler can override these numbers (send_with_options, apply_async, Retry)."

@@ -13,9 +13,9 @@ from typer import Argument, Option
 from ..config.policy_files import Named, read_file
 from ..config.settings import the_retry
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..spec.duration import spoken
-from ..spec.failures import VISIBILITY_TIMEOUT
-from ..spec.policy import RetryPolicy
+from ..rules.duration import spoken
+from ..rules.failures import VISIBILITY_TIMEOUT
+from ..rules.policy import RetryPolicy
 from ..testing.explaining import MOST, Wait, explain
 from .commands import INCOMPLETE, AsJson, command, group_of, json_of
 from .finding import app_of, is_celery, load_tasks

@@ -13,7 +13,7 @@ from ..errors import InvalidRetryPolicy
 from ..operations.dead_letters import DeadLetters
 from ..operations.letters import count
 from ..operations.replaying import check_rate, override_of
-from ..spec.policy import check_partial
+from ..rules.policy import check_partial
 from ..store import Letter
 from .commands import ID_HELP, INCOMPLETE, AsJson, DryRun, Yes, ask, each, found_of, json_of, whole
 from .finding import Place

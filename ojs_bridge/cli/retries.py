@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from ..operations.draining import Drained
 from ..operations.operation import Action
-from ..spec.policy import attempts_told
+from ..rules.policy import attempts_told
 from ..store import Parked
 from .commands import (
     ID_HELP,

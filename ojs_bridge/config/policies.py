@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from ..engine.retry_on import RetryOn, RetryOnLike
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..spec.patterns import check_errors, check_pattern, matches
-from ..spec.policy import AnyPartial, PolicyFields, RetryPolicy, check_partial
+from ..rules.patterns import check_errors, check_pattern, matches
+from ..rules.policy import AnyPartial, PolicyFields, RetryPolicy, check_partial
 
 _RETRY_ON = "retry_on"
 

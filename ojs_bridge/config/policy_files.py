@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import ConfigurationError, InvalidRetryPolicy
-from ..spec.patterns import check_errors
-from ..spec.policy import RetryPolicy
+from ..rules.patterns import check_errors
+from ..rules.policy import RetryPolicy
 from .policies import Policies, PolicyEntry, read_entry
 
 if sys.version_info >= (3, 11):

@@ -12,10 +12,10 @@ from ..engine import events
 from ..engine.retry_on import imported
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.retention import Retention
-from ..spec.duration import read_duration
-from ..spec.failures import ErrorMap, Mapped
-from ..spec.job import MIN_HEADER_BUDGET, MIN_HISTORY
-from ..spec.policy import AnyPartial, RetryPolicy
+from ..rules.duration import read_duration
+from ..rules.failures import ErrorMap, Mapped
+from ..rules.job import MIN_HEADER_BUDGET, MIN_HISTORY
+from ..rules.policy import AnyPartial, RetryPolicy
 from ..store import PATIENCE_SECONDS, Store, open_store, without_password
 from .policies import Policies
 from .policy_files import PoliciesOrFile, load

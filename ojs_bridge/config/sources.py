@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigurationError
-from ..spec.job import HEADER_BUDGET, MIN_HISTORY
+from ..rules.job import HEADER_BUDGET, MIN_HISTORY
 from ..store import without_password
 
 if sys.version_info >= (3, 11):

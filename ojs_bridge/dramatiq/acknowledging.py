@@ -14,7 +14,7 @@ from dramatiq.common import current_millis
 
 from ..engine.engine import Engine
 from ..engine.runs import Run
-from ..spec.decision import Complete
+from ..rules.decision import Complete
 from ..store import Settle
 from .brokers import is_redis, redis_outages
 from .compat import REDIS_ID, acks_of, connection_kwargs, heartbeats_of, message_in, messages_of, worker_id

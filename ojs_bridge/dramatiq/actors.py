@@ -19,7 +19,7 @@ from ..engine.retry_on import RetryOn
 from ..engine.runs import TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..messages import RETRY_OPTION
-from ..spec.job import Job
+from ..rules.job import Job
 from .native_options import INTERVAL_OPTIONS, NATIVE_FIELDS, OF_RETRIES, options_as_policy
 from .translate import WORKER_ERRORS, InvalidOptions, bare_job, job_of, names_exceptions
 

@@ -14,7 +14,7 @@ from dramatiq.errors import ConnectionClosed, ConnectionFailed
 
 from ..bridge import Bridge
 from ..engine.ports import Backlog
-from ..spec.job import Job
+from ..rules.job import Job
 from .compat import ids_of, messages_of, parameters
 from .translate import bare_job, job_of
 

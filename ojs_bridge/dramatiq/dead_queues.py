@@ -17,8 +17,8 @@ from ..engine.runs import TaskPolicy
 from ..errors import Unreachable
 from ..messages import HEADER, parameters_of
 from ..operations.broker_letters import found_letter
-from ..spec.failures import Failure
-from ..spec.job import ErrorEntry, Job, count_of
+from ..rules.failures import Failure
+from ..rules.job import ErrorEntry, Job, count_of
 from ..store import Letter
 from .brokers import outages, told
 from .compat import message_in

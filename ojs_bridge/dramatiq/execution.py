@@ -19,9 +19,9 @@ from ..engine.ports import Ended, Onward
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unroutable, Unstorable
 from ..messages import parameters_of
-from ..spec.decision import Complete, Decision, GiveBack, RetryAt, Snooze
-from ..spec.job import Job
-from ..spec.policy import LARGEST
+from ..rules.decision import Complete, Decision, GiveBack, RetryAt, SnoozeUntil
+from ..rules.job import Job
+from ..rules.policy import LARGEST
 from .acknowledging import Acknowledging, Ending
 from .actors import ONCE, Actors
 from .brokers import is_rabbitmq, is_redis, outages, told
@@ -148,7 +148,7 @@ class Execution:
 
     def _goes_on_changed(self, run: Run | Refuse, decision: Decision) -> bool:
         """Return whether a retry has the arguments as the actor has changed them, as under Dramatiq alone."""
-        if not isinstance(decision, (RetryAt, Snooze)) or not isinstance(run, Run):
+        if not isinstance(decision, (RetryAt, SnoozeUntil)) or not isinstance(run, Run):
             return False
         if not run.layers.is_native:
             return False

@@ -12,10 +12,10 @@ from dramatiq.middleware import Retries
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
 from ..engine.layers import NativeJitter
-from ..spec.backoff import Rng
-from ..spec.decision import DeadLetter, Discard, RetryAt
-from ..spec.duration import format_duration
-from ..spec.policy import LARGEST
+from ..rules.backoff import Rng
+from ..rules.decision import DeadLettered, Discarded, RetryAt
+from ..rules.duration import format_duration
+from ..rules.policy import LARGEST
 from .translate import RETRY_WHEN_SAID_NO, THROWN
 
 #: The logger of the stock `Retries`, so that a search in the logs finds its lines as before.
@@ -101,7 +101,7 @@ def say_retry(message_id: str, decision: RetryAt) -> None:
     logger.info("Retrying message %r in %d milliseconds.", message_id, decision.delay * 1000)
 
 
-def say_end(message_id: str, decision: Discard | DeadLetter) -> None:
+def say_end(message_id: str, decision: Discarded | DeadLettered) -> None:
     """Log the end of a failed job as the stock `Retries` does, if it has a line for it."""
     if decision.failure.final == THROWN:
         logger.info("Aborting message %r.", message_id)
@@ -109,6 +109,6 @@ def say_end(message_id: str, decision: Discard | DeadLetter) -> None:
         logger.warning("Retries exceeded for message %r.", message_id)
 
 
-def is_exhausted(decision: Discard | DeadLetter) -> bool:
+def is_exhausted(decision: Discarded | DeadLettered) -> bool:
     """Return whether the stock `Retries` would say that a job's retries are exceeded."""
     return decision.cause == "exhausted" or decision.failure.final == RETRY_WHEN_SAID_NO

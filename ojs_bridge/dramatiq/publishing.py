@@ -19,7 +19,7 @@ from dramatiq.broker import Broker, MessageProxy
 from ..engine.ports import Backlog, Override
 from ..errors import Unpublishable, Unreachable, Unroutable
 from ..messages import HEADER, RETRY_OPTION
-from ..spec.job import VERSION, Header
+from ..rules.job import VERSION, Header
 from ..store import Letter, Parked
 from .brokers import backlog, is_rabbitmq, is_redis, outages, told
 from .compat import ConsumerThread

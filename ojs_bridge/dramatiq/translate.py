@@ -18,8 +18,8 @@ from dramatiq.middleware.middleware import MiddlewareError
 from ..engine.retry_on import RetryOn
 from ..errors import InvalidRetryPolicy, InvalidState
 from ..messages import HEADER, RETRY_OPTION
-from ..spec.failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
-from ..spec.job import Header, Job, count_of, decoded
+from ..rules.failures import ErrorMap, Failure, Interrupted, Mapped, Outcome, outcome_of
+from ..rules.job import Header, Job, count_of, decoded
 from .compat import REDIS_ID, message_in
 
 logger = logging.getLogger("ojs_bridge")

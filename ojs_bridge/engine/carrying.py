@@ -13,10 +13,10 @@ from typing import Any
 from typing_extensions import assert_never
 
 from ..errors import InvalidState, StoreError
-from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
-from ..spec.failures import MAX_MESSAGE, Failure, cut, safe_repr
-from ..spec.job import Header, Job, format_time
-from ..spec.policy import RetryPolicy
+from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.failures import MAX_MESSAGE, Failure, cut, safe_repr
+from ..rules.job import Header, Job, format_time
+from ..rules.policy import RetryPolicy
 from ..store import Settle, Store
 from . import events
 from .context import Context
@@ -103,18 +103,18 @@ class Carrying:
                 outlet.complete()
             case GiveBack():
                 outlet.release(decision)
-            case RetryAt() | Snooze():
+            case RetryAt() | SnoozeUntil():
                 onward = self._onward(self.after(begun.job, decision), decision.at, decision)
                 self._send_on(begun, onward, outlet)
-            case Discard():
+            case Discarded():
                 outlet.discard(Ended(begun, self.after(begun.job, decision), decision))
-            case DeadLetter():
+            case DeadLettered():
                 ended = Ended(begun, self.after(begun.job, decision), decision)
                 outlet.dead_letter(ended, in_store=self._is_buried(ended, decision, outlet))
             case _:
                 assert_never(decision)
 
-    def _onward(self, job: Job, at: datetime, decision: RetryAt | Snooze | None) -> Onward:
+    def _onward(self, job: Job, at: datetime, decision: RetryAt | SnoozeUntil | None) -> Onward:
         return Onward(job, self.header(job), at, decision)
 
     def _send_on(self, begun: Run | Refuse | Postpone, onward: Onward, outlet: Outlet) -> None:
@@ -138,7 +138,7 @@ class Carrying:
             logger.warning("job %s: %r; it is kept the other way", onward.job, error)
         outlet.sent(onward)
 
-    def _is_buried(self, ended: Ended, decision: DeadLetter, outlet: Outlet) -> bool:
+    def _is_buried(self, ended: Ended, decision: DeadLettered, outlet: Outlet) -> bool:
         """Write a dead letter to the store; False if the broker's dead queue is to keep it."""
         if self.store is None:
             return False
@@ -149,21 +149,21 @@ class Carrying:
             return False
         return True
 
-    def impossible(self, job: Job, decision: Decision | None, error: Exception) -> DeadLetter:
+    def impossible(self, job: Job, decision: Decision | None, error: Exception) -> DeadLettered:
         """Return the decision for a job whose own message stands in the way of the decision before."""
         why = cut(safe_repr(error), MAX_MESSAGE)
         type_ = error.type if isinstance(error, InvalidState) else "bridge.undeliverable"
         failure = getattr(decision, "failure", None) or Failure(type_, why)
-        return DeadLetter("invalid", failure, f"attempt {job.attempt} cannot be followed up: {why}")
+        return DeadLettered("invalid", failure, f"attempt {job.attempt} cannot be followed up: {why}")
 
     def after(self, job: Job, decision: Decision) -> Job:
         """Return the job as it goes on, or as it ends: with its failure recorded (spec section 10)."""
         match decision:
             case RetryAt():
                 return self._failed(job, decision.failure, decision.at)
-            case Snooze():
+            case SnoozeUntil():
                 return job.snoozed(decision.at)
-            case Discard() | DeadLetter():
+            case Discarded() | DeadLettered():
                 return self._failed(job, decision.failure)
             case Complete() | GiveBack():
                 return job
@@ -193,7 +193,7 @@ class Carrying:
         self,
         begun: Run | Refuse,
         job: Job,
-        decision: DeadLetter,
+        decision: DeadLettered,
         framework: str,
         message: Mapping[str, Any],
     ) -> None:
@@ -287,7 +287,7 @@ class Carrying:
             self.tell_operation(job, decision)
         if self._rates or self._events or self.instruments:
             self._tell(run, decision)
-        if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discard)):
+        if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discarded)):
             with Harmless(job):
                 self.context.history.forget(job)
 
@@ -300,7 +300,11 @@ class Carrying:
 
     def _hint(self, job: Job, decision: Decision) -> None:
         """Tell a test that waits for real how not to wait, once."""
-        if not self._hints or not isinstance(decision, (RetryAt, Snooze)) or decision.delay <= LONG_IN_TESTS:
+        if (
+            not self._hints
+            or not isinstance(decision, (RetryAt, SnoozeUntil))
+            or decision.delay <= LONG_IN_TESTS
+        ):
             return
         self._hints = False
         if any(publisher.system in IN_MEMORY for publisher in self.context.publishers.values()):

@@ -11,13 +11,13 @@ from dataclasses import replace
 from datetime import timedelta
 
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, NotExpressible, StoreError
-from ..spec.backoff import Rng
-from ..spec.decision import (
-    DeadLetter,
+from ..rules.backoff import Rng
+from ..rules.decision import (
+    DeadLettered,
     Decision,
     decide,
 )
-from ..spec.failures import (
+from ..rules.failures import (
     MAX_MESSAGE,
     ErrorMap,
     Failure,
@@ -27,9 +27,9 @@ from ..spec.failures import (
     outcome_of,
     safe_repr,
 )
-from ..spec.job import Header, Job, encode
-from ..spec.patterns import check_errors
-from ..spec.policy import AnyPartial
+from ..rules.job import Header, Job, encode
+from ..rules.patterns import check_errors
+from ..rules.policy import AnyPartial
 from ..store import MEMORY, Parked, Reservation
 from . import events
 from .carrying import Carrying
@@ -247,7 +247,7 @@ class Engine(Carrying):
     def refuse(self, job: Job, error: InvalidState | InvalidRetryPolicy) -> Refuse:
         """Return the refusal of a job whose state or policy cannot be read, or carried on."""
         failure = Failure(error.type, str(error))
-        return Refuse(job, DeadLetter("invalid", failure, f"attempt {job.attempt} was not run: {error}"))
+        return Refuse(job, DeadLettered("invalid", failure, f"attempt {job.attempt} was not run: {error}"))
 
     def unbegun(self, job: Job, error: Exception) -> Refuse:
         """Return the refusal of a job that an unexpected error kept from being begun."""

@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 
 from typing_extensions import assert_never
 
-from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
-from ..spec.failures import Failure
-from ..spec.job import Job, format_time
+from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.failures import Failure
+from ..rules.job import Job, format_time
 from .forks import BetweenForks, starting
 from .logs import in_line
 
@@ -70,7 +70,7 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
     match decision:
         case Complete():
             return [_event("job.completed", job, at, **duration)]
-        case Snooze():
+        case SnoozeUntil():
             due = format_time(decision.at)
             told = {
                 "next_retry_at": due,
@@ -91,7 +91,7 @@ def of(job: Job, decision: Decision, *, max_attempts: int, seconds: float, at: d
                 "reason": decision.reason,
             }
             return [failed, _event("job.retrying", job, at, **duration, **told)]
-        case Discard() | DeadLetter():
+        case Discarded() | DeadLettered():
             retryable = decision.cause == "exhausted"
             failed = _failed(job, decision.failure, at, duration, retryable=retryable)
             return [failed, *_ended(job, decision, at, duration)]
@@ -110,9 +110,9 @@ def _failed(
 
 
 def _ended(
-    job: Job, decision: Discard | DeadLetter, at: datetime, duration: Mapping[str, Any]
+    job: Job, decision: Discarded | DeadLettered, at: datetime, duration: Mapping[str, Any]
 ) -> list[Event]:
-    dead = isinstance(decision, DeadLetter)
+    dead = isinstance(decision, DeadLettered)
     discarded = _event(
         "job.discarded",
         job,
@@ -155,13 +155,13 @@ def log(job: Job, decision: Decision) -> None:
     match decision:
         case RetryAt():
             level, word = logging.WARNING, "retrying"
-        case Snooze():
+        case SnoozeUntil():
             level, word = logging.INFO, "snoozed"
         case GiveBack():
             level, word = logging.INFO, "given back"
-        case Discard():
+        case Discarded():
             level, word = logging.ERROR, "discarded"
-        case DeadLetter():
+        case DeadLettered():
             level, word = logging.ERROR, "dead-lettered"
         case Complete():
             return

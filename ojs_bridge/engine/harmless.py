@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias
 
-from ..spec.job import Job
+from ..rules.job import Job
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ..errors import StoreError
-from ..spec.job import ErrorEntry, Header, Job, encode, is_cut
+from ..rules.job import ErrorEntry, Header, Job, encode, is_cut
 from ..store import Store
 
 logger = logging.getLogger("ojs_bridge")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
-from ..spec.decision import Decision
-from ..spec.job import Job
+from ..rules.decision import Decision
+from ..rules.job import Job
 from .events import Event
 from .harmless import is_aimed, log
 from .runs import Refuse, Run

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 from typing_extensions import assert_never
 
 from ..errors import InvalidState, NotExpressible
-from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
-from ..spec.job import ErrorEntry, Job, decode
-from ..spec.policy import RetryPolicy
+from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.job import ErrorEntry, Job, decode
+from ..rules.policy import RetryPolicy
 from ..store import Document, Letter, Parked
 from .layers import told_in_ojs
 from .ports import Onward
@@ -23,7 +23,7 @@ Fate: TypeAlias = Literal["began", "failed", "succeeded", "recovered", "died", "
 
 def letter_of(
     job: Job,
-    decision: DeadLetter,
+    decision: DeadLettered,
     policy: RetryPolicy,
     framework: str,
     message: Mapping[str, Any],
@@ -66,11 +66,11 @@ def fates_of(job: Job, decision: Decision | None, at: datetime) -> Iterator[Docu
             found = ("succeeded",) if job.attempt == 1 else ("recovered",)
         case RetryAt():
             found = ("failed",)
-        case Discard():
+        case Discarded():
             found = ("failed", "discarded")
-        case DeadLetter():
+        case DeadLettered():
             found = ("failed", "died")
-        case Snooze() | GiveBack():
+        case SnoozeUntil() | GiveBack():
             found = ()
         case _:
             assert_never(decision)

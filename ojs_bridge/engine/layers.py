@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from ..spec.backoff import CustomJitter, Rng
-from ..spec.policy import AnyPartial, RetryPolicy, said_by
+from ..rules.backoff import CustomJitter, Rng
+from ..rules.policy import AnyPartial, RetryPolicy, said_by
 from .retry_on import ASKED, EVERY_FAILURE, RetryOn
 
 #: The field that says how often a job runs, and the fields that together say when.

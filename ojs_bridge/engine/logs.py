@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ..spec.job import Job
+from ..rules.job import Job
 from ..store import Parked
 
 #: The fields of a record. A line about a job has those that are known of it.

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
-from ..spec.decision import DeadLetter, Discard, GiveBack, RetryAt, Snooze
-from ..spec.failures import Failure
-from ..spec.job import Header, Job
+from ..rules.decision import DeadLettered, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.failures import Failure
+from ..rules.job import Header, Job
 from ..store import Letter, Parked
 from .runs import Refuse, Run
 
@@ -32,7 +32,7 @@ class Onward:
     job: Job
     header: Header
     at: datetime
-    decision: RetryAt | Snooze | None
+    decision: RetryAt | SnoozeUntil | None
 
     @property
     def reason(self) -> str:
@@ -51,7 +51,7 @@ class Ended:
 
     begun: Run | Refuse
     job: Job
-    decision: Discard | DeadLetter
+    decision: Discarded | DeadLettered
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from uuid import uuid4
 from typing_extensions import assert_never
 
 from ..errors import StoreError, Unstorable
-from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
-from ..spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
-from ..spec.job import Job, parse_time
+from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH
+from ..rules.job import Job, parse_time
 from ..store import BOUNDS, SECONDS, Rate, Store
 from .periodic import PERIOD, Periodic
 
@@ -135,10 +135,10 @@ def outcomes(
                 yield "waits_in_broker", decision.delay
             if decision.failure.type in _LOST:
                 yield "lost", seconds
-        case Snooze():
+        case SnoozeUntil():
             yield "snoozed", seconds
-        case Discard() | DeadLetter():
-            yield "dead_lettered" if isinstance(decision, DeadLetter) else "discarded", seconds
+        case Discarded() | DeadLettered():
+            yield "dead_lettered" if isinstance(decision, DeadLettered) else "discarded", seconds
             yield from ((outcome, seconds) for outcome in _beside_end(job, decision))
         case GiveBack():
             return
@@ -153,7 +153,7 @@ def _beside_success(job: Job, seconds: float, now: datetime) -> Iterator[tuple[s
         yield "recovered", (now - since).total_seconds()
 
 
-def _beside_end(job: Job, decision: Discard | DeadLetter) -> Iterator[str]:
+def _beside_end(job: Job, decision: Discarded | DeadLettered) -> Iterator[str]:
     if decision.cause == "exhausted":
         yield "exhausted"
     if decision.failure.type in _LOST:

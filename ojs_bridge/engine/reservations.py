@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from ..errors import StoreError, Unstorable
-from ..spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
-from ..spec.job import Job
+from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
+from ..rules.job import Job
 from ..store import Grant, Reservation, ReserveAnswer, Settle, Store, from_ms, to_ms
 from .heartbeat import Heartbeat, was_held_by
 from .runs import Drop, Lost, Postpone, Run

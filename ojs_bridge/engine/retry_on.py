@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 from ..errors import ConfigurationError
-from ..spec.responses import Response
+from ..rules.responses import Response
 
 #: A value of `retry_on`: `"failure"`, `"asked"`, exception classes, or their dotted names.
 RetryOnLike: TypeAlias = "str | type[BaseException] | Sequence[str | type[BaseException]]"

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeAlias
 
-from ..spec.decision import DeadLetter
-from ..spec.failures import ErrorMap, Failure
-from ..spec.job import Job
-from ..spec.policy import AnyPartial, RetryPolicy
+from ..rules.decision import DeadLettered
+from ..rules.failures import ErrorMap, Failure
+from ..rules.job import Job
+from ..rules.policy import AnyPartial, RetryPolicy
 from ..store import Reservation
 from .layers import Layers
 
@@ -97,7 +97,7 @@ class Refuse:
     """The message has a state or a policy that cannot be read; the decision is to keep it."""
 
     job: Job
-    decision: DeadLetter
+    decision: DeadLettered
 
 
 #: An answer of the engine to a delivery.

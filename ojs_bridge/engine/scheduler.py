@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 from ..errors import StoreError, Unpublishable, Unreachable
-from ..spec.job import format_time
+from ..rules.job import format_time
 from ..store import Grant, Parked, Reservation, Settle, Store
 from .forks import BetweenForks
 from .ports import Publisher

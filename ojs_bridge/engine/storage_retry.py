@@ -14,8 +14,8 @@ from datetime import timedelta
 from typing import TypeVar
 
 from ..errors import ConfigurationError, Unstorable
-from ..spec.backoff import Rng
-from ..spec.duration import read_duration
+from ..rules.backoff import Rng
+from ..rules.duration import read_duration
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from ..bridge import Bridge
-from ..spec.fingerprint import is_fingerprint
+from ..rules.fingerprint import is_fingerprint
 from . import shapes
 from .answers import not_found
 from .requests import GroupsQuery, MuteBody

@@ -15,8 +15,8 @@ from ..errors import LetterNotFound
 from ..operations.letters import Kind
 from ..operations.operation import Action
 from ..operations.replaying import Bulk
-from ..spec.job import Job, format_time
-from ..spec.policy import RetryPolicy
+from ..rules.job import Job, format_time
+from ..rules.policy import RetryPolicy
 from ..store import Letter, Page
 from . import shapes
 from .answers import conflicts, invalid, not_found

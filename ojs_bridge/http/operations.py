@@ -12,7 +12,7 @@ from ..bridge import Bridge
 from ..errors import NotResumable, OperationNotFound, StoreError
 from ..operations.letters import Kind
 from ..operations.operation import Operation
-from ..spec.job import format_time
+from ..rules.job import format_time
 from . import shapes
 from .answers import Refusal, invalid, not_found, too_many
 from .bulk import MAX_RUNNING, unconfirmed

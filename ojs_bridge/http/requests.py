@@ -27,9 +27,9 @@ from ..messages import OWN_META
 from ..operations.letters import Kind, problem_of
 from ..operations.operation import MAX_IDS, Action, check
 from ..operations.replaying import override_of
-from ..spec.duration import PATTERN, parse_duration
-from ..spec.job import parse_time
-from ..spec.policy import RetryPolicy
+from ..rules.duration import PATTERN, parse_duration
+from ..rules.job import parse_time
+from ..rules.policy import RetryPolicy
 from ..store import Order
 from .answers import JSON, MEDIA_TYPE, Refusal, invalid
 

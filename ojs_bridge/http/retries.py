@@ -7,7 +7,7 @@ from typing import cast
 from ..bridge import Bridge
 from ..errors import RetryNotFound
 from ..operations.parked_retries import is_plain
-from ..spec.job import format_time
+from ..rules.job import format_time
 from ..store import Parked, ParkedPage
 from . import shapes
 from .answers import conflicts, invalid, not_found

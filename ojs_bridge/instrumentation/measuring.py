@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from ..engine.events import Event
 from ..engine.runs import Refuse, Run
-from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze
-from ..spec.job import Job
+from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.job import Job
 
 _BY_JOB = ("queue", "type")
 
@@ -50,18 +50,18 @@ _OF_EVENTS = {
 _OF_DECISIONS: dict[type, tuple[Metric, ...]] = {
     Complete: (COMPLETED,),
     RetryAt: (RETRIED,),
-    Discard: (FAILED,),
-    DeadLetter: (FAILED, ADDED),
-    Snooze: (),
+    Discarded: (FAILED,),
+    DeadLettered: (FAILED, ADDED),
+    SnoozeUntil: (),
     GiveBack: (),
 }
 #: The spec's states of a job, by the decision about its run.
 STATES: dict[type, str] = {
     Complete: "completed",
     RetryAt: "retryable",
-    Discard: "discarded",
-    DeadLetter: "discarded",
-    Snooze: "scheduled",
+    Discarded: "discarded",
+    DeadLettered: "discarded",
+    SnoozeUntil: "scheduled",
     GiveBack: "available",
 }
 METRICS = (

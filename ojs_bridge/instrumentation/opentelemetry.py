@@ -26,9 +26,9 @@ from ..engine.engine import Engine
 from ..engine.events import Event
 from ..engine.instruments import Instrument
 from ..engine.runs import Refuse, Run
-from ..spec.decision import Complete, Decision
-from ..spec.failures import Failure
-from ..spec.job import Job
+from ..rules.decision import Complete, Decision
+from ..rules.failures import Failure
+from ..rules.job import Job
 from .measuring import STATES, of_end, of_event, of_sending, of_start
 from .opentelemetry_metrics import Meters
 

@@ -22,7 +22,7 @@ from ..bridge import Bridge
 from ..engine.instruments import Instrument
 from ..engine.runs import Refuse, Run
 from ..errors import ConfigurationError
-from ..spec.decision import Decision
+from ..rules.decision import Decision
 from .measuring import METRICS, Measured, Metric, of_end, of_event, of_sending, of_start
 
 logger = logging.getLogger("ojs_bridge")

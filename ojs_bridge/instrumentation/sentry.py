@@ -20,9 +20,9 @@ from ..bridge import Bridge
 from ..engine.instruments import Instrument
 from ..engine.logs import FIELDS
 from ..engine.runs import Refuse, Run
-from ..spec.decision import Complete, DeadLetter, Decision, Discard, GiveBack
-from ..spec.fingerprint import fingerprint
-from ..spec.responses import Retry, Snooze
+from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack
+from ..rules.fingerprint import fingerprint
+from ..rules.responses import Retry, Snooze
 
 _ENDS = ("discarded", "dead-lettered")
 
@@ -52,7 +52,7 @@ class _Report:
     def add_to(self, event: Any, hint: dict[str, Any]) -> Any:
         """Return an event with the facts of the run; None for an event that says nothing new."""
         raised = (hint.get("exc_info") or (None, None))[1]
-        ended = isinstance(self.decision, (Discard, DeadLetter))
+        ended = isinstance(self.decision, (Discarded, DeadLettered))
         if isinstance(raised, (Retry, Snooze)) and not ended:
             return None
         if "log_record" in hint and getattr(hint["log_record"], "decision", None) in _ENDS:

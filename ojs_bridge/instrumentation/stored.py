@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from ..bridge import Bridge
 from ..errors import StoreError
 from ..operations.health import Check
-from ..spec.job import parse_time
+from ..rules.job import parse_time
 
 #: The gauges: what they say, and their labels.
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {

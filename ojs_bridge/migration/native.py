@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ..spec.duration import spoken
-from ..spec.policy import LARGEST, PartialPolicy, RetryPolicy
+from ..rules.duration import spoken
+from ..rules.policy import LARGEST, PartialPolicy, RetryPolicy
 from .plan.waits import (
     DRAMATIQ_MAX_BACKOFF,
     DRAMATIQ_MEAN,

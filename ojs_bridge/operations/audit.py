@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 from ..engine.context import Context
 from ..engine.events import Event
 from ..errors import BridgeError, StoreError, Unpublishable
-from ..spec.job import format_time
-from ..spec.patterns import check_pattern, matches
+from ..rules.job import format_time
+from ..rules.patterns import check_pattern, matches
 from ..store import Document, Store
 from .interrupts import uninterrupted
 from .letters import needed, page_size

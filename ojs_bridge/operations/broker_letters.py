@@ -14,10 +14,10 @@ from ..engine.events import dead_letter
 from ..engine.keeping import letter_of
 from ..engine.runs import Refuse, Run
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, LetterNotFound
-from ..spec.decision import EXPIRED, Cause, DeadLetter
-from ..spec.failures import Failure
-from ..spec.job import ErrorEntry, Job, parse_time
-from ..spec.policy import RetryPolicy
+from ..rules.decision import EXPIRED, Cause, DeadLettered
+from ..rules.failures import Failure
+from ..rules.job import ErrorEntry, Job, parse_time
+from ..rules.policy import RetryPolicy
 from ..store import Letter, LetterFilter, Page, index_text, matches, to_ms
 from .audit import Audit, some
 from .interrupts import uninterrupted
@@ -150,13 +150,13 @@ def found_letter(
     return letter_of(job, decision, policy, framework, message, job.errors, at=at)
 
 
-def _decision_of(job: Job) -> DeadLetter:
+def _decision_of(job: Job) -> DeadLettered:
     """Return the decision that ended a job, as far as its message tells."""
     last = job.errors[-1] if job.errors else {}
     failure = Failure(str(last.get("type") or "Unknown"), str(last.get("message") or ""))
     reason = f"attempt {job.attempt} was its last, and it was found in the broker's dead queue"
     cause = "handler" if last.get("code") == "DEAD_LETTER" else _CAUSES.get(failure.type, "exhausted")
-    return DeadLetter(cause, failure, reason)
+    return DeadLettered(cause, failure, reason)
 
 
 def _last_failure(job: Job) -> datetime | None:

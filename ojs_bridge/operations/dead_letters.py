@@ -15,8 +15,8 @@ from typing_extensions import Unpack
 from ..engine.context import Context
 from ..engine.events import dead_letter, pruned
 from ..errors import LetterNotFound, StoreError, Unstorable
-from ..spec.duration import format_duration
-from ..spec.job import Job, format_time
+from ..rules.duration import format_duration
+from ..rules.job import Job, format_time
 from ..store import Letter, LetterFilter, Page, Stats, Store, letter_to_json
 from .audit import Audit, Entry, some
 from .groups import Groups, times_of

@@ -10,8 +10,8 @@ from functools import partial
 from ..engine.context import Context
 from ..engine.scheduler import CLAIM, UNPARK
 from ..errors import Unreachable
-from ..spec.job import format_time
-from ..spec.patterns import matches
+from ..rules.job import format_time
+from ..rules.patterns import matches
 from ..store import Parked, ParkedFilter, Store
 from .interrupts import uninterrupted
 from .letters import MAX_PAGE, every_page

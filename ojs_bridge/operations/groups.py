@@ -10,8 +10,8 @@ from typing import Any, get_args
 from typing_extensions import Unpack
 
 from ..engine.context import Context
-from ..spec.fingerprint import frame_of, pattern_of
-from ..spec.job import format_time, parse_time
+from ..rules.fingerprint import frame_of, pattern_of
+from ..rules.job import format_time, parse_time
 from ..store import Document, Group, LetterFilter, Order, Store, from_ms, to_ms
 from .audit import Actor, Audit
 from .letters import Kind, every_page, needed, shown, untold, wanted

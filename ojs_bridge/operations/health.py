@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 from ..engine.context import Context
 from ..engine.ports import Backlog
 from ..errors import StoreError
-from ..spec.job import format_time, parse_time
+from ..rules.job import format_time, parse_time
 from ..store import Document, ParkedFilter, Store
 from .letters import every_page
 

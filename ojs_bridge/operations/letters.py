@@ -14,9 +14,9 @@ from typing_extensions import TypedDict
 
 from ..engine.redaction import Redactor, without
 from ..errors import ConfigurationError
-from ..spec.fingerprint import is_fingerprint
-from ..spec.job import format_time
-from ..spec.patterns import check_pattern
+from ..rules.fingerprint import is_fingerprint
+from ..rules.job import format_time
+from ..rules.patterns import check_pattern
 from ..store import DocumentPage, Letter, LetterFilter, Page, ParkedPage, Stats, Store, letter_from_json
 
 AnyPage = TypeVar("AnyPage", Page, ParkedPage)

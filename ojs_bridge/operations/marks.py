@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from ..engine.context import Context
-from ..spec.job import format_time
+from ..rules.job import format_time
 from ..store import Document, Store
 from .audit import MAX_TEXT, Actor, Audit
 from .letters import needed, page_size

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from ..engine.context import Context
 from ..engine.keeping import Fate, fate_kind
 from ..errors import OperationNotFound
-from ..spec.job import format_time, parse_time
+from ..rules.job import format_time, parse_time
 from ..store import Document, Store, from_ms, to_ms
 from .letters import Kind, every_page, needed, wanted
 from .replaying import check_rate, override_of

@@ -14,7 +14,7 @@ from ..engine.events import cancelled
 from ..engine.keeping import job_of_parked
 from ..engine.redaction import without
 from ..errors import RetryNotFound
-from ..spec.patterns import check_pattern, matches
+from ..rules.patterns import check_pattern, matches
 from ..store import Parked, ParkedFilter, ParkedPage, Store
 from .audit import Audit, some
 from .draining import Drained, Draining

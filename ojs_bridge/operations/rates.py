@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 
 from ..engine.context import Context
 from ..engine.rates import OTHER
-from ..spec.job import format_time
-from ..spec.patterns import check_pattern
+from ..rules.job import format_time
+from ..rules.patterns import check_pattern
 from ..store import BOUNDS, SECONDS, Rate, Span, from_ms, index_text, matches, to_ms
 from .letters import needed
 

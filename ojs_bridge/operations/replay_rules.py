@@ -13,9 +13,9 @@ from ..engine.events import dead_letter
 from ..engine.ports import Override
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
-from ..spec.duration import read_duration
-from ..spec.job import Job
-from ..spec.patterns import check_pattern
+from ..rules.duration import read_duration
+from ..rules.job import Job
+from ..rules.patterns import check_pattern
 from ..store import Letter, LetterFilter
 from .letters import needed
 from .replaying import Replayer, pages_of

@@ -15,8 +15,8 @@ from ..engine.ports import Override, Publisher
 from ..engine.storage_retry import pause
 from ..errors import ConfigurationError, InvalidRetryPolicy, LetterNotFound, Unreachable
 from ..messages import OWN_META
-from ..spec.job import Job, entries_of
-from ..spec.policy import AnyPartial, PartialPolicy, RetryPolicy, partial_to_ojs
+from ..rules.job import Job, entries_of
+from ..rules.policy import AnyPartial, PartialPolicy, RetryPolicy, partial_to_ojs
 from ..store import Claimed, Letter, LetterFilter, Store
 from .interrupts import uninterrupted
 from .letters import CLAIM_SECONDS, every_page, needed

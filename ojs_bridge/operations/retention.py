@@ -15,7 +15,7 @@ from typing import Any
 
 from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
-from ..spec.duration import read_duration
+from ..rules.duration import read_duration
 from ..store import Document, Letter, LetterFilter, Store, letter_to_json, to_ms
 from . import audit, health, marks
 from .letters import CLAIM_SECONDS

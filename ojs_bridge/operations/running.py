@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol, TypeVar, cast
 
 from ..errors import NotResumable, StoreError, Unreachable
-from ..spec.job import Job, parse_time
+from ..rules.job import Job, parse_time
 from .audit import Audit
 from .dead_letters import DeadLetters
 from .interrupts import uninterrupted

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from ..messages import Reading, read_message, shown_errors
-from ..spec.job import format_time
+from ..rules.job import format_time
 from .reservations import Settle
 
 

@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ..messages import Reading, read_message, shown_errors
-from ..spec.fingerprint import fingerprint
-from ..spec.job import ErrorEntry, PlacedEntry, format_time
+from ..rules.fingerprint import fingerprint
+from ..rules.job import ErrorEntry, PlacedEntry, format_time
 from .documents import Documenting
 from .parked import Parking
 from .rates import Rating

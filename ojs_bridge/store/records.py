@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from ..spec import patterns
-from ..spec.fingerprint import fingerprint
-from ..spec.job import format_time, parse_time
+from ..rules import patterns
+from ..rules.fingerprint import fingerprint
+from ..rules.job import format_time, parse_time
 from .documents import Document
 from .parked import Parked
 from .protocol import Letter

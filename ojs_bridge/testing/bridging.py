@@ -19,7 +19,7 @@ from ..engine.history import History
 from ..engine.ports import Onward
 from ..engine.reservations import Reservations
 from ..engine.runs import Begun, Run
-from ..spec.decision import Decision
+from ..rules.decision import Decision
 from ..store import MEMORY, Store, open_store
 
 #: The parts of a bridge that other objects may know: an adapter, or a user's module.

@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeAlias
 
 from ..engine.layers import Layers, told_in_ojs
 from ..engine.runs import Run, TaskPolicy
-from ..spec.decision import DeadLetter, Decision, Discard, GiveBack, RetryAt, Snooze, decide
-from ..spec.duration import spoken
-from ..spec.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, ErrorMap, Failure, Outcome, outcome_of
-from ..spec.job import Job
-from ..spec.policy import AnyPartial, RetryPolicy
+from ..rules.decision import DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil, decide
+from ..rules.duration import spoken
+from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, ErrorMap, Failure, Outcome, outcome_of
+from ..rules.job import Job
+from ..rules.policy import AnyPartial, RetryPolicy
 from .entering import adapters
 from .working import instance_of
 
@@ -24,9 +24,9 @@ Translation: TypeAlias = Callable[[BaseException, Run], Outcome]
 Then: TypeAlias = Literal["retry", "snooze", "released", "discarded", "dead_letter"]
 
 _THEN: dict[type[Decision], Then] = {
-    DeadLetter: "dead_letter",
-    Discard: "discarded",
-    Snooze: "snooze",
+    DeadLettered: "dead_letter",
+    Discarded: "discarded",
+    SnoozeUntil: "snooze",
     GiveBack: "released",
 }
 #: The most retries that are explained one by one; later delays hardly differ.

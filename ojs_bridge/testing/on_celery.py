@@ -34,7 +34,7 @@ from ..celery.attach import FRAMEWORK, attach, is_bridged, is_prepared, settle_s
 from ..celery.outcomes import task_outcome
 from ..engine.runs import Run, TaskPolicy
 from ..errors import ConfigurationError
-from ..spec.failures import Outcome
+from ..rules.failures import Outcome
 from .bridging import Clock, WorkerDied
 from .working import Agenda, Handler
 

@@ -30,8 +30,8 @@ from ..dramatiq.publishing import FRAMEWORK, sending_on
 from ..dramatiq.translate import outcome
 from ..engine.runs import Run, TaskPolicy
 from ..messages import HEADER
-from ..spec.failures import Outcome
-from ..spec.job import parse_time
+from ..rules.failures import Outcome
+from ..rules.job import parse_time
 from .bridging import VirtualEngine, WorkerDied, turn
 from .working import Agenda, Handler
 

@@ -12,7 +12,7 @@ from ..bridge import Bridge
 from ..engine.events import Event
 from ..engine.scheduler import Scheduler
 from ..operations.letters import MAX_PAGE, every_page
-from ..spec.duration import read_duration
+from ..rules.duration import read_duration
 from ..store import Letter, Parked
 from .bridging import Clock, VirtualBridge, WorkerDied
 from .jobs import Job, jobs_of

@@ -6,7 +6,7 @@ import pytest
 
 from ojs_bridge import Bridge
 from ojs_bridge.cli.groups import sparkline
-from ojs_bridge.spec.fingerprint import fingerprint
+from ojs_bridge.rules.fingerprint import fingerprint
 from tests.cli.running import Ran, run
 
 ANSWER = fingerprint("billing.charge", "external.timeout", "no answer 0")

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from ojs_bridge import Bridge
-from ojs_bridge.spec.policy import LARGEST
+from ojs_bridge.rules.policy import LARGEST
 from ojs_bridge.store import Parked, ParkedFilter
 from tests.cli.running import run
 from tests.lives import FRAMEWORK

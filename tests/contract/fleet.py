@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from ojs_bridge import Bridge
-from ojs_bridge.spec.job import parse_time
+from ojs_bridge.rules.job import parse_time
 from tests.contract.notes import Noting, Settings
 from tests.servers import eventually
 

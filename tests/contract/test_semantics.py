@@ -10,8 +10,8 @@ import pytest
 
 from ojs_bridge import LetterNotFound
 from ojs_bridge.operations.operation import Jobs
-from ojs_bridge.spec.fingerprint import frame_of
-from ojs_bridge.spec.job import format_time
+from ojs_bridge.rules.fingerprint import frame_of
+from ojs_bridge.rules.job import format_time
 from tests.contract.fleet import Fleet, end, gaps, retries
 from tests.contract.steps import KEEP, AuthExpired
 from tests.servers import eventually

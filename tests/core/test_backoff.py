@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ojs_bridge.spec.backoff import Intervals, Jitter
-from ojs_bridge.spec.failures import Failure
-from ojs_bridge.spec.policy import RetryPolicy
+from ojs_bridge.rules.backoff import Intervals, Jitter
+from ojs_bridge.rules.failures import Failure
+from ojs_bridge.rules.policy import RetryPolicy
 
 NO_JITTER = {"jitter": False}
 SPEC_12_3 = {"initial_interval": "PT15S", "backoff_coefficient": 4.0, "max_interval": "PT1H"}

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ojs_bridge.spec.backoff import Intervals
-from ojs_bridge.spec.decision import (
+from ojs_bridge.rules.backoff import Intervals
+from ojs_bridge.rules.decision import (
     Complete,
-    DeadLetter,
+    DeadLettered,
     Decision,
-    Discard,
+    Discarded,
     GiveBack,
     RetryAt,
-    Snooze,
+    SnoozeUntil,
     decide,
 )
-from ojs_bridge.spec.failures import VISIBILITY_TIMEOUT, Failure, Interrupted, Outcome, Snoozed
-from ojs_bridge.spec.job import Job
-from ojs_bridge.spec.policy import LARGEST, RetryPolicy
+from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, Failure, Interrupted, Outcome, Snoozed
+from ojs_bridge.rules.job import Job
+from ojs_bridge.rules.policy import LARGEST, RetryPolicy
 
 NOW = datetime(2026, 11, 21, 10, 0, 0, tzinfo=timezone.utc)
 END_OF_TIME = datetime.max.replace(microsecond=0, tzinfo=timezone.utc)
@@ -59,13 +59,13 @@ def decided(
 # Section 7.2 as a table. `*` is anything; the first line that fits decides.
 PRECEDENCE = [
     # code         matches  left   on_exhaustion   decision    cause
-    ("DISCARD",     "*",    "*",   "*",            Discard,    "handler"),
-    ("FAIL",        "*",    "*",   "*",            Discard,    "handler"),
-    ("DEAD_LETTER", "*",    "*",   "*",            DeadLetter, "handler"),
-    ("RETRY",       True,   "*",   "discard",      Discard,    "non_retryable"),
-    ("RETRY",       True,   "*",   "dead_letter",  DeadLetter, "non_retryable"),
-    ("RETRY",       False,  False, "discard",      Discard,    "exhausted"),
-    ("RETRY",       False,  False, "dead_letter",  DeadLetter, "exhausted"),
+    ("DISCARD",     "*",    "*",   "*",            Discarded,    "handler"),
+    ("FAIL",        "*",    "*",   "*",            Discarded,    "handler"),
+    ("DEAD_LETTER", "*",    "*",   "*",            DeadLettered, "handler"),
+    ("RETRY",       True,   "*",   "discard",      Discarded,    "non_retryable"),
+    ("RETRY",       True,   "*",   "dead_letter",  DeadLettered, "non_retryable"),
+    ("RETRY",       False,  False, "discard",      Discarded,    "exhausted"),
+    ("RETRY",       False,  False, "dead_letter",  DeadLettered, "exhausted"),
     ("RETRY",       False,  True,  "*",            RetryAt,    None),
 ]  # fmt: skip
 CODES = ["RETRY", "DISCARD", "DEAD_LETTER", "FAIL"]
@@ -105,8 +105,8 @@ def test_the_table_covers_every_combination() -> None:
 @pytest.mark.parametrize(
     ("error_type", "code", "expected"),
     [
-        ("payment.card_declined", "DISCARD", Discard),
-        ("payment.card_stolen", "DEAD_LETTER", DeadLetter),
+        ("payment.card_declined", "DISCARD", Discarded),
+        ("payment.card_stolen", "DEAD_LETTER", DeadLettered),
         ("external.timeout", "RETRY", RetryAt),
         ("external.server_error", "RETRY", RetryAt),
     ],
@@ -260,7 +260,7 @@ def test_a_hint_is_capped_and_not_jittered(hint: float, delay: float) -> None:
 def test_a_hint_is_still_an_attempt() -> None:
     """Section 7.1: RETRY is the normal policy."""
     decision = decided(Failure("external.rate_limited", retry_after=timedelta(seconds=1)), 3)
-    assert isinstance(decision, Discard)
+    assert isinstance(decision, Discarded)
     assert decision.cause == "exhausted"
 
 
@@ -268,12 +268,14 @@ def test_a_hint_is_still_an_attempt() -> None:
 def test_a_raised_retry_does_not_override_the_list() -> None:
     """Section 7.2.3 over the wider spec's "regardless of the error code" (decisions.md)."""
     decision = decided(Failure("validation.amount", code="RETRY", retry_after=timedelta(seconds=1)))
-    assert isinstance(decision, Discard)
+    assert isinstance(decision, Discarded)
     assert decision.cause == "non_retryable"
 
 
 @pytest.mark.requirement("RET-17")
-@pytest.mark.parametrize(("on_exhaustion", "expected"), [("discard", Discard), ("dead_letter", DeadLetter)])
+@pytest.mark.parametrize(
+    ("on_exhaustion", "expected"), [("discard", Discarded), ("dead_letter", DeadLettered)]
+)
 def test_final_by_the_frameworks_own_word(on_exhaustion: str, expected: type) -> None:
     """A failure that the framework's options rule out follows on_exhaustion, before any matching."""
     failure = Failure("validation.amount", final="which `throws` lists")
@@ -283,7 +285,7 @@ def test_final_by_the_frameworks_own_word(on_exhaustion: str, expected: type) ->
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"), [("DISCARD", Discard), ("FAIL", Discard), ("DEAD_LETTER", DeadLetter)]
+    ("code", "expected"), [("DISCARD", Discarded), ("FAIL", Discarded), ("DEAD_LETTER", DeadLettered)]
 )
 def test_a_response_code_comes_before_final(code: Any, expected: type) -> None:
     """The handler has the last word on its own failure."""
@@ -295,7 +297,7 @@ def test_a_response_code_comes_before_final(code: Any, expected: type) -> None:
 @pytest.mark.parametrize(
     ("expires_in", "expected"), [(0.5, "expired"), (1, "expired"), (1.001, None), (60, None)]
 )
-@pytest.mark.parametrize(("on_exhaustion", "ending"), [("discard", Discard), ("dead_letter", DeadLetter)])
+@pytest.mark.parametrize(("on_exhaustion", "ending"), [("discard", Discarded), ("dead_letter", DeadLettered)])
 def test_a_job_that_expires_before_its_retry(
     expires_in: float, expected: str | None, on_exhaustion: str, ending: type
 ) -> None:
@@ -319,7 +321,9 @@ def test_an_exhausted_job_does_not_expire() -> None:
 def test_snoozing_uses_no_attempt(attempt: int) -> None:
     """A snooze is no failure: neither attempts nor max_interval nor jitter apply."""
     decision = decide(RetryPolicy(), job(attempt), Snoozed(timedelta(hours=1)), now=NOW, rng=Never())
-    assert decision == Snooze(NOW + timedelta(hours=1), 3600.0, "the handler asked for a pause of 3600.000 s")
+    assert decision == SnoozeUntil(
+        NOW + timedelta(hours=1), 3600.0, "the handler asked for a pause of 3600.000 s"
+    )
 
 
 class Hostile(Exception):
@@ -366,7 +370,7 @@ def test_the_end_of_time(outcome: Failure | Snoozed) -> None:
     """A time that no datetime holds becomes the last one."""
     policy = RetryPolicy(max_interval=timedelta.max, initial_interval=timedelta.max, jitter=False)
     decision = decide(policy, job(), outcome, now=NOW, rng=Never())
-    assert isinstance(decision, RetryAt | Snooze)
+    assert isinstance(decision, RetryAt | SnoozeUntil)
     assert decision.at == END_OF_TIME
 
 
@@ -418,15 +422,15 @@ def test_whatever_happens_is_decided(
         assert not policy.non_retryable_pattern(decision.failure)
         assert decision.failure.code == "RETRY"
         assert expires is None or decision.at < expires
-    if isinstance(decision, RetryAt | Snooze):
+    if isinstance(decision, RetryAt | SnoozeUntil):
         assert decision.at == END_OF_TIME or decision.at >= now + timedelta(seconds=decision.delay)
     assert isinstance(decision, Complete) == (outcome is None)
     if isinstance(outcome, Snoozed):
-        assert isinstance(decision, Snooze | Discard | DeadLetter)
-        assert not isinstance(decision, Snooze) or expires is None or decision.at < expires
+        assert isinstance(decision, SnoozeUntil | Discarded | DeadLettered)
+        assert not isinstance(decision, SnoozeUntil) or expires is None or decision.at < expires
 
 
-@pytest.mark.parametrize(("on_exhaustion", "ending"), [("discard", Discard), ("dead_letter", DeadLetter)])
+@pytest.mark.parametrize(("on_exhaustion", "ending"), [("discard", Discarded), ("dead_letter", DeadLettered)])
 def test_a_snooze_past_its_expiry_is_no_way_to_vanish(on_exhaustion: Any, ending: type) -> None:
     """The framework would drop the message unrun: the policy ends the job instead."""
     policy = RetryPolicy(on_exhaustion=on_exhaustion)
@@ -440,7 +444,7 @@ def test_a_snooze_past_its_expiry_is_no_way_to_vanish(on_exhaustion: Any, ending
 
 
 @pytest.mark.requirement("RET-12")
-@pytest.mark.parametrize(("attempt", "expected"), [(1, RetryAt), (2, RetryAt), (3, Discard)])
+@pytest.mark.parametrize(("attempt", "expected"), [(1, RetryAt), (2, RetryAt), (3, Discarded)])
 def test_a_lost_attempt_is_one_that_no_pattern_ends(attempt: int, expected: type) -> None:
     """Spec section 9.2: patterns do not apply to a stall; the count does."""
     policy = RetryPolicy.merge({"max_attempts": 3, "non_retryable_errors": [VISIBILITY_TIMEOUT]})

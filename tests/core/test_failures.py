@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ojs_bridge.errors import ConfigurationError, InvalidRetryPolicy, InvalidState
-from ojs_bridge.spec.failures import (
+from ojs_bridge.rules.failures import (
     CUT,
     MAX_BACKTRACE,
     MAX_DETAILS,
@@ -32,8 +32,8 @@ from ojs_bridge.spec.failures import (
     outcome_of,
     plain_details,
 )
-from ojs_bridge.spec.job import Job, decode, entries_of
-from ojs_bridge.spec.responses import DeadLetter, Discard, Fail, Response, Retry, Snooze
+from ojs_bridge.rules.job import Job, decode, entries_of
+from ojs_bridge.rules.responses import DeadLetter, Discard, Fail, Response, Retry, Snooze
 
 NOTHING = ErrorMap()
 CODES = {"RETRY", "DISCARD", "DEAD_LETTER", "FAIL"}

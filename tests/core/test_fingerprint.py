@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ojs_bridge.spec.fingerprint import MOST, READ, fingerprint, frame_of, is_fingerprint, pattern_of
+from ojs_bridge.rules.fingerprint import MOST, READ, fingerprint, frame_of, is_fingerprint, pattern_of
 
 PATTERNS = {
     "": "",

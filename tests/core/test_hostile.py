@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ojs_bridge import Bridge
 from ojs_bridge.engine.runs import Refuse, Run
 from ojs_bridge.errors import InvalidState
-from ojs_bridge.spec.decision import decide
-from ojs_bridge.spec.failures import Failure
-from ojs_bridge.spec.job import MAX_COUNT, Job, count_of, decoded, encode
+from ojs_bridge.rules.decision import decide
+from ojs_bridge.rules.failures import Failure
+from ojs_bridge.rules.job import MAX_COUNT, Job, count_of, decoded, encode
 
 NOW = datetime(2026, 11, 21, tzinfo=timezone.utc)
 BRIDGE = Bridge()

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ojs_bridge import InvalidRetryPolicy, Jitter, NotExpressible, RetryPolicy, Seeded
-from ojs_bridge.spec.backoff import SPEC_JITTER, Rng
-from ojs_bridge.spec.decision import RetryAt, decide
-from ojs_bridge.spec.failures import Failure
-from ojs_bridge.spec.job import Job
+from ojs_bridge.rules.backoff import SPEC_JITTER, Rng
+from ojs_bridge.rules.decision import RetryAt, decide
+from ojs_bridge.rules.failures import Failure
+from ojs_bridge.rules.job import Job
 
 NOW = datetime(2026, 11, 21, 10, 0, 0, tzinfo=timezone.utc)
 TEN = {"initial_interval": "PT10S", "max_interval": "PT1M", "backoff_strategy": "none"}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ojs_bridge.errors import InvalidState
-from ojs_bridge.spec.failures import (
+from ojs_bridge.rules.failures import (
     MAX_DETAILS,
     MAX_MESSAGE,
     ErrorMap,
@@ -19,7 +19,7 @@ from ojs_bridge.spec.failures import (
     safe_repr,
     sound_json,
 )
-from ojs_bridge.spec.job import (
+from ojs_bridge.rules.job import (
     HEADER_BUDGET,
     MAX_COUNT,
     MAX_DEPTH,
@@ -34,7 +34,7 @@ from ojs_bridge.spec.job import (
     format_time,
     parse_time,
 )
-from ojs_bridge.spec.responses import Fail
+from ojs_bridge.rules.responses import Fail
 
 NOW = datetime(2026, 11, 21, 10, 0, 2, tzinfo=timezone.utc)
 BARE = Job(id="j-1", type="billing.charge", queue="default")

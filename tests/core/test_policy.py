@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ojs_bridge.errors import InvalidRetryPolicy, NotExpressible
-from ojs_bridge.spec.backoff import Intervals, Jitter
-from ojs_bridge.spec.duration import format_duration
-from ojs_bridge.spec.failures import Failure
-from ojs_bridge.spec.policy import LARGEST, RetryPolicy
+from ojs_bridge.rules.backoff import Intervals, Jitter
+from ojs_bridge.rules.duration import format_duration
+from ojs_bridge.rules.failures import Failure
+from ojs_bridge.rules.policy import LARGEST, RetryPolicy
 
 SCHEMA = json.loads(Path(__file__).with_name("data").joinpath("retry-policy.schema.json").read_text())
 DEFAULT = {

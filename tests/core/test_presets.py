@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, NotExpressible, RetryPolicy
 from ojs_bridge.engine.layers import Layers
 from ojs_bridge.migration import PRESETS, preset
-from ojs_bridge.spec.job import Job, decode
-from ojs_bridge.spec.policy import LARGEST
+from ojs_bridge.rules.job import Job, decode
+from ojs_bridge.rules.policy import LARGEST
 
 CENTURY = 36_500 * 86_400
 WEEK = 7 * 86_400

@@ -18,7 +18,7 @@ from ojs_bridge.http import app_for
 from ojs_bridge.http.guarding import Access, tokens_of
 from ojs_bridge.http.openapi import document
 from ojs_bridge.operations.health import Beat
-from ojs_bridge.spec.job import format_time
+from ojs_bridge.rules.job import format_time
 from ojs_bridge.store import BOUNDS, Rate
 from tests.conftest import store_url
 from tests.http.doors import (

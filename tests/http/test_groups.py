@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ojs_bridge.http.guarding import Access, tokens_of
-from ojs_bridge.spec.fingerprint import fingerprint
-from ojs_bridge.spec.job import parse_time
+from ojs_bridge.rules.fingerprint import fingerprint
+from ojs_bridge.rules.job import parse_time
 from tests.conftest import store_url
 from tests.http.doors import LETTERS, OPERATOR, READER, House, client_at, house, with_token
 from tests.http.test_letters import refused

@@ -18,7 +18,7 @@ from ojs_bridge.dramatiq import install as install_in_dramatiq
 from ojs_bridge.errors import Unreachable
 from ojs_bridge.http.app import guarded
 from ojs_bridge.operations.dead_letters import DeadLetters
-from ojs_bridge.spec.job import format_time, parse_time
+from ojs_bridge.rules.job import format_time, parse_time
 from tests.conftest import store_url
 from tests.http.doors import API, LETTERS, OWN, RETRIES, House, client_at, house, listening, unlimited
 from tests.servers.ports import free_port

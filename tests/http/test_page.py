@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from examples.demo.workers import WORKERS, environment
 from ojs_bridge import Bridge, Parked, Retention, open_store
 from ojs_bridge.http import app_for
-from ojs_bridge.spec.fingerprint import fingerprint
+from ojs_bridge.rules.fingerprint import fingerprint
 from ojs_bridge.store import BOUNDS, Rate
 from tests.forking import ended, started
 from tests.http.doors import OPERATOR, READER, listening

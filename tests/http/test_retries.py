@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge.spec.job import parse_time
+from ojs_bridge.rules.job import parse_time
 from tests.conftest import store_url
 from tests.http.doors import RETRIES, House, house
 from tests.http.test_letters import refused

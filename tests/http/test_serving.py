@@ -13,7 +13,7 @@ from ojs_bridge import Letter
 from ojs_bridge.engine.ports import Override
 from ojs_bridge.http.app import guarded
 from ojs_bridge.operations.replaying import Bulk
-from ojs_bridge.spec.job import Header
+from ojs_bridge.rules.job import Header
 from tests.http.doors import LETTERS, OPERATOR, OWN, House, house, listening, served, unlimited, with_token
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers.process import eventually

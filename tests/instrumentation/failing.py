@@ -10,7 +10,7 @@ from typing import Any
 from ojs_bridge import Bridge
 from ojs_bridge.engine.instruments import Instrument
 from ojs_bridge.engine.runs import Refuse, Run
-from ojs_bridge.spec.decision import Decision
+from ojs_bridge.rules.decision import Decision
 from tests.contract.notes import Noting, Settings
 
 

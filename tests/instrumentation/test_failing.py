@@ -13,9 +13,9 @@ import pytest
 from ojs_bridge import Bridge
 from ojs_bridge.engine.instruments import Instrument
 from ojs_bridge.engine.runs import Run
-from ojs_bridge.spec.decision import Complete, Discard
-from ojs_bridge.spec.failures import Failure
-from ojs_bridge.spec.job import Job
+from ojs_bridge.rules.decision import Complete, Discarded
+from ojs_bridge.rules.failures import Failure
+from ojs_bridge.rules.job import Job
 from tests.contract.fleet import Fleet, attempts, end
 from tests.contract.notes import Noting
 from tests.servers import eventually
@@ -31,7 +31,7 @@ def test_an_instrument_that_panics_touches_no_job(kind: str, made: Callable[...,
     end(fleet, bad)
     assert (attempts(fleet, good), attempts(fleet, bad)) == ([1, 2], [1, 2])
     noting = Noting(fleet.settings.backend)
-    for job, last in ((good, "Complete"), (bad, "DeadLetter")):
+    for job, last in ((good, "Complete"), (bad, "DeadLettered")):
         ends = sorted(["ran", "ran", "RetryAt", last])
         eventually(
             lambda job=job, ends=ends: sorted(noting.read("told", job)) == ends, what="the last instrument"
@@ -60,7 +60,7 @@ def test_instruments_are_told_where_no_thread_can_start_for_the_rates(tmp_path: 
     usual = threading.stack_size(2**46)
     try:
         bridge.engine.settle(run, Complete())
-        bridge.engine.settle(run, Discard("handler", Failure("a.b"), "why"))
+        bridge.engine.settle(run, Discarded("handler", Failure("a.b"), "why"))
     finally:
         threading.stack_size(usual)
-    assert told.decisions == ["Complete", "Discard"]
+    assert told.decisions == ["Complete", "Discarded"]

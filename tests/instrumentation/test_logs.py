@@ -12,7 +12,7 @@ import pytest
 
 import ojs_bridge
 from ojs_bridge.engine.logs import FIELDS
-from ojs_bridge.spec.job import Job
+from ojs_bridge.rules.job import Job
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting
 from tests.instrumentation.snippets import snippet

@@ -16,8 +16,8 @@ from ojs_bridge.celery.native_options import options_as_policy
 from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, Native, Runs
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.waits import Wait, alike, policy_wait
-from ojs_bridge.spec.backoff import Intervals
-from ojs_bridge.spec.policy import LARGEST
+from ojs_bridge.rules.backoff import Intervals
+from ojs_bridge.rules.policy import LARGEST
 from tests.migration.planning import app_with, native, only
 
 AUTO: dict[str, Any] = {"autoretry_for": (OSError,)}

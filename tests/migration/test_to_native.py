@@ -18,7 +18,7 @@ from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, Native, Planned, Runs
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
 from ojs_bridge.migration.plan.waits import celery_wait
-from ojs_bridge.spec.policy import LARGEST
+from ojs_bridge.rules.policy import LARGEST
 from tests.test_package import FRAMEWORKS, modules_after
 
 

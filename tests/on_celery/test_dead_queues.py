@@ -19,8 +19,8 @@ from ojs_bridge.celery.attach import attach, task_policy
 from ojs_bridge.celery.sending import bury, publish
 from ojs_bridge.celery.wire import Wire, carried, delivered, from_json
 from ojs_bridge.errors import Unreachable, Unroutable
-from ojs_bridge.spec.decision import RetryAt
-from ojs_bridge.spec.job import Job
+from ojs_bridge.rules.decision import RetryAt
+from ojs_bridge.rules.job import Job
 from tests.servers import eventually
 
 KEEP = {"max_attempts": 2, "on_exhaustion": "dead_letter", "jitter": False}

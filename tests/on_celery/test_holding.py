@@ -8,8 +8,8 @@ import celery
 import pytest
 
 from ojs_bridge.celery.holding import Hold, Unsettled, portable
-from ojs_bridge.spec.decision import DeadLetter
-from ojs_bridge.spec.failures import Failure
+from ojs_bridge.rules.decision import DeadLettered
+from ojs_bridge.rules.failures import Failure
 from tests.on_celery.project import Unpicklable
 from tests.servers import RabbitMQ, eventually
 
@@ -65,7 +65,7 @@ def test_a_retry_that_its_full_queue_refuses_is_not_lost(
 
 
 def test_an_outcome_that_no_process_can_be_sent_is_told_in_words() -> None:
-    decision = DeadLetter("exhausted", Failure("a.b", "c"), "d")
+    decision = DeadLettered("exhausted", Failure("a.b", "c"), "d")
     sent = portable(Unsettled(1, decision, Unpicklable("what")))
     assert sent is not None
     assert (sent.decision, str(sent.shown)) == (decision, "Unpicklable: what")

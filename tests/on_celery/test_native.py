@@ -11,7 +11,7 @@ from celery import Celery, Task
 from ojs_bridge import RetryPolicy
 from ojs_bridge.celery.native_options import options_as_policy
 from ojs_bridge.engine.layers import in_ojs
-from ojs_bridge.spec.policy import LARGEST
+from ojs_bridge.rules.policy import LARGEST
 from tests.on_celery.fleet import LATE, Fleet
 from tests.servers import eventually
 

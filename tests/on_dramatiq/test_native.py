@@ -24,7 +24,7 @@ from ojs_bridge import Bridge, DeadLetter, Discard, Retry, RetryPolicy, Snooze
 from ojs_bridge.dramatiq import OJSRetries, holding, install
 from ojs_bridge.dramatiq.native_options import options_as_policy
 from ojs_bridge.engine.layers import NativeJitter
-from ojs_bridge.spec.policy import LARGEST
+from ojs_bridge.rules.policy import LARGEST
 from tests.instrumentation.failing import Lingering
 from tests.on_dramatiq.fleet import QUICK, Fleet, Sent, dead_messages
 from tests.servers import eventually
@@ -393,7 +393,7 @@ def job_message(fleet: Fleet, actor: dramatiq.Actor[..., Any], job: Sent) -> dra
 def test_a_postponed_message_keeps_its_own_store_results(
     results: tuple[Fleet, StubBackend], own: bool
 ) -> None:
-    from ojs_bridge.spec.job import format_time
+    from ojs_bridge.rules.job import format_time
 
     fleet, _ = results
     later = fleet.bridge.engine.now().fromtimestamp(time.time() + 0.2, tz=fleet.bridge.engine.now().tzinfo)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ojs_bridge import Bridge, StoreError, open_store
-from ojs_bridge.spec.decision import DeadLetter
-from ojs_bridge.spec.failures import Failure
+from ojs_bridge.rules.decision import DeadLettered
+from ojs_bridge.rules.failures import Failure
 from ojs_bridge.store import Grant, Store
 from ojs_bridge.store.sql import SQLStore
 from tests.lives import FRAMEWORK
@@ -115,7 +115,7 @@ def test_a_run_that_ends_after_the_file_was_deleted_leaves_its_letter(
     bridge = Bridge(f"sqlite:///{file}")
     begun = run(bridge, JOB)
     end(file)
-    decision = DeadLetter("handler", Failure("a.b"), "why")
+    decision = DeadLettered("handler", Failure("a.b"), "why")
     bridge.engine.bury(begun, bridge.engine.after(begun.job, decision), decision, FRAMEWORK, {})
     assert [found.id for found in Bridge(f"sqlite:///{file}").dead_letters.list().letters] == ["j-1"]
     assert "its file was deleted or replaced, with all it held; it is opened anew" in caplog.text

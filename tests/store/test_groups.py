@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from ojs_bridge import StoreError, open_store
-from ojs_bridge.spec.fingerprint import fingerprint
+from ojs_bridge.rules.fingerprint import fingerprint
 from ojs_bridge.store import Group, Letter, LetterFilter, Store
 from ojs_bridge.store.records import group_number, group_of_number, letter_to_json, to_ms
 from ojs_bridge.store.redis import RedisStore

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import ConfigurationError, StoreError, open_store
-from ojs_bridge.spec.job import ErrorEntry
+from ojs_bridge.rules.job import ErrorEntry
 from ojs_bridge.store import Claim, Letter, LetterFilter, Store, letter_from_json, letter_to_json
 from tests.store.processes import in_processes
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ojs_bridge import open_store
 from ojs_bridge.engine.redaction import Redactor
 from ojs_bridge.operations.letters import said, says
-from ojs_bridge.spec.fingerprint import fingerprint
+from ojs_bridge.rules.fingerprint import fingerprint
 from ojs_bridge.store import LetterFilter, Store
 from ojs_bridge.store.sql import texts as sql_texts
 from tests.store.conftest import grant_to, run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, DeadLetter, Discard, Event, ReplayRule, Retry, Snooze
-from ojs_bridge.spec.job import parse_time
+from ojs_bridge.rules.job import parse_time
 from ojs_bridge.testing import NothingRan, VirtualTime, virtual_time
 from tests.testing.conftest import CRM, Shop, amqp_shop, celery_shop, dramatiq_shop, rabbitmq_shop
 

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias, cast
 
 from ...config.policies import EntryFields
 from ...errors import ConfigurationError, NotExpressible
-from ...spec.patterns import matches
-from ...spec.policy import LARGEST, AnyPartial, RetryPolicy, partial_to_ojs
+from ...rules.patterns import matches
+from ...rules.policy import LARGEST, AnyPartial, RetryPolicy, partial_to_ojs
 from .waits import Wait, policy_wait
 
 Endless: TypeAlias = Literal["endless"]

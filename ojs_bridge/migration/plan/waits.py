@@ -9,9 +9,9 @@ from datetime import timedelta
 from itertools import chain, product
 from typing import Any
 
-from ...spec.duration import format_duration, spoken
-from ...spec.failures import Failure
-from ...spec.policy import RetryPolicy
+from ...rules.duration import format_duration, spoken
+from ...rules.failures import Failure
+from ...rules.policy import RetryPolicy
 
 #: Waits that differ by a millisecond or a thousandth are the same.
 _CLOSE = {"rel_tol": 1e-3, "abs_tol": 1e-3}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 
 from ...errors import StoreError
-from ...spec.job import PlacedEntry
+from ...rules.job import PlacedEntry
 from ..protocol import EVERY_LETTER, Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
 from ..records import index_id, index_text, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle

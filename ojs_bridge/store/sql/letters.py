@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ...spec.job import PlacedEntry
+from ...rules.job import PlacedEntry
 from ..protocol import EVERY_LETTER, Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
 from ..records import (
     from_ms,

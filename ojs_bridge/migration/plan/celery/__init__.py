@@ -12,8 +12,8 @@ from ....celery.install import why_native
 from ....celery.native_options import explicit
 from ....celery.sending import visibility_timeout
 from ....celery.wire import is_fanout
-from ....spec.duration import spoken
-from ....spec.policy import RetryPolicy
+from ....rules.duration import spoken
+from ....rules.policy import RetryPolicy
 from .. import NOT_KNOWN, Hazard, Planned, already_ojs, counting, moved_already, pickled, planned
 from ..waits import Wait
 from .native import (

@@ -13,7 +13,7 @@ from celery import Task
 from ....celery import compat
 from ....celery.native_options import automatic, options_as_policy
 from ....engine.layers import Layers, in_ojs
-from ....spec.policy import RetryPolicy, partial_to_ojs
+from ....rules.policy import RetryPolicy, partial_to_ojs
 from .. import ENDLESS, MOST, NOT_KNOWN, Native, Open, Runs, once
 from ..waits import Wait, celery_wait, differing, policy_wait, steady
 from .flow import Ask, Way

@@ -17,8 +17,8 @@ from ....dramatiq.brokers import PATIENCE, is_broker, is_redis
 from ....dramatiq.native_options import OF_RETRIES, options_as_policy
 from ....engine.layers import in_ojs
 from ....messages import RETRY_OPTION
-from ....spec.duration import spoken
-from ....spec.policy import RetryPolicy, partial_to_ojs
+from ....rules.duration import spoken
+from ....rules.policy import RetryPolicy, partial_to_ojs
 from .. import (
     NOT_KNOWN,
     Hazard,

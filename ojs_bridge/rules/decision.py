@@ -36,7 +36,7 @@ class RetryAt:
 
 
 @dataclass(frozen=True, slots=True)
-class Discard:
+class Discarded:
     """Drop the job; keep no dead letter."""
 
     cause: Cause
@@ -45,7 +45,7 @@ class Discard:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLettered:
     """Keep the job as a dead letter."""
 
     cause: Cause
@@ -54,7 +54,7 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
-class Snooze:
+class SnoozeUntil:
     """Run the same attempt again, not before `at`; `delay` is in seconds."""
 
     at: datetime
@@ -69,7 +69,7 @@ class GiveBack:
     reason: str = "the worker shut down; the attempt is given back"
 
 
-Decision: TypeAlias = Complete | RetryAt | Discard | DeadLetter | Snooze | GiveBack
+Decision: TypeAlias = Complete | RetryAt | Discarded | DeadLettered | SnoozeUntil | GiveBack
 
 
 def decide(
@@ -93,9 +93,9 @@ def decide(
     failed = f"attempt {number} failed with {outcome.type}"
     match outcome.code:
         case "DISCARD" | "FAIL":
-            return Discard("handler", outcome, f"{failed}, and the handler said {outcome.code}")
+            return Discarded("handler", outcome, f"{failed}, and the handler said {outcome.code}")
         case "DEAD_LETTER":
-            return DeadLetter("handler", outcome, f"{failed}, and the handler said DEAD_LETTER")
+            return DeadLettered("handler", outcome, f"{failed}, and the handler said DEAD_LETTER")
     if outcome.final:
         return _exhaust(policy, "non_retryable", outcome, f"{failed}, {outcome.final}")
     # A stall says nothing of the job itself: patterns do not apply (spec section 9.2).
@@ -112,20 +112,22 @@ def decide(
     return RetryAt(at, seconds, outcome, f"{failed}; retry {job.attempt} in {seconds:.3f} s{note}")
 
 
-def _snooze(policy: RetryPolicy, job: Job, seconds: float, now: datetime) -> Snooze | Discard | DeadLetter:
+def _snooze(
+    policy: RetryPolicy, job: Job, seconds: float, now: datetime
+) -> SnoozeUntil | Discarded | DeadLettered:
     at = _later(now, seconds)
     asked = f"the handler asked for a pause of {seconds:.3f} s"
     if job.expires and at >= job.expires:
         failure = Failure(EXPIRED, f"{asked}, and the job expires before it ends")
         told = attempts_told(job.attempt, policy.runs)
         return _exhaust(policy, "expired", failure, f"attempt {told}: {failure.message}")
-    return Snooze(at, seconds, asked)
+    return SnoozeUntil(at, seconds, asked)
 
 
-def _exhaust(policy: RetryPolicy, cause: Cause, failure: Failure, reason: str) -> Discard | DeadLetter:
+def _exhaust(policy: RetryPolicy, cause: Cause, failure: Failure, reason: str) -> Discarded | DeadLettered:
     if policy.on_exhaustion == "dead_letter":
-        return DeadLetter(cause, failure, reason)
-    return Discard(cause, failure, reason)
+        return DeadLettered(cause, failure, reason)
+    return Discarded(cause, failure, reason)
 
 
 def _delay(policy: RetryPolicy, job: Job, failure: Failure, rng: Rng, *, capped: bool) -> tuple[float, str]:
