@@ -29,8 +29,8 @@ WAITING = (
     "tests/contract/",
     "tests/on_celery/",
     "tests/on_dramatiq/",
-    "tests/test_migrating.py",
-    "tests/test_reservations.py",
+    "tests/migration/test_migrating.py",
+    "tests/engine/test_reservations.py",
 )
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _workers: list[int] = []

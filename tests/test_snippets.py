@@ -16,7 +16,7 @@ from ojs_bridge import Bridge
 from ojs_bridge.cli.program import program as command_line
 from tests.forking import ended
 from tests.lives import bridge_with_outbox
-from tests.test_operating import bury, celery_message
+from tests.operations.test_operating import bury, celery_message
 
 DOCS = Path(__file__).parents[1] / "docs"
 README = DOCS.parent / "README.md"

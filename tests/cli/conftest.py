@@ -9,8 +9,8 @@ import pytest
 
 from ojs_bridge import Bridge
 from tests.lives import bridge_with_outbox
+from tests.operations.test_operating import bury, celery_message
 from tests.store.test_store import entry
-from tests.test_operating import bury, celery_message
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from ojs_bridge.store import Letter, letter_to_json
 from ojs_bridge.store.sql import SQLStore
 from tests.cli.conftest import fill
 from tests.cli.running import run
+from tests.operations.test_operating import bury
 from tests.store.test_store import entry, letter
-from tests.test_operating import bury
 
 
 def ids(store: str, *words: str) -> list[str]:

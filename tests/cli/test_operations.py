@@ -16,8 +16,8 @@ from ojs_bridge.operations import operation, running
 from tests.cli.running import run, spawn
 from tests.cli.test_apps import DRAMATIQ, dramatiq_message
 from tests.forking import Forked, started
+from tests.operations.test_operating import bury
 from tests.servers import Valkey, eventually
-from tests.test_operating import bury
 
 
 def test_a_purge_is_listed_and_shown(bridge: Bridge, store: str) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from ojs_bridge import Bridge
 from tests.cli.running import run
+from tests.operations.test_operating import bury
 from tests.servers import Valkey, eventually
-from tests.test_operating import bury
 
 
 class Watcher:

@@ -21,8 +21,8 @@ from ojs_bridge.operations.dead_letters import DeadLetters
 from ojs_bridge.rules.job import format_time, parse_time
 from tests.conftest import store_url
 from tests.http.doors import API, LETTERS, OWN, RETRIES, House, client_at, house, listening, unlimited
+from tests.operations.test_operating import celery_message
 from tests.servers.ports import free_port
-from tests.test_operating import celery_message
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from schemathesis import GenerationMode
 from ojs_bridge.http.app import guarded
 from ojs_bridge.http.openapi import document
 from tests.http.doors import API, OWN, House, house, listening, unlimited
-from tests.test_operating import celery_message, dramatiq_message
+from tests.operations.test_operating import celery_message, dramatiq_message
 
 
 @pytest.fixture(scope="module")

@@ -25,14 +25,14 @@ from ojs_bridge.store import BOUNDS, Rate
 from tests.forking import ended, started
 from tests.http.doors import OPERATOR, READER, listening
 from tests.lives import FRAMEWORK, bridge_with_outbox
+from tests.operations.test_bulk import Running, bury_many
+from tests.operations.test_health import worker
+from tests.operations.test_retention import deploy
 from tests.servers import Valkey, eventually
 from tests.servers.ports import free_port
 from tests.store.test_parked import parked
 from tests.store.test_rates import record
 from tests.store.test_store import entry, letter
-from tests.test_bulk import Running, bury_many
-from tests.test_health import worker
-from tests.test_retention import deploy
 
 #: A loaded machine's patience, in milliseconds.
 expect.set_options(timeout=30_000)

@@ -12,7 +12,7 @@ from tests.http.doors import RETRIES, House, house
 from tests.http.test_letters import refused
 from tests.http.test_operations import OPERATIONS, begin, ended
 from tests.lives import FRAMEWORK
-from tests.test_bulk_retries import due, fill
+from tests.operations.test_bulk_retries import due, fill
 
 
 @pytest.fixture

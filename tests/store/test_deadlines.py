@@ -22,12 +22,12 @@ from ojs_bridge.engine.runs import Postpone
 from ojs_bridge.store import Grant, Store
 from ojs_bridge.store.sql import SQLStore, sqlite
 from tests.conftest import store_url
+from tests.engine.test_reservations import JOB, begin, run
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import Proxy, eventually
 from tests.store.test_parked import parked
 from tests.store.test_reservations import over, reserve
 from tests.store.test_store import letter
-from tests.test_reservations import JOB, begin, run
 
 PATIENCE = 2.0
 #: Seconds in which a loaded machine must be done with PATIENCE and a new connection.

@@ -13,11 +13,11 @@ from ojs_bridge.rules.decision import DeadLettered
 from ojs_bridge.rules.failures import Failure
 from ojs_bridge.store import Grant, Store
 from ojs_bridge.store.sql import SQLStore
+from tests.engine.test_reservations import JOB, run
 from tests.lives import FRAMEWORK
 from tests.store.test_parked import parked
 from tests.store.test_reservations import over, reserve
 from tests.store.test_store import ids, letter
-from tests.test_reservations import JOB, run
 
 
 def unlink(file: Path) -> None:

@@ -17,12 +17,12 @@ from ojs_bridge import Bridge, StoreError, open_store
 from ojs_bridge.engine.runs import Postpone
 from ojs_bridge.errors import Unstorable
 from ojs_bridge.store import Grant, Reservation, Store
+from tests.engine.test_reservations import JOB, begin, run
 from tests.servers import Postgres
 from tests.store.processes import in_processes
 from tests.store.test_parked import keys, parked
 from tests.store.test_reservations import NOW, after, over, reserve
 from tests.store.test_store import letter
-from tests.test_reservations import JOB, begin, run
 
 
 def test_many_processes_create_the_tables_at_once(sql_url: str) -> None:

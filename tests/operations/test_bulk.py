@@ -32,8 +32,8 @@ from ojs_bridge.operations.operation import Jobs
 from ojs_bridge.rules.decision import DeadLettered, Decision
 from ojs_bridge.rules.job import Header, Job, decode, encode
 from tests.lives import FRAMEWORK, Outbox, bridge_with_outbox
+from tests.operations.test_operating import bury
 from tests.servers import Valkey, eventually
-from tests.test_operating import bury
 
 Lives = tuple[Bridge, Outbox]
 

@@ -17,9 +17,9 @@ from ojs_bridge.operations import dead_letters
 from ojs_bridge.operations.indexing import Indexing
 from ojs_bridge.store import Letter
 from tests.conftest import store_url
+from tests.operations.test_groups import store_of
 from tests.servers.process import eventually
 from tests.store.test_groups import as_before, bury_as_before, died, fill
-from tests.test_groups import store_of
 
 
 def indexing(bridge: Bridge) -> Indexing:

@@ -50,8 +50,8 @@ RULES: list[tuple[Any, BaseException, bool]] = [
     (SoldOut, SoldOut(), True),
     ([SoldOut], Closed(), True),
     ((Closed, OSError), SoldOut(), False),
-    ("tests.test_retry_on.SoldOut", Closed(), True),
-    (["OSError", "tests.test_retry_on.Closed"], SoldOut(), False),
+    ("tests.engine.test_retry_on.SoldOut", Closed(), True),
+    (["OSError", "tests.engine.test_retry_on.Closed"], SoldOut(), False),
     (["OSError"], ConnectionError(), True),
     ([SoldOut], Retry("shop.busy"), True),
     ([], SoldOut(), False),
@@ -84,7 +84,7 @@ def test_a_response_code_and_the_end_of_a_job_are_as_ever() -> None:
         bridge.engine.judge(bridge.engine.admit(JOB, JOB, task), raised) for raised in (SoldOut(), Closed())
     ]
     assert [type(end).__name__ for end in ends] == ["DeadLettered", "Discarded"]
-    assert ends[0].reason == f"attempt 1 of 3 failed with tests.test_retry_on.SoldOut, {NOT_ASKED}"
+    assert ends[0].reason == f"attempt 1 of 3 failed with tests.engine.test_retry_on.SoldOut, {NOT_ASKED}"
 
 
 # what is said -> what is wrong with it
@@ -115,7 +115,7 @@ def test_what_is_no_rule_is_refused_where_it_is_said(
     assert problem in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["shop.SoldOut", "nowhere", "tests.test_retry_on.RULES"])
+@pytest.mark.parametrize("name", ["shop.SoldOut", "nowhere", "tests.engine.test_retry_on.RULES"])
 @pytest.mark.parametrize("framework", ["celery", "dramatiq"])
 def test_a_worker_does_not_start_with_a_name_that_stands_for_nothing(
     name: str, framework: str, tmp_path: Path, unique: str

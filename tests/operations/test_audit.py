@@ -15,8 +15,8 @@ from ojs_bridge.errors import RetryNotFound, StoreError, Unpublishable, Unreacha
 from ojs_bridge.operations import audit, running
 from ojs_bridge.operations.audit import Actor, Record, acting, some
 from tests.lives import Outbox, bridge_with_outbox
+from tests.operations.test_operating import bury
 from tests.store.test_parked import parked
-from tests.test_operating import bury
 
 Lives = tuple[Bridge, Outbox]
 ANN = Actor("ann", "http", "10.0.0.7", "ticket 12")

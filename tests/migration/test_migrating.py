@@ -27,7 +27,7 @@ from ojs_bridge.store import LetterFilter, Store
 from tests.forking import Forked, ended, started
 from tests.servers import Valkey, eventually
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "how-to" / f"{name}.md" for name in ("migrating", "going-back")]
 GUIDE = "".join(page.read_text() for page in PAGES)
 SHOPS = {"Celery": ROOT / "examples" / "celery_shop", "Dramatiq": ROOT / "examples" / "dramatiq_shop"}

@@ -20,7 +20,7 @@ from ojs_bridge.rules.duration import parse_duration
 from ojs_bridge.rules.policy import LARGEST
 from tests.lives import live_and_die
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "how-to" / "coming-from.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "how-to" / "coming-from.md"
 SNIPPET = re.compile(r"```python\n(.*?)```", re.DOTALL)
 CENTURY = timedelta(days=36_500)
 #: The things that each text names, in its own words.

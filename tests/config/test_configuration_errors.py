@@ -13,7 +13,7 @@ from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy
 from ojs_bridge.config import sources
 from ojs_bridge.config.settings import settings_of, the_policies
 from ojs_bridge.config.sources import SETTINGS
-from tests.test_configuration import write_table
+from tests.config.test_configuration import write_table
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
 

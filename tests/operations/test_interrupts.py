@@ -17,8 +17,8 @@ import pytest
 from ojs_bridge import Bridge
 from ojs_bridge.operations import interrupts, operation
 from ojs_bridge.operations.interrupts import uninterrupted
-from tests.test_draining import Fleet
-from tests.test_operating import bury
+from tests.operations.test_draining import Fleet
+from tests.operations.test_operating import bury
 
 JOBS = [f"j-{n}" for n in range(2)]
 

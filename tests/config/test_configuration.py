@@ -228,7 +228,7 @@ def test_django_is_not_imported() -> None:
 
 
 EMPTY = (None, {}, ())
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 FRAMEWORKS = "".join((DOCS / "how-to" / f"{name}.md").read_text("utf-8") for name in ("django", "flask"))
 DOCUMENTED = (DOCS / "reference" / "settings.md").read_text("utf-8")
 

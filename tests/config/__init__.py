@@ -1,0 +1,1 @@
+"""Tests of the sources of settings and policies."""

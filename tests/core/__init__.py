@@ -1,1 +1,0 @@
-"""Tests of the pure core: no broker, no clock, no store."""

@@ -1,0 +1,1 @@
+"""Tests of the calls that both adapters make for a job."""

@@ -1,0 +1,1 @@
+"""Tests of the operator's work: dead letters, replays, parked retries, retention."""
