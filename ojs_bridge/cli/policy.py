@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from importlib import import_module
 from typing import Annotated, Any
 
 from rich.text import Text
@@ -45,21 +44,15 @@ def check(file: Annotated[str, Argument(metavar="FILE", help=_FILE)], as_json: A
 def show_(
     file: Annotated[str | None, Argument(metavar="[FILE]", help=_FILE)] = None,
     policy: Annotated[str | None, Option(metavar="JSON", help="A policy, in place of a file.")] = None,
-    png: Annotated[str | None, Option(metavar="PATH", help="Also draw it, as a PNG.")] = None,
     as_json: AsJson = False,
 ) -> int | None:
     """Show when the retries of a policy come: of a file, --policy, the configured `retry`, or the default."""
     found = _named(file, policy)
-    schedules: dict[str, Sequence[Wait]] = {}
     for named in found:
         if named.policy is None:
             _tell(named, as_json=False)
-            continue
-        schedules[named.name] = _schedule(named.policy)
-        _show(named.name, named.policy, schedules[named.name], as_json=as_json)
-    if png:
-        _write_png(png, schedules)
-        say(f"written to {png}")
+        else:
+            _show(named.name, named.policy, as_json=as_json)
     return INCOMPLETE if any(named.problems for named in found) else None
 
 
@@ -131,7 +124,10 @@ def _tell(named: Named, *, as_json: bool) -> None:
         show(f"{named.name}: OK")
 
 
-def _show(name: str, policy: RetryPolicy, waits: Sequence[Wait], *, as_json: bool) -> None:
+def _show(name: str, policy: RetryPolicy, *, as_json: bool) -> None:
+    """Show a policy, and its first fifty waits."""
+    # No pattern of a policy matches this error.
+    waits = [step.wait for step in explain(policy, VISIBILITY_TIMEOUT).steps if step.wait]
     if as_json:
         show_json({"name": name, "policy": policy.to_ojs(), "schedule": [asdict(wait) for wait in waits]})
         return
@@ -146,22 +142,14 @@ def _show(name: str, policy: RetryPolicy, waits: Sequence[Wait], *, as_json: boo
         show(f"... and {more:,} more, {spoken(waits[-1].planned)} or longer apart")
 
 
-def _schedule(policy: RetryPolicy) -> list[Wait]:
-    """Return the waits of a policy, the first fifty."""
-    # No pattern of a policy matches this error.
-    return [step.wait for step in explain(policy, VISIBILITY_TIMEOUT).steps if step.wait]
-
-
 def _table(waits: Sequence[Wait]) -> Rows:
     headings = ("retry", "waits", "with jitter", "after the first run")
-    rows = ((w.retry, spoken(w.planned), _range(w), spoken(w.since_first)) for w in waits)
+    rows = []
+    for wait in waits:
+        same = wait.shortest == wait.longest
+        jittered = "" if same else f"{spoken(wait.shortest)} to {spoken(wait.longest)}"
+        rows.append((wait.retry, spoken(wait.planned), jittered, spoken(wait.since_first)))
     return replace(table(headings, rows), justify="right")
-
-
-def _range(wait: Wait) -> str:
-    if wait.shortest == wait.longest:
-        return ""
-    return f"{spoken(wait.shortest)} to {spoken(wait.longest)}"
 
 
 def _bars(waits: Sequence[Wait]) -> Iterator[Text]:
@@ -171,21 +159,3 @@ def _bars(waits: Sequence[Wait]) -> Iterator[Text]:
         sure, maybe = (round(_WIDTH * seconds / most) for seconds in (wait.shortest, wait.longest))
         bar = "█" * sure + "░" * (maybe - sure)
         yield Text(f"{wait.retry:>5} │{bar or '▏':<{_WIDTH}} {spoken(wait.planned)}")
-
-
-def _write_png(path: str, schedules: Mapping[str, Sequence[Wait]]) -> None:
-    """Draw schedules as curves, with the range of jitter; raises OSError and ConfigurationError."""
-    try:
-        figure = import_module("matplotlib.figure").Figure(figsize=(8, 4.5), layout="constrained")
-    except ModuleNotFoundError:
-        raise ConfigurationError("png: matplotlib is not installed: pip install 'ojs-bridge[png]'") from None
-    axes = figure.add_subplot()
-    for name, waits in schedules.items():
-        numbers = [w.retry for w in waits]
-        [line] = axes.plot(numbers, [w.planned for w in waits], marker="o", label=name)
-        low, high = [w.shortest for w in waits], [w.longest for w in waits]
-        axes.fill_between(numbers, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
-    axes.set(xlabel="retry", ylabel="seconds before it", title="Backoff", ylim=(0, None))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend()
-    figure.savefig(path, format="png", dpi=120)

@@ -141,22 +141,10 @@ def test_where_the_policy_comes_from(tmp_path: Path) -> None:
         (["--policy", '{"max_attempts": -1}'], "policy: max_attempts: -1 must be >= 0"),
         (["--policy", "7"], "policy: 7: must be an object of retry policy fields"),
         (["p.toml", "--policy", "{}"], "policy: either a file or --policy, not both"),
-        (["--png", "/nowhere/x.png"], "/nowhere/x.png"),
     ],
 )
 def test_what_cannot_be_shown(words: list[str], told: str) -> None:
     """Each problem is a line, with the name of its field."""
-    if "--png" in words:
-        pytest.importorskip("matplotlib")
     ran = run("policy", "show", *words)
     assert ran.code == 2
     assert told in ran.err
-
-
-def test_a_drawing(tmp_path: Path) -> None:
-    """The drawing is a PNG of all policies of a file."""
-    pytest.importorskip("matplotlib")
-    (tmp_path / "p.toml").write_text(GOOD, encoding="utf-8")
-    ran = run("policy", "show", str(tmp_path / "p.toml"), "--png", str(tmp_path / "p.png"))
-    assert ran.code == 0
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")

@@ -178,11 +178,6 @@ def read_until(terminal: int, words: str) -> str:
         ("typer", ["policy", "show"], cli.MISSING),
         ("rich", ["policy", "show"], cli.MISSING),
         (
-            "matplotlib",
-            ["policy", "show", "--png", "x.png"],
-            "ojs-bridge: png: matplotlib is not installed: pip install 'ojs-bridge[png]'",
-        ),
-        (
             "starlette",
             ["serve", "--store", "sqlite:///x.db"],
             "ojs-bridge: http: starlette is not installed: pip install 'ojs-bridge[http]'",
@@ -213,7 +208,7 @@ def test_neither_framework_is_imported_for_nothing(tmp_path: Path, bridge: Bridg
     code = (
         "import sys; from tests.cli.running import run; "
         f"codes = run('policy', 'show').code, run('dead-letters', 'list', store={store!r}).code; "
-        "print({'celery', 'dramatiq', 'starlette', 'matplotlib'} & set(sys.modules), *codes)"
+        "print({'celery', 'dramatiq', 'starlette'} & set(sys.modules), *codes)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set() 0 0\n"

@@ -57,7 +57,6 @@ ALONE = {
     "cli": "-m ojs_bridge policy show",
     "http": "-c 'import ojs_bridge.http'",
     "otel": "-c 'import ojs_bridge.instrumentation.opentelemetry'",
-    "png": "-m ojs_bridge policy show --png policy.png",
     "prometheus": "-c 'import ojs_bridge.instrumentation.prometheus'",
     "sentry": "-c 'import ojs_bridge.instrumentation.sentry'",
 }
