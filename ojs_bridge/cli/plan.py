@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from ..errors import ConfigurationError
@@ -19,7 +18,7 @@ from ..migration.plan import Planned
 from .commands import INCOMPLETE
 from .finding import app_of, is_celery, load_tasks
 from .plan_files import check_path, differences, write
-from .plan_pages import as_markdown, show_all, show_summary
+from .plan_pages import show_all, show_summary
 from .printing import say, show, show_json
 
 
@@ -27,7 +26,6 @@ class Format(str, Enum):
     """The form of a plan."""
 
     TABLE = "table"
-    MARKDOWN = "markdown"
     JSON = "json"
 
 
@@ -37,7 +35,7 @@ class Answer:
 
     how: Annotated[
         Format,
-        Option("--format", help="A table for people, Markdown for a review, JSON one task a line."),
+        Option("--format", help="A table for people, JSON one task a line."),
     ] = Format.TABLE
     every: Annotated[bool, Option("--all", help="Show all tasks, with all statements about them.")] = False
     file: Annotated[
@@ -98,13 +96,13 @@ def plan(
     if answer.verify:
         found = _verified(loaded, found)
     if answer.other is not None:
-        return _show_differences(answer.other, found, whole=not tasks)
+        lines = [*differences(answer.other, found, whole=not tasks)]
+        show(*lines or [f"{answer.other} says what the plan says"])
+        return INCOMPLETE if lines else 0
     match answer.how:
         case Format.JSON:
             for one in found:
                 show_json({**asdict(one), "verdict": one.verdict, "exact": one.exact})
-        case Format.MARKDOWN:
-            typer.echo(as_markdown(found), nl=False)
         case Format.TABLE:
             (show_all if answer.every else show_summary)(app, found)
     if answer.file is not None:
@@ -121,13 +119,6 @@ def _traceback(*, shown: bool) -> Iterator[None]:
         if shown and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
         raise
-
-
-def _show_differences(file: str, found: Sequence[Planned], *, whole: bool) -> int:
-    """Show how a file of policies differs from a plan; return the exit code."""
-    lines = [*differences(file, found, whole=whole)]
-    show(*lines or [f"{file} says what the plan says"])
-    return INCOMPLETE if lines else 0
 
 
 def _of(app: Any, names: Sequence[str]) -> list[Planned]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge.cli.plan_files import write
-from ojs_bridge.cli.plan_pages import as_markdown, show_all, show_summary
+from ojs_bridge.cli.plan_pages import show_all, show_summary
 from ojs_bridge.config.policy_files import load, read_file
 from ojs_bridge.migration.plan import Hazard, Native, Open, Planned
 from ojs_bridge.migration.plan.waits import Wait
@@ -147,7 +147,6 @@ READ = {
     "a bridged broker": "moved:broker --format json",
     "a file": "actors:broker --write policies.toml",
     "no actors": "empty:broker",
-    "no actors in Markdown": "empty:broker --format markdown",
     "another module": "moved:broker later --import more --format json",
 }
 WRONG = {
@@ -165,7 +164,7 @@ WRONG = {
     "shop:app --diff there.toml": "diff: 'there.toml' is not TOML",
     "shop:app --diff nowhere.toml": "diff: 'nowhere.toml' cannot be read: No such file or directory",
     "shop:app --write no/where.toml": "No such file or directory: 'no/where.toml'",
-    "shop:app --format html": "'html' is not one of 'table', 'markdown', 'json'",
+    "shop:app --format html": "'html' is not one of 'table', 'json'",
 }
 BRIDGE_OF = {name: ("dead-letters", "stats", "--app", name) for name in ("actors:sync", "shop:charge")}
 
@@ -222,8 +221,7 @@ def test_json_has_everything(ran: dict[str, Ran]) -> None:
 def test_no_tasks(ran: dict[str, Ran]) -> None:
     """The output says that the tasks may be elsewhere."""
     told = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)"
-    for one in (ran["no actors"], ran["no actors in Markdown"]):
-        assert (one.code, " ".join(one.out.split())) == (0, told)
+    assert (ran["no actors"].code, " ".join(ran["no actors"].out.split())) == (0, told)
 
 
 @pytest.mark.parametrize("line", WRONG)
@@ -368,24 +366,19 @@ def test_the_file_is_what_install_reads(folder: Path, ran: dict[str, Ran]) -> No
 def test_numbers_of_the_code_itself(folder: Path) -> None:
     """A task whose code says its waits keeps its own numbers; an unknown one is not in the file."""
     line = ("plan", "habits:app")
-    summary, every, page, same = spawn_all(
+    summary, every, same = spawn_all(
         line,
         (*line, "--all", "--write", "habits.toml"),
-        (*line, "--format", "markdown"),
         (*line, "--diff", "habits.toml"),
         cwd=folder,
     )
-    told = [" ".join(one.out.split()) for one in (summary, every, page)]
+    told = [" ".join(one.out.split()) for one in (summary, every)]
     assert "3 tasks; under the policies 2 do exactly what they do today, 1 are not known" in told[0]
     for text in told:
         assert "install without a file moves it, too, with its native numbers" in text
     assert "runs 5 waits as its code says together as its code says" in told[1]
     assert "policy its native numbers differs in nothing" in told[1]
-    assert (
-        "| computes | 5 | as its code says | as its code says | as its code says | exactly the same |"
-        in told[2]
-    )
-    assert "| doubles | 5 | 1 s | 8 s | 15 s | exactly the same |" in told[2]
+    assert "runs 5 waits 1 s; at last 8 s together 15 s" in told[1]
     assert (same.code, same.out) == (0, "habits.toml says what the plan says\n")
     policies = load(folder / "habits.toml")
     assert [policies.of(name) for name in ("doubles", "computes", "unknown")] == [[{}], [{}], None]
@@ -443,18 +436,3 @@ def test_awkward_names_and_texts_in_a_file(tmp_path: Path) -> None:
     inline.write_text("policies = {b = {max_attempts = 2}}", encoding="utf-8")
     with pytest.raises(ValueError, match=r"inline\.toml' cannot take tables at its end"):
         write(str(inline), "shop", plan)
-
-
-def test_awkward_names_and_texts_in_markdown() -> None:
-    """A row stays a row, and nothing is markup."""
-    evil = "a|b\n# <b>`x`</b> *y* _y_ a_b [z](u) &amp; \\"
-    lines = as_markdown([planned("fine"), planned(evil, hazards=(Hazard("odd", evil),))]).splitlines()
-    escaped = r"a\|b\\n\# \<b\>\`x\`\</b\> \*y\* \_y\_ a_b \[z\](u) \&amp; \\"
-    assert lines[:4] == [
-        "| task | runs | first wait | last wait | all waits | under the policy |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| fine | 2 | 1 s | 1 s | 1 s | exactly the same |",
-        f"| {escaped} | 2 | 1 s | 1 s | 1 s | exactly the same |",
-    ]
-    assert f"- odd: {escaped} ({escaped})" in lines
-    assert "- retried: every error; not retried: nothing; in the end: it is gone (all tasks)" in lines
