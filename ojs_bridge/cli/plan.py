@@ -145,9 +145,9 @@ def _verified(app: Any, found: Sequence[Planned]) -> list[Planned]:
 
 def _measured(app: Any, found: Sequence[Planned]) -> list[Planned]:
     if is_celery(app):
-        from ..migration.plan.celery.measuring import measured
+        from ..migration.plan.celery import measured
 
         return measured(app, found)
-    from ..migration.plan.dramatiq.measuring import measured as measured_on_dramatiq
+    from ..migration.plan.dramatiq import measured as measured_on_dramatiq
 
     return measured_on_dramatiq(app, found)

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from ..migration.plan import NOT_KNOWN, Native, Planned
-from ..migration.plan.waits import Wait
+from ..migration.plan import NOT_KNOWN, NativeRetries, Planned, WaitRange
 from ..rules.duration import spoken
 from .printing import counted, page_width, plain, show
 
@@ -107,7 +106,7 @@ def _said(one: Planned) -> Iterator[tuple[str, str]]:
     yield from (("hazard", f"{hazard.name}: {hazard.text}") for hazard in one.hazards)
 
 
-def _today(native: Native) -> Iterator[tuple[str, str]]:
+def _today(native: NativeRetries) -> Iterator[tuple[str, str]]:
     yield "runs", f"{native.runs:,}" if isinstance(native.runs, int) else native.runs
     if native.runs != 1:
         first, last = (_waited(native, place) for place in (0, -1))
@@ -132,21 +131,21 @@ def _wrapped(text: str, first: str = "", other: str | None = None, style: str = 
     return [Text(line, style, no_wrap=True) for line in lines]
 
 
-def _waited(native: Native, place: int) -> str:
+def _waited(native: NativeRetries, place: int) -> str:
     """Return one of the waits."""
     if native.waits == NOT_KNOWN:
         return NOT_KNOWN if native.runs == NOT_KNOWN else "as its code says"
     return _told(native.waits[place]) if native.waits else ""
 
 
-def _span(native: Native) -> str:
+def _span(native: NativeRetries) -> str:
     """Return the sum of all waits."""
-    if not isinstance(native.span, Wait):
+    if not isinstance(native.span, WaitRange):
         return "as its code says" if native.runs != native.span == NOT_KNOWN else native.span
     return _told(native.span) if native.waits else ""
 
 
-def _told(wait: Wait) -> str:
+def _told(wait: WaitRange) -> str:
     """Return a wait with its ends and its mean."""
     words = [spoken(seconds) for seconds in (wait.least, wait.mean, wait.most)]
     return words[1] if len({*words}) == 1 else f"{words[0]} to {words[2]}, mean {words[1]}"

@@ -8,11 +8,11 @@ from typing import Any, TypeAlias
 
 from ..rules.duration import spoken
 from ..rules.policy import LARGEST, PartialPolicy, RetryPolicy
-from .plan.waits import (
+from .plan import (
     DRAMATIQ_MAX_BACKOFF,
     DRAMATIQ_MEAN,
     DRAMATIQ_MEAN_AT_CAP,
-    Wait,
+    WaitRange,
     celery_wait,
     differing,
     dramatiq_wait,
@@ -39,7 +39,7 @@ class NativeOptions:
 
 
 #: The options of a backoff, and its wait before retry n.
-_Backoff: TypeAlias = tuple[dict[str, Any], Callable[[int], Wait]]
+_Backoff: TypeAlias = tuple[dict[str, Any], Callable[[int], WaitRange]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _options(framework: _Framework, policy: PartialPolicy) -> NativeOptions:
     return NativeOptions(options, tuple(filter(None, lost)))
 
 
-def _waits_of(policy: RetryPolicy) -> list[Wait]:
+def _waits_of(policy: RetryPolicy) -> list[WaitRange]:
     """Return a policy's first waits."""
     return [policy_wait(policy, n) for n in range(1, min(policy.runs - 1, _MOST) + 1)]
 
@@ -159,7 +159,7 @@ def _nearest_of_celery(policy: RetryPolicy) -> _Backoff:
     first, most = _spread(policy, mean, mean)
     if first == most and not jitter:
         delay = int(first) if first == int(first) else first
-        return {"default_retry_delay": delay}, lambda _n: Wait.of(first)
+        return {"default_retry_delay": delay}, lambda _n: WaitRange.of(first)
     factor, maximum = (max(round(seconds), 1) for seconds in (first, most))
     options = {"retry_backoff": factor, "retry_backoff_max": maximum, "retry_jitter": jitter}
     return options, lambda n: celery_wait(n, factor, maximum, jitter=jitter)

@@ -10,8 +10,7 @@ import pytest
 from ojs_bridge.cli.plan_files import write
 from ojs_bridge.cli.plan_pages import show_all, show_summary
 from ojs_bridge.config.policy_files import load, read_file
-from ojs_bridge.migration.plan import Hazard, Native, Open, Planned
-from ojs_bridge.migration.plan.waits import Wait
+from ojs_bridge.migration.plan import Hazard, NativeRetries, Open, Planned, WaitRange
 from tests.cli.running import Ran, run, spawn, spawn_all
 
 CELERY = """
@@ -410,7 +409,7 @@ AWKWARD = [
 
 def planned(name: str, policy: dict[str, Any] | None = None, **fields: Any) -> Planned:
     """Return a planned task."""
-    native = Native(2, (Wait.of(1),), "every error", "nothing", "it is gone", Wait.of(1))
+    native = NativeRetries(2, (WaitRange.of(1),), "every error", "nothing", "it is gone", WaitRange.of(1))
     known = {"differences": (), "hazards": (), **fields}
     return Planned(name, native, {"max_attempts": 2} if policy is None else policy, **known)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from celery import Celery
 
-from ojs_bridge.migration.plan import Native, Planned
+from ojs_bridge.migration.plan import NativeRetries, Planned
 from ojs_bridge.migration.plan.celery import of_celery
 
 Body = Callable[..., Any]
@@ -28,7 +28,7 @@ def only(app: Celery) -> Planned:
     return found
 
 
-def native(app: Celery) -> Native:
+def native(app: Celery) -> NativeRetries:
     """Celery's own behaviour for an app's only task, as the plan reads it."""
     found = only(app).native
     assert found is not None

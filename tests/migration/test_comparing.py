@@ -10,7 +10,7 @@ import pytest
 
 from ojs_bridge import Intervals, Jitter, RetryPolicy
 from ojs_bridge.migration import preset
-from ojs_bridge.migration.plan.waits import Wait, differing, policy_wait
+from ojs_bridge.migration.plan import WaitRange, differing, policy_wait
 
 POLICIES: list[Any] = [
     {},
@@ -41,14 +41,14 @@ def test_waits_are_what_the_policy_draws(policy: Any, n: int) -> None:
     assert wait.most == pytest.approx(max(drawn), abs=10 * slack)
 
 
-ONE, TWO = Wait.of(1.0), Wait(1.0, 1.5, 2.0)
+ONE, TWO = WaitRange.of(1.0), WaitRange(1.0, 1.5, 2.0)
 
 
 @pytest.mark.parametrize(
     ("today", "then", "told"),
     [
         ([], [], []),
-        ([ONE, TWO], [Wait.of(1.0009), TWO], []),
+        ([ONE, TWO], [WaitRange.of(1.0009), TWO], []),
         (
             [ONE, ONE, TWO, TWO],
             [ONE, TWO, ONE, TWO],
@@ -60,11 +60,11 @@ ONE, TWO = Wait.of(1.0), Wait(1.0, 1.5, 2.0)
         ),
         (
             [TWO],
-            [Wait(1.0, 1.8, 2.0)],
+            [WaitRange(1.0, 1.8, 2.0)],
             ["retry 1 waits 1 s to 2 s as before, but 1.8 s on average, not 1.5 s"],
         ),
     ],
 )
-def test_what_differs_in_words(today: list[Wait], then: list[Wait], told: list[str]) -> None:
+def test_what_differs_in_words(today: list[WaitRange], then: list[WaitRange], told: list[str]) -> None:
     """The first and the last wait that do, and all of them together."""
     assert [*differing(today, then)] == told

@@ -14,11 +14,10 @@ from dramatiq.middleware import Middleware
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import install
-from ojs_bridge.migration.plan import NOT_KNOWN, Native, Planned
-from ojs_bridge.migration.plan.celery import of_celery
-from ojs_bridge.migration.plan.celery.measuring import measured
+from ojs_bridge.migration.plan import NOT_KNOWN, NativeRetries, Planned
+from ojs_bridge.migration.plan.celery import measured, of_celery
+from ojs_bridge.migration.plan.dramatiq import measured as measured_on_dramatiq
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
-from ojs_bridge.migration.plan.dramatiq.measuring import measured as measured_on_dramatiq
 from tests.cli.running import spawn
 
 #: There is no server: a plan that sends or stores anything fails.
@@ -102,7 +101,7 @@ def test_a_plan_that_is_wrong_is_found_out() -> None:
     often = replace(wrong, native=replace(wrong.native, runs=9))
     other = replace(read["growing"], policy={**(read["growing"].policy or {}), "max_attempts": 3})
     first, second = measured(app, [often, other])
-    assert (first.native, first.policy, first.verdict) == (Native.unknown(), None, NOT_KNOWN)
+    assert (first.native, first.policy, first.verdict) == (NativeRetries.unknown(), None, NOT_KNOWN)
     assert str(first.open[0]) == "measured: it ran 4 times, not as it was read"
     assert "measured under the policy: it ran 3 times" in second.differences
 

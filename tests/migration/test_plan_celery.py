@@ -13,9 +13,8 @@ from ojs_bridge import Bridge, Event, RetryPolicy
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.attach import task_policy
 from ojs_bridge.celery.native_options import options_as_policy
-from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, Native, Runs
+from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, NativeRetries, Runs, WaitRange, alike, policy_wait
 from ojs_bridge.migration.plan.celery import of_celery
-from ojs_bridge.migration.plan.waits import Wait, alike, policy_wait
 from ojs_bridge.rules.backoff import Intervals
 from ojs_bridge.rules.policy import LARGEST
 from tests.migration.planning import app_with, native, only
@@ -77,7 +76,7 @@ def test_what_celery_does(options: dict[str, Any], runs: Runs, waits: list[Any])
     """Runs in total, and the waits of the first twenty retries."""
     found = native(app_of(**options))
     assert found.runs == runs
-    assert found.waits == tuple(Wait(*w) if isinstance(w, tuple) else Wait.of(w) for w in waits)
+    assert found.waits == tuple(WaitRange(*w) if isinstance(w, tuple) else WaitRange.of(w) for w in waits)
 
 
 @pytest.mark.parametrize(("factor", "longest"), [(1, 600), (7, 600), (60, 100), (900, 30)])
@@ -97,9 +96,9 @@ def test_the_backoff_is_that_of_celery(factor: int, longest: int) -> None:
 def test_the_span_of_many_retries() -> None:
     """The span counts all retries, also those that the plan does not list."""
     found = native(app_of(**STEADY, max_retries=3000))
-    assert found.span == Wait.of(1023 + 600 * (3000 - 10))
+    assert found.span == WaitRange.of(1023 + 600 * (3000 - 10))
     assert native(app_of(**AUTO, max_retries=None)).span == ENDLESS
-    assert native(app_of()).span == Wait.of(0)
+    assert native(app_of()).span == WaitRange.of(0)
 
 
 #: options -> the policy, and whether it is what Celery does
@@ -142,7 +141,7 @@ def test_the_differences_have_numbers() -> None:
     given = {"retry_kwargs": {"queue": "slow", "countdown": 180, "max_retries": 3}}
     assert only(app_of(**AUTO, **given)).differences == ()
     at_a_date = only(app_of(**AUTO, retry_kwargs={"eta": "2030-01-01T00:00:00Z"}))
-    assert (at_a_date.native, at_a_date.policy) == (Native.unknown(), None)
+    assert (at_a_date.native, at_a_date.policy) == (NativeRetries.unknown(), None)
     assert [str(found).startswith("job: retry_kwargs has an eta") for found in at_a_date.open] == [True]
 
 
@@ -211,7 +210,7 @@ def test_the_bridge_waits_as_planned(body: Any, options: dict[str, Any]) -> None
     app.tasks["job"].apply()
     assert bridge.flush(30)
     delays = [event.data["delay_ms"] / 1000 for event in heard if event.type == "job.retrying"]
-    assert [Wait.of(seconds) for seconds in delays] == [*found.native.waits]
+    assert [WaitRange.of(seconds) for seconds in delays] == [*found.native.waits]
 
 
 def test_the_words() -> None:

@@ -20,9 +20,17 @@ from dramatiq.results.backends import StubBackend
 
 from ojs_bridge import Bridge, Jitter, RetryPolicy
 from ojs_bridge.dramatiq import install
-from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, Native, Planned, Runs
+from ojs_bridge.migration.plan import (
+    DRAMATIQ_MAX_BACKOFF,
+    ENDLESS,
+    NOT_KNOWN,
+    NativeRetries,
+    Planned,
+    Runs,
+    WaitRange,
+    dramatiq_wait,
+)
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
-from ojs_bridge.migration.plan.waits import DRAMATIQ_MAX_BACKOFF, Wait, dramatiq_wait
 
 
 def never(*_args: Any) -> Any:
@@ -104,7 +112,7 @@ def test_how_often_and_when(
 def test_the_span_of_the_default() -> None:
     """Twenty retries take more than a month, on average."""
     found = plan_of()
-    assert found.native is not None and isinstance(found.native.span, Wait)
+    assert found.native is not None and isinstance(found.native.span, WaitRange)
     assert found.native.span.mean == pytest.approx(35 * 86_400, rel=0.01)
 
 
@@ -239,7 +247,7 @@ def test_what_a_broker_leaves_open(make: Callable[[], Broker], told: str) -> Non
     """The plan says nothing of the actors of such a broker, whatever their options, and gives no policy."""
     for options in ({}, {"max_retries": 3}):
         found = plan_of(make(), **options)
-        assert (found.native, found.policy) == (Native.unknown(), None)
+        assert (found.native, found.policy) == (NativeRetries.unknown(), None)
         assert told in str(found.open[0])
 
 

@@ -19,10 +19,9 @@ from celery.exceptions import Retry
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import install
-from ojs_bridge.migration.plan import NOT_KNOWN, Native, Planned
+from ojs_bridge.migration.plan import NOT_KNOWN, NativeRetries, Planned, WaitRange
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
-from ojs_bridge.migration.plan.waits import Wait
 from tests.migration.planning import app_with, native, only
 
 CELERY = """
@@ -771,7 +770,7 @@ def test_what_is_not_known(module: Any, text: str) -> None:
     found = plan_of(module, text)
     line = next(n for n, words in enumerate(text.split("\n"), 1) if "# HERE" in words)
     assert [x.where for x in found.open if x.where == f"fleet_of_a_test.py:{line}"], found.open
-    assert (found.native, found.policy, found.differences) == (Native.unknown(), None, ())
+    assert (found.native, found.policy, found.differences) == (NativeRetries.unknown(), None, ())
     assert found.verdict == NOT_KNOWN
 
 
@@ -781,7 +780,7 @@ def test_what_is_read(module: Any, text: str, runs: Any, waits: tuple[float, ...
     found = plan_of(module, CELERY + text)
     assert not found.open
     assert found.native is not None
-    listed = waits if isinstance(waits, str) else tuple(map(Wait.of, waits))
+    listed = waits if isinstance(waits, str) else tuple(map(WaitRange.of, waits))
     assert (found.native.runs, found.native.waits) == (runs, listed)
     assert (found.verdict, found.policy is None, found.exact) == ("read", False, True)
     if waits == NOT_KNOWN or len({*waits}) > 1:
@@ -860,7 +859,7 @@ def job(self):
 """
     found = plan_of(module, CELERY + own)
     assert (found.native, str(found.open[0])) == (
-        Native.unknown(),
+        NativeRetries.unknown(),
         "job: its own Request, of fleet_of_a_test, is not read",
     )
 
@@ -870,7 +869,7 @@ def test_source_that_is_not_there() -> None:
     names: dict[str, Any] = {"__name__": "elsewhere"}
     exec("def hidden(self):\n    print(self)\n", names)
     found = only(app_with(names["hidden"], bind=True))
-    assert (found.native, found.open[0].why) == (Native.unknown(), "its source cannot be read")
+    assert (found.native, found.open[0].why) == (NativeRetries.unknown(), "its source cannot be read")
     app = app_with(with_lazy_things)
     app.tasks["job"].run = functools.partial(print)
     assert only(app).open[0].why.startswith("what it runs is no function of the project, and is not read")

@@ -14,10 +14,9 @@ from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Intervals, InvalidRetryPolicy, Jitter, RetryPolicy
 from ojs_bridge.migration import NativeOptions, preset, to_celery_options, to_dramatiq_options
-from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, Native, Planned, Runs
+from ojs_bridge.migration.plan import ENDLESS, NOT_KNOWN, NativeRetries, Planned, Runs, celery_wait
 from ojs_bridge.migration.plan.celery import of_celery
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
-from ojs_bridge.migration.plan.waits import celery_wait
 from ojs_bridge.rules.policy import LARGEST
 from tests.test_package import FRAMEWORKS, modules_after
 
@@ -45,7 +44,7 @@ def dramatiq_plan(options: dict[str, Any]) -> Planned:
 def schedule(found: Planned) -> tuple[Runs, list[float]]:
     """A task's number of runs, and the least, mean and most of each wait, rounded to milliseconds."""
     native = found.native
-    assert isinstance(native, Native) and native.waits != NOT_KNOWN
+    assert isinstance(native, NativeRetries) and native.waits != NOT_KNOWN
     return native.runs, [round(x, 3) for w in native.waits for x in (w.least, w.mean, w.most)]
 
 

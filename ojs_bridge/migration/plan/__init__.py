@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from itertools import product
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias, cast
 
 from ...config.policies import EntryFields
 from ...errors import ConfigurationError, NotExpressible
+from ...rules.duration import format_duration, spoken
 from ...rules.patterns import matches
 from ...rules.policy import LARGEST, AnyPartial, RetryPolicy, partial_to_ojs
-from .waits import Wait, policy_wait
 
 Endless: TypeAlias = Literal["endless"]
 NotKnown: TypeAlias = Literal["not known"]
@@ -52,13 +55,13 @@ def once(found: Iterable[Open]) -> tuple[Open, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Native:
+class NativeRetries:
     """A task under its framework alone; no value is a guess."""
 
     #: The largest number of runs, the first run included.
     runs: Runs
     #: The waits before retry 1, 2 and so on, MOST of them at most.
-    waits: tuple[Wait, ...] | NotKnown
+    waits: tuple[WaitRange, ...] | NotKnown
     #: The errors that are retried, in words.
     retries: str
     #: The errors that are not retried, in words.
@@ -66,12 +69,12 @@ class Native:
     #: The end of a job that has failed for good, in words.
     at_the_end: str
     #: All waits together.
-    span: Wait | Endless | NotKnown = NOT_KNOWN
+    span: WaitRange | Endless | NotKnown = NOT_KNOWN
 
     @classmethod
     def computed(
-        cls, runs: Runs, wait: Callable[[int], Wait], *, retries: str, final: str, at_the_end: str
-    ) -> Native:
+        cls, runs: Runs, wait: Callable[[int], WaitRange], *, retries: str, final: str, at_the_end: str
+    ) -> NativeRetries:
         """Return a task that waits `wait(n)` before retry n."""
         listed = min(runs - 1, MOST) if isinstance(runs, int) else MOST
         waits = tuple(wait(n) for n in range(1, listed + 1))
@@ -79,14 +82,14 @@ class Native:
         return cls(runs, waits, retries, final, at_the_end, span)
 
     @classmethod
-    def unknown(cls) -> Native:
+    def unknown(cls) -> NativeRetries:
         """Return a task whose retries are not known."""
         return cls(NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN, NOT_KNOWN)
 
 
-def _span(runs: int, wait: Callable[[int], Wait]) -> Wait:
+def _span(runs: int, wait: Callable[[int], WaitRange]) -> WaitRange:
     one_by_one = min(runs - 1, SETTLED)
-    total = sum((wait(n) for n in range(1, one_by_one + 1)), Wait.of(0.0))
+    total = sum((wait(n) for n in range(1, one_by_one + 1)), WaitRange.of(0.0))
     return total + wait(SETTLED) * (runs - 1 - one_by_one) if runs - 1 > SETTLED else total
 
 
@@ -104,7 +107,7 @@ class Planned:
 
     name: str
     #: None where the task could not be read.
-    native: Native | None = None
+    native: NativeRetries | None = None
     #: A partial policy in OJS's JSON form. With None, the task stays with its framework.
     policy: dict[str, Any] | None = None
     #: The differences between the policy and today, sentence by sentence.
@@ -162,14 +165,15 @@ def already_ojs(name: str, has: str, policy: RetryPolicy, partial: AnyPartial | 
     """Return the plan of a task with a partial policy of its own, which resolves to `policy`."""
     kept = policy.on_exhaustion == "dead_letter"
     endless = policy.max_attempts >= LARGEST
-    native = Native.computed(
+    native = NativeRetries.computed(
         ENDLESS if endless else policy.runs,
         lambda n: policy_wait(policy, n),
         retries="every error, under the bridge",
         final=", ".join(policy.non_retryable_errors) or "nothing",
         at_the_end="it is kept as a dead letter" if kept else "it is discarded",
     )
-    hazard = _moved(f"it {has} already, with {_attempts_of(policy)}: there is nothing to move")
+    text = f"it {has} already, with {_attempts_of(policy)}: there is nothing to move"
+    hazard = Hazard("already-moved", text)
     attempts = {} if endless else {"max_attempts": policy.max_attempts}
     try:
         return Planned(name, native, {**attempts, **partial_to_ojs(partial)}, (), (hazard,))
@@ -180,10 +184,7 @@ def already_ojs(name: str, has: str, policy: RetryPolicy, partial: AnyPartial | 
 def moved_already(policy: RetryPolicy, framework: str) -> Hazard:
     """Return the hazard of a task that an `install` has moved."""
     attempts = _attempts_of(policy)
-    return _moved(f"it is under the bridge already, with {attempts}: this is what {framework} alone would do")
-
-
-def _moved(text: str) -> Hazard:
+    text = f"it is under the bridge already, with {attempts}: this is what {framework} alone would do"
     return Hazard("already-moved", text)
 
 
@@ -255,10 +256,10 @@ def measurable(found: Iterable[Planned]) -> list[str]:
 
 
 def _judged(one: Planned, native: Measured, moved: Measured, policy: RetryPolicy) -> Planned:
-    told = one.native or Native.unknown()
+    told = one.native or NativeRetries.unknown()
     if wrong := _unlike(native, told.runs, told.waits):
         found = Open("measured", f"{wrong}, not as it was read")
-        return replace(one, native=Native.unknown(), policy=None, differences=(), open=(found,))
+        return replace(one, native=NativeRetries.unknown(), policy=None, differences=(), open=(found,))
     waits = tuple(policy_wait(policy, n) for n in range(1, min(policy.runs, LIMIT + 1)))
     differences = [f"measured under the policy: {x}" for x in [_unlike(moved, told.runs, waits)] if x]
     if native.end != moved.end:
@@ -266,7 +267,7 @@ def _judged(one: Planned, native: Measured, moved: Measured, policy: RetryPolicy
     return replace(one, measured=bool(native.end), differences=(*one.differences, *differences))
 
 
-def _unlike(measured: Measured, runs: object, waits: tuple[Wait, ...] | NotKnown) -> str:
+def _unlike(measured: Measured, runs: object, waits: tuple[WaitRange, ...] | NotKnown) -> str:
     """Return the first measure that is not as expected, in words."""
     if measured.runs != (min(runs, LIMIT) if isinstance(runs, int) else LIMIT):
         return f"it ran {measured.runs:,} times"
@@ -282,3 +283,130 @@ def raised_for(classes: Iterable[type[BaseException]]) -> BaseException:
     """Return an error of the first class, made without its constructor."""
     cls = next(iter(classes), Injected)
     return cls.__new__(cls, "injected by ojs-bridge plan --verify")
+
+
+#: Waits that differ by a millisecond or a thousandth are the same.
+_CLOSE = {"rel_tol": 1e-3, "abs_tol": 1e-3}
+_DRAWS = 400
+#: One over the golden ratio: the fractions of its multiples are evenly spread, for any number of them.
+_GOLDEN = 0.6180339887498949
+#: The bounds of a proposed wait, in seconds. No policy has a wait of 0 s.
+_SHORTEST, _LONGEST = 0.001, 365 * 86_400.0
+
+#: Dramatiq's largest `max_backoff`, in milliseconds.
+DRAMATIQ_MAX_BACKOFF = 7 * 86_400_000
+#: The mean of its jitter's factor: from 1 to 2, and at the cap from 0.5 to 1.
+DRAMATIQ_MEAN = 1.5
+DRAMATIQ_MEAN_AT_CAP = 0.75
+_LARGEST_EXPONENT = 32
+_LARGEST_SHIFT = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class WaitRange:
+    """The seconds before a retry, or before several retries together: the least, the mean, the most."""
+
+    least: float
+    mean: float
+    most: float
+
+    @classmethod
+    def of(cls, seconds: float) -> WaitRange:
+        """Return a wait that is always the same."""
+        return cls(seconds, seconds, seconds)
+
+    def __add__(self, other: WaitRange) -> WaitRange:
+        return WaitRange(self.least + other.least, self.mean + other.mean, self.most + other.most)
+
+    def __mul__(self, times: int) -> WaitRange:
+        return WaitRange(self.least * times, self.mean * times, self.most * times)
+
+
+def celery_wait(n: int, factor: int, maximum: int, *, jitter: bool) -> WaitRange:
+    """Return Celery's wait before retry n under `retry_backoff`, in whole seconds.
+
+    With jitter Celery draws from 0 to `factor * 2**(n-1)`, both included.
+    """
+    longest = float(max(min(maximum, factor * 2 ** min(n - 1, _LARGEST_SHIFT)), 0))
+    return WaitRange(0.0, longest / 2, longest) if jitter else WaitRange.of(longest)
+
+
+def dramatiq_wait(n: int, min_backoff: float, max_backoff: float) -> WaitRange:
+    """Return Dramatiq's wait before retry n; both arguments are in milliseconds.
+
+    Dramatiq draws between once and twice `min_backoff * 2**(n-1)`. Instead of a draw above the cap it draws
+    between half the cap and the cap.
+    """
+    cap = max(min(max_backoff, DRAMATIQ_MAX_BACKOFF), 0.0) / 1000
+    base = max(min_backoff, 0.0) / 1000 * 2.0 ** min(n - 1, _LARGEST_EXPONENT)
+    if 2 * base <= cap:
+        return WaitRange(base, DRAMATIQ_MEAN * base, 2 * base)
+    kept = max(cap - base, 0.0) / base
+    mean = kept * (base + cap) / 2 + (1 - kept) * DRAMATIQ_MEAN_AT_CAP * cap
+    return WaitRange(min(base, cap / 2), mean, cap)
+
+
+class _Draws:
+    """A source of randomness with given first draws; the later draws are evenly spread."""
+
+    def __init__(self, *first: float) -> None:
+        self._first = [*first]
+        self._last = first[-1] or 0.5
+
+    def random(self) -> float:
+        """Return the next draw. All sources together spread theirs evenly, one by one and in pairs."""
+        if self._first:
+            return self._first.pop(0)
+        self._last = (self._last * _DRAWS * _GOLDEN) % 1
+        return self._last
+
+
+def policy_wait(policy: RetryPolicy, n: int) -> WaitRange:
+    """Return a policy's wait before retry n; raises the error of a custom strategy or jitter."""
+    if policy.jitter is False:
+        return WaitRange.of(policy.delay(n))
+    ends = (0.0, math.nextafter(1.0, 0.0))
+    extremes = [policy.delay(n, rng=_Draws(*draws)) for draws in product(ends, ends)]
+    delays = [policy.delay(n, rng=_Draws((i + 0.5) / _DRAWS)) for i in range(_DRAWS)]
+    return WaitRange(min(*extremes, *delays), math.fsum(delays) / _DRAWS, max(*extremes, *delays))
+
+
+def steady(seconds: float) -> dict[str, Any]:
+    """Return the backoff of a policy whose waits are all the same, a year at most."""
+    interval = format_duration(timedelta(seconds=min(max(seconds, _SHORTEST), _LONGEST)))
+    return {
+        "backoff_strategy": "none",
+        "initial_interval": interval,
+        "max_interval": interval,
+        "jitter": False,
+    }
+
+
+def alike(one: WaitRange, other: WaitRange) -> bool:
+    """Return whether two waits are the same, to a millisecond or a thousandth, their means to a hundredth."""
+    ends = ((one.least, other.least), (one.most, other.most))
+    same_mean = math.isclose(one.mean, other.mean, rel_tol=0.01, abs_tol=1e-3)
+    return same_mean and all(math.isclose(a, b, **_CLOSE) for a, b in ends)
+
+
+def differing(today: Sequence[WaitRange], then: Sequence[WaitRange]) -> Iterator[str]:
+    """Yield the differences from today's waits: the first and the last one, and the sum."""
+    unlike = [n for n, pair in enumerate(zip(today, then, strict=True), 1) if not alike(*pair)]
+    for n in dict.fromkeys(unlike[:1] + unlike[-1:]):
+        was, becomes = today[n - 1], then[n - 1]
+        if _in_words(was) != _in_words(becomes):
+            yield f"retry {n} waits {_in_words(becomes)}, not {_in_words(was)}"
+        else:
+            means = f"{spoken(becomes.mean)} on average, not {spoken(was.mean)}"
+            yield f"retry {n} waits {_in_words(becomes)} as before, but {means}"
+    if unlike and len(today) > 1:
+        before, after = (math.fsum(wait.mean for wait in waits) for waits in (today, then))
+        same = math.isclose(before, after, **_CLOSE)
+        how = "the same" if same else f"{spoken(after)}, not {spoken(before)}"
+        yield f"the first {len(today)} waits together are on average {how}"
+
+
+def _in_words(wait: WaitRange) -> str:
+    if math.isclose(wait.least, wait.most, **_CLOSE):
+        return spoken(wait.mean)
+    return f"{spoken(wait.least)} to {spoken(wait.most)}"

@@ -26,6 +26,7 @@ _FRAMEWORKS = {"amqp", "billiard", "celery", "dramatiq", "kombu", "ojs_bridge", 
 #: Instrumentations run what they wrap, and ask for no retries; what they wrap is read.
 _WATCHERS = {"ddtrace", "elasticapm", "logfire", "newrelic", "opentelemetry", "scout_apm", "sentry_sdk"}
 _INSTALLED = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+#: Instructions that put a variable on the stack.
 _VARIABLES = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _HOLDERS = (staticmethod, classmethod, type(Path().exists))
 #: Stands for an object that exists only while the function runs.
@@ -63,7 +64,8 @@ def _mentions(code: CodeType) -> Iterator[Mention]:
         if step.opname == "STORE_SUBSCR" and before:
             yield Mention("key", before.argval if before.opname == "LOAD_CONST" else "", line)
         for kind, word in _words(step.opname, step.argval):
-            yield Mention(kind, word, line, _variable(before))
+            of = before.argval if before and before.opname.startswith(_VARIABLES) else ""
+            yield Mention(kind, word, line, str(of[-1] if isinstance(of, tuple) else of))
         before = step
 
 
@@ -78,13 +80,6 @@ def _words(operation: str, value: Any) -> Iterator[tuple[str, str]]:
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str):
                 yield "text", text
-
-
-def _variable(step: dis.Instruction | None) -> str:
-    """Return the variable that an instruction puts on the stack."""
-    if step is None or not step.opname.startswith(_VARIABLES):
-        return ""
-    return str(step.argval[-1] if isinstance(step.argval, tuple) else step.argval)
 
 
 def resolve(function: FunctionType, name: str) -> object:

@@ -1,29 +1,51 @@
-"""The plan of a Celery app: each task under Celery alone, the policy nearest to it, and its hazards."""
+"""The plan of a Celery app: each task, the policy nearest to it, its hazards, and the check by a run."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest.mock import patch
 
-from celery import Celery, Task
+from celery import Celery, Task, signals
+from celery.exceptions import Ignore
 
+from ....bridge import Bridge
+from ....celery import compat, install
 from ....celery.attach import POLICIES, is_bridged, task_policy
 from ....celery.install import why_native
-from ....celery.native_options import explicit
+from ....celery.native_options import explicit, options_as_policy
 from ....celery.sending import visibility_timeout
 from ....celery.wire import is_fanout
+from ....config.policies import EntryFields
+from ....engine.events import Event
+from ....engine.layers import Layers, in_ojs
+from ....errors import ConfigurationError
 from ....rules.duration import spoken
-from ....rules.policy import RetryPolicy
-from .. import NOT_KNOWN, Hazard, Planned, already_ojs, counting, moved_already, pickled, planned
-from ..waits import Wait
-from .native import (
-    Reading,
-    autoretries,
-    differences_of,
-    policy_of,
-    read,
+from ....rules.policy import RetryPolicy, partial_to_ojs
+from .. import (
+    ENDLESS,
+    LIMIT,
+    NOT_KNOWN,
+    Hazard,
+    Measured,
+    Moved,
+    Planned,
+    WaitRange,
+    already_ojs,
+    counting,
+    differing,
+    measure,
+    moved_already,
+    pickled,
+    planned,
+    policy_wait,
+    raised_for,
+    steady,
 )
-from .reading import Fleet
+from .native import Fleet, Reading, autoretries, read
 
 _ON_REDIS = ("redis", "sentinel", "valkey")
 #: RabbitMQ's default wait for an acknowledgement, in seconds.
@@ -47,13 +69,13 @@ def _plan(app: Celery, fleet: Fleet, task: Task) -> Planned:
     if is_bridged(task) and task.ojs_native is None:
         return already_ojs(task.name, "is an ojs_task", _resolved(app, task), task.ojs_retry)
     reading = read(fleet, task)
-    policy = policy_of(reading)
+    policy = _policy_of(reading)
     asked = bool(policy) and reading.is_retried and reading.native.runs != 1 and not autoretries(task)
     return Planned(
         task.name,
         reading.native,
         policy,
-        () if policy is None else tuple(differences_of(reading, policy)),
+        () if policy is None else tuple(_differences_of(reading, policy)),
         tuple(dict.fromkeys(_hazards(app, reading))),
         retry_on="asked" if asked else None,
         open=reading.open,
@@ -65,6 +87,40 @@ def _resolved(app: Celery, task: Task) -> RetryPolicy:
     if POLICIES in vars(app):
         return task_policy(app, task).policy
     return RetryPolicy.merge(task.ojs_retry)
+
+
+def _policy_of(reading: Reading) -> dict[str, Any] | None:
+    """Return the partial policy nearest to Celery's retries; None where they are not known.
+
+    A policy without `max_attempts` has the task's own limit. An empty one leaves all numbers to the task.
+    """
+    task, runs, waits = reading.task, reading.native.runs, reading.native.waits
+    if reading.open:
+        return None
+    if runs == 1:
+        return {"max_attempts": 1}
+    if waits == NOT_KNOWN or (not autoretries(task) and len({*waits}) > 1):
+        return {}  # any number would take the place of those in the code
+    beneath = in_ojs(options_as_policy(task))
+    backoff = beneath if autoretries(task) else steady(waits[0].most)
+    limit = {} if runs == ENDLESS else {"max_attempts": runs}
+    default, given = RetryPolicy().to_ojs(), partial_to_ojs(beneath)
+    fields = partial_to_ojs({**{k: x for k, x in backoff.items() if k != "max_attempts"}, **limit})
+    # A field with the spec's default is left out: `install` reads it from the task.
+    return {k: x for k, x in fields.items() if k in limit or not x == default[k] == given.get(k, x)}
+
+
+def _differences_of(reading: Reading, policy: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the differences between the bridge under a policy and Celery."""
+    today = reading.native.waits if policy else ()
+    then = Layers(options=options_as_policy(reading.task), task=policy).policy()
+    found = [*differing(today, [policy_wait(then, n) for n in range(1, len(today) + 1)])]  # type: ignore[arg-type]
+    yield from found
+    if found and then.jitter:
+        yield (
+            "OJS's jitter multiplies the delay by 0.5 to 1.5, Celery's by 0 to 1: initial_interval is half "
+            "of Celery's, for the same mean until the cap is near; an entry without waits keeps Celery's own"
+        )
 
 
 def _hazards(app: Celery, reading: Reading) -> Iterator[Hazard]:
@@ -148,7 +204,7 @@ def _of_time(app: Celery, reading: Reading) -> Iterator[Hazard]:
             f"time_limit={limit} ends a job at once, without a retry; under the bridge it uses an attempt, "
             "of the error type timeout",
         )
-    if isinstance(expires, (int, float)) and isinstance(span, Wait) and span.most > expires:
+    if isinstance(expires, (int, float)) and isinstance(span, WaitRange) and span.most > expires:
         yield Hazard(
             "expires",
             f"expires={expires} counts from the first sending, and the retries take up to "
@@ -199,3 +255,63 @@ def _of_options(app: Celery, task: Task) -> Iterator[Hazard]:
         yield pickled("the task's serializer is pickle")
     elif any("pickle" in str(kind) for kind in app.conf.accept_content or ()):
         yield pickled("accept_content takes pickle")
+
+
+def measured(app: Celery, found: Sequence[Planned]) -> list[Planned]:
+    """Return a plan after measuring the tasks that can be measured; raises ConfigurationError.
+
+    Bodies are not run, but hooks such as `on_failure` and receivers of signals are. Afterwards the app is
+    under a bridge whose store is gone.
+    """
+    if POLICIES in vars(app):
+        raise ConfigurationError("verify: the app is under the bridge already: name the app as it was before")
+    app.conf.task_eager_propagates = False
+    return measure(found, lambda name: _native(app.tasks[name]), partial(_moved, app))
+
+
+def _native(task: Task) -> Measured:
+    waits: list[float] = []
+
+    def heard(sender: Any = None, reason: Any = None, **_: Any) -> None:
+        if sender.name == task.name:
+            waits.append(float(reason.when or 0))
+
+    signals.task_retry.connect(heard, weak=False)
+    try:
+        beneath = compat.orig_run.name if autoretries(task) else "run"
+        return replace(_applied(task, beneath), waits=tuple(waits))
+    finally:
+        signals.task_retry.disconnect(heard)
+
+
+def _moved(app: Celery, url: str, entries: Mapping[str, EntryFields]) -> Iterator[Moved]:
+    events: list[Event] = []
+    bridge = Bridge(url, listeners=[events.append], retry={})
+    install(app, bridge, policies=entries, canary=100)
+    for name in entries:
+        events.clear()
+        found = _applied(app.tasks[name], "run")
+        bridge.flush(30)
+        delays = [event.data["delay_ms"] / 1000 for event in events if event.type == "job.retrying"]
+        policy = task_policy(app, app.tasks[name]).policy
+        yield name, (replace(found, waits=tuple(delays)), policy)
+    bridge.stop()
+
+
+def _applied(task: Task, body: str) -> Measured:
+    """Run a task with a failure in place of the attribute that is its body."""
+    runs = 0
+    error = raised_for(task.autoretry_for if autoretries(task) else ())
+
+    def fails(*_: Any, **__: Any) -> None:
+        nonlocal runs
+        runs += 1
+        if runs >= LIMIT:
+            raise Ignore
+        raise error
+
+    with patch.object(task, body, fails), patch.object(task, "store_eager_result", new=False):
+        result = task.apply()
+    # Celery shows an error that it cannot pickle in a wrapper.
+    name = getattr(result.result, "exc_cls_name", type(result.result).__name__)
+    return Measured(runs, (), "" if runs >= LIMIT else f"{result.state} with {name}")

@@ -1,39 +1,57 @@
-"""The plan of a broker: each actor under Dramatiq alone, the policy nearest to it, and its hazards."""
+"""The plan of a broker: each actor, the policy nearest to it, its hazards, and the check by a run."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import dramatiq
-from dramatiq import Actor
-from dramatiq.broker import Broker
+from dramatiq import Actor, Message
+from dramatiq.broker import Broker, MessageProxy
+from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import xq_name
-from dramatiq.middleware import AgeLimit, Middleware, TimeLimit
+from dramatiq.middleware import AgeLimit, CurrentMessage, Middleware, Retries, SkipMessage, TimeLimit
 
+from ....bridge import Bridge
+from ....config.policies import EntryFields
+from ....dramatiq import install
 from ....dramatiq.brokers import PATIENCE, is_broker, is_redis
+from ....dramatiq.compat import settings_of
 from ....dramatiq.native_options import OF_RETRIES, options_as_policy
 from ....engine.layers import in_ojs
+from ....errors import ConfigurationError
 from ....messages import RETRY_OPTION
 from ....rules.duration import spoken
 from ....rules.policy import RetryPolicy, partial_to_ojs
 from .. import (
+    LIMIT,
     NOT_KNOWN,
     Hazard,
-    Native,
+    Measured,
+    Moved,
+    NativeRetries,
     Open,
     Planned,
+    WaitRange,
     already_ojs,
     counting,
+    differing,
+    measurable,
+    measure,
     moved_already,
     once,
     pickled,
     planned,
+    policy_wait,
+    raised_for,
 )
-from ..waits import Wait, differing, policy_wait
-from .reading import Around, Settings, place_of, task_policy
+from ..code import is_the_users
+from .reading import Around, Settings, place_of, retries_of, task_policy
 
 #: Longer waits should not be in a worker's memory.
 _LONG = PATIENCE.total_seconds()
@@ -63,7 +81,7 @@ def _plan(around: Around, broker: Broker, actor: Actor[..., Any]) -> Planned:
             why += "; the bridge refuses an actor with it"
         return Planned(actor.actor_name, unreadable=why)
     if opened := once(around.open_lines(settings)):
-        native = Native.unknown()
+        native = NativeRetries.unknown()
         return Planned(
             actor.actor_name, native, hazards=tuple(_hazards(settings, native, broker)), open=opened
         )
@@ -77,10 +95,12 @@ def _plan(around: Around, broker: Broker, actor: Actor[..., Any]) -> Planned:
     return Planned(actor.actor_name, native, policy, tuple(differences), tuple(hazards), open=opened)
 
 
-def _native(settings: Settings, broker: Broker) -> Native:
+def _native(settings: Settings, broker: Broker) -> NativeRetries:
     if settings.retries is None:
         end = "it is acknowledged as if it had succeeded: this broker has no Retries"
-        return Native.computed(1, settings.wait, retries="nothing", final="every error", at_the_end=end)
+        return NativeRetries.computed(
+            1, settings.wait, retries="nothing", final="every error", at_the_end=end
+        )
     retried = "every error, time limits and shutdowns too"
     once = settings.runs == 1
     refused = [f"throws: {', '.join(map(_name, settings.thrown))}"] if settings.thrown else []
@@ -88,7 +108,7 @@ def _native(settings: Settings, broker: Broker) -> Native:
     final = ", and ".join(refused) or "nothing"
     heir = settings.actor.options.get("on_retry_exhausted")
     told = f"; then the actor {heir} is sent it" if heir else ""
-    return Native.computed(
+    return NativeRetries.computed(
         settings.runs,
         settings.wait,
         retries="nothing" if once else retried if settings.retry_when is None else "what retry_when says",
@@ -131,7 +151,7 @@ def _policy(settings: Settings) -> dict[str, Any]:
     return partial_to_ojs({**found, **kind, "on_exhaustion": "dead_letter"})
 
 
-def _hazards(settings: Settings, native: Native, broker: Broker) -> Iterator[Hazard]:
+def _hazards(settings: Settings, native: NativeRetries, broker: Broker) -> Iterator[Hazard]:
     """Yield the hazards of an actor."""
     moved = task_policy(broker, settings.actor)
     if moved is not None:
@@ -152,7 +172,7 @@ def _hazards(settings: Settings, native: Native, broker: Broker) -> Iterator[Haz
         yield pickled("messages are pickled")
 
 
-def _of_retries(settings: Settings, native: Native) -> Iterator[Hazard]:
+def _of_retries(settings: Settings, native: NativeRetries) -> Iterator[Hazard]:
     if native.runs not in (NOT_KNOWN, 1):
         yield counting(native.runs)
     if settings.retry_when is not None:
@@ -173,7 +193,7 @@ def _of_retries(settings: Settings, native: Native) -> Iterator[Hazard]:
         )
 
 
-def _of_waits(settings: Settings, native: Native, broker: Broker) -> Iterator[Hazard]:
+def _of_waits(settings: Settings, native: NativeRetries, broker: Broker) -> Iterator[Hazard]:
     waits = () if native.waits == NOT_KNOWN else native.waits
     longest = max((wait.most for wait in waits), default=0.0)
     if longest > _LONG:
@@ -194,7 +214,7 @@ def _of_waits(settings: Settings, native: Native, broker: Broker) -> Iterator[Ha
             "store the bridge lets the second one wait",
         )
     if age := _over(broker, settings, AgeLimit, "max_age"):
-        late = not isinstance(native.span, Wait) or native.span.most > age / 1000
+        late = not isinstance(native.span, WaitRange) or native.span.most > age / 1000
         but = ", perhaps before its retries are through" if late else ""
         yield Hazard("age-limit", f"max_age drops a job that is {spoken(age / 1000)} old{but}")
 
@@ -203,3 +223,105 @@ def _over(broker: Broker, settings: Settings, cls: type[Middleware], option: str
     """Return an actor's option, else that of its broker's middleware; None where neither has one."""
     of_middleware = next((getattr(m, option) for m in broker.middleware if isinstance(m, cls)), None)
     return settings.actor.options.get(option, of_middleware)
+
+
+class _Delays(Middleware):
+    """Records the wait of each message."""
+
+    def __init__(self) -> None:
+        self.heard: list[float] = []
+
+    def before_enqueue(self, _broker: Broker, _message: Any, delay: int | None) -> None:
+        if delay is not None:
+            self.heard.append(delay / 1000)
+
+
+class _Ahead(Bridge):
+    """A bridge whose clock runs ahead, so that its retries are due at once."""
+
+    ahead = timedelta(0)
+
+    def _now(self) -> datetime:
+        return super()._now() + self.ahead
+
+
+def measured(broker: Broker, found: Sequence[Planned]) -> list[Planned]:
+    """Return a plan after measuring the actors that can be measured; raises ConfigurationError.
+
+    Bodies are not run. The actors run on a broker in memory, with the broker's `Retries` and the user's own
+    middleware, whose hooks run. What a hook sends to the broker itself goes nowhere.
+    """
+    if any(task_policy(broker, actor) for actor in broker.actors.values()):
+        raise ConfigurationError("verify: the broker is under the bridge already: name it as it was before")
+    actors = [broker.actors[name] for name in measurable(found)]
+    with patch.object(broker, "enqueue", lambda message, **_: message):
+        return measure(
+            found, partial(_measured, _alike(broker, actors)), partial(_moved, _alike(broker, actors))
+        )
+
+
+def _moved(broker: StubBroker, url: str, entries: Mapping[str, EntryFields]) -> Iterator[Moved]:
+    bridge = _Ahead(url, retry={}, park_after=timedelta(days=3650))
+    install(broker, bridge, policies=entries, canary=100)
+    for middleware in broker.middleware:
+        if not _is_own(middleware):  # the user's own may start threads
+            middleware.after_process_boot(broker)
+    for name, actor in broker.actors.items():
+        if moved := task_policy(broker, actor):
+            yield name, (_measured(broker, name, bridge), moved.policy)
+    bridge.stop()
+
+
+def _alike(own: Broker, actors: Sequence[Actor[..., Any]]) -> StubBroker:
+    """Return a broker in memory with the retries and the user's middleware of a broker, and with actors."""
+    retries = retries_of(own)
+    kept = (m for m in own.middleware if m is retries or type(m) is CurrentMessage or _is_own(m))
+    middleware = [Retries(**settings_of(retries)) if m is retries else m for m in kept]
+    broker = StubBroker(middleware=[*middleware, _Delays()])
+    for actor in actors:
+        broker.declare_actor(
+            Actor(
+                lambda *_: None,
+                broker=broker,
+                actor_name=actor.actor_name,
+                queue_name=actor.queue_name,
+                priority=actor.priority,
+                options=dict(actor.options),
+            )
+        )
+    return broker
+
+
+def _is_own(middleware: Middleware) -> bool:
+    """Return whether a middleware is neither Dramatiq's nor an instrumentation's."""
+    return is_the_users(type(middleware).__module__)
+
+
+def _measured(broker: StubBroker, name: str, bridge: _Ahead | None = None) -> Measured:
+    """Fail a message and each of its retries, as a worker would, without waiting."""
+    waits = next(m.heard for m in broker.middleware if isinstance(m, _Delays))
+    waits.clear()
+    broker.actors[name].send()
+    runs, ended = 0, ""
+    while runs < LIMIT and not ended and (message := _taken(broker)):
+        runs += 1
+        if bridge and waits:
+            bridge.ahead += timedelta(seconds=waits[-1] + 1)
+        try:
+            broker.emit_before("process_message", message)
+        except SkipMessage:
+            broker.emit_after("skip_message", message)
+            ended = "skipped"
+        else:
+            broker.emit_after("process_message", message, exception=raised_for(()))
+            ended = "dead" if message.failed else ""
+    _taken(broker)
+    return Measured(runs, tuple(waits), ended)
+
+
+def _taken(broker: StubBroker) -> MessageProxy | None:
+    """Take the only message out of its queue, and return it."""
+    for queue in broker.queues.values():
+        if not queue.empty():
+            return MessageProxy(Message.decode(queue.get_nowait()))
+    return None

@@ -20,7 +20,7 @@ from ....dramatiq import OJSRetries
 from ....dramatiq.compat import settings_of
 from ....dramatiq.translate import names_exceptions
 from ....engine.runs import TaskPolicy
-from .. import ENDLESS, NOT_KNOWN, Open, Runs
+from .. import ENDLESS, NOT_KNOWN, Open, Runs, WaitRange, dramatiq_wait
 from ..code import (
     Askers,
     Calls,
@@ -35,7 +35,6 @@ from ..code import (
     source_of,
     wrapped,
 )
-from ..waits import Wait, dramatiq_wait
 
 #: The options of a message's retries.
 _OPTIONS = frozenset(
@@ -104,7 +103,7 @@ class Settings:
         """Whether the bridge asks `retry_when`: it asks that of an actor, not that of the middleware."""
         return "retry_when" in self.actor.options
 
-    def wait(self, n: int) -> Wait:
+    def wait(self, n: int) -> WaitRange:
         """Return the wait before retry n."""
         return dramatiq_wait(n, self.min_backoff, self.max_backoff)
 
