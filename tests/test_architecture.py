@@ -27,23 +27,23 @@ FAILS = "A job fails and is retried"
 
 #: The most files, functions and moves of each journey today. The goal is beside it: files and functions.
 WALKS = {
-    "Celery: a failing run, retried": Figures(41, 204, 160),  # 24, 110
-    "Celery: a failing run, parked": Figures(46, 238, 206),  # 24, 110
-    "Celery: a success": Figures(27, 101, 81),
+    "Celery: a failing run, retried": Figures(40, 197, 160),  # 24, 110
+    "Celery: a failing run, parked": Figures(45, 231, 206),  # 24, 110
+    "Celery: a success": Figures(27, 100, 81),
     "Celery: a task's policy": Figures(9, 26, 23),  # 6, 18
-    "Dramatiq: a failing run, retried": Figures(42, 185, 156),  # 24, 110
-    "Dramatiq: a failing run, parked": Figures(44, 217, 195),  # 24, 110
-    "Dramatiq: a success": Figures(32, 104, 84),
+    "Dramatiq: a failing run, retried": Figures(41, 179, 156),  # 24, 110
+    "Dramatiq: a failing run, parked": Figures(43, 211, 195),  # 24, 110
+    "Dramatiq: a success": Figures(32, 103, 84),
     "Dramatiq: an actor's policy": Figures(11, 36, 17),  # 6, 18
-    "HTTP: a replay": Figures(37, 137, 167),  # 22, 80
+    "HTTP: a replay": Figures(37, 135, 167),  # 22, 80
 }
 #: The most of each size today, and the goal.
 SIZES = {
     "files in celery": 26,  # 16
     "files in dramatiq": 22,  # 14
-    "files": 211,  # 150
-    "lines of code": 20_187,  # 16,500
-    "private functions of up to three lines that are called once": 92,  # 60
+    "files": 210,  # 150
+    "lines of code": 20_183,  # 16,500
+    "private functions of up to three lines that are called once": 91,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,
 }

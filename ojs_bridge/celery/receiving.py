@@ -19,8 +19,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 from ..engine.harmless import Harmless
 from ..engine.ports import Ended, Onward, Outlet
 from ..messages import HEADER, parameters_of
-from ..rules.depth import nests_deeper
-from ..rules.failures import MAX_MESSAGE, cut, safe_repr
+from ..rules.failures import MAX_MESSAGE, cut, nests_deeper, safe_repr
 from ..rules.job import MAX_DEPTH, Job, count_of, decoded
 from . import compat, sending
 from . import wire as wires

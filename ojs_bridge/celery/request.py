@@ -18,7 +18,7 @@ from celery.worker.request import Request
 
 from ..engine.runs import Drop, Postpone, Refuse, Run
 from ..messages import HEADER
-from ..rules.job import key_of
+from ..rules.job import Job
 from ..store import Reservation
 from . import compat
 from .attach import attach
@@ -54,7 +54,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         headers = self.request_dict
         if attach(self.app).engine.store is None or headers.get("retries") or HEADER in headers:
             return
-        forget(self.app, self, Reservation(key_of(str(self.id), chain_of(headers)), 0))
+        forget(self.app, self, Reservation(Job(str(self.id), "", "", chain=chain_of(headers)).key, 0))
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Handle a failure; the crash of a child is judged here."""

@@ -282,7 +282,7 @@ def job_of(letter: Letter) -> Job:
         queue=letter.queue,
         attempt=letter.attempt,
         retry=letter.retry,
-        errors=tuple(entries_of({"errors": [*letter.errors]})),
+        errors=tuple(entries_of(letter.errors)),
         created_at=letter.created_at,
         replay_count=letter.replay_count,
         fence=max(letter.fence, letter.attempt - 1),

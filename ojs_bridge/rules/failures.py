@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, TypeAlias, cast, get_args
 
 from ..errors import ConfigurationError
-from .depth import nests_deeper
 from .responses import Response, ResponseCode, Retry, Snooze
 
 #: The error map's value for an exception class: its error type, or its type and a response code.
@@ -211,6 +210,21 @@ def sound_json(text: str) -> str:
         return text
     whole = json.dumps(json.loads(text), ensure_ascii=False)
     return _LONE_SURROGATE.sub(lambda lone: f"\\\\u{ord(lone[0]):04x}", whole)
+
+
+def nests_deeper(value: object, levels: int) -> bool:
+    """Return whether lists and dictionaries nest deeper than some levels, too deep for some encoders."""
+    nested = [value] if isinstance(value, (dict, list, tuple)) else []
+    for _ in range(levels):
+        nested = [
+            inner
+            for outer in nested
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, (dict, list, tuple))
+        ]
+        if not nested:
+            return False
+    return True
 
 
 def _int(digits: str) -> int | str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple, TypeAlias
@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 from pydantic_core import from_json, to_json
 
 from ..errors import InvalidState
-from .depth import nests_deeper
-from .failures import CUT, Failure, cut, safe_repr, sound_json
+from .failures import CUT, Failure, cut, nests_deeper, safe_repr, sound_json
 
 #: The version of the wire form. A worker reads no other version.
 VERSION = 1
@@ -30,11 +29,6 @@ MAX_DEPTH = 128
 ErrorEntry: TypeAlias = dict[str, Any]
 #: An entry and its place in the job's whole history, from 0, which no other entry of the job has.
 PlacedEntry: TypeAlias = tuple[int, ErrorEntry]
-
-
-def key_of(job_id: str, chain: str) -> str:
-    """Return the key of a job's reservations."""
-    return f"{job_id}#{chain}" if chain else job_id
 
 
 # A frozen dataclass takes five times as long to make, and every job makes some.
@@ -65,7 +59,7 @@ class Job(NamedTuple):
     @property
     def key(self) -> str:
         """The key of the job's reservations."""
-        return key_of(self.id, self.chain)
+        return f"{self.id}#{self.chain}" if self.chain else self.id
 
     @property
     def letter_id(self) -> str:
@@ -150,25 +144,17 @@ def encode(job: Job, *, history: int = MIN_HISTORY, budget: int = HEADER_BUDGET)
     The newest `history` errors stay. Where they are too long, their details, backtraces and messages are cut.
     Raises InvalidState when even the cut form is too long; only a huge retry policy can cause that.
     """
-    kept = _newest(job, history)
-    state = _state(kept, kept.errors)
-    text = _dumps(state)
-    if len(text) <= budget:
-        return Header(text, state, kept, _left_out(job, kept.errors) if kept is not job else ())
-    for fewer in (kept, _newest(kept, MIN_HISTORY)):
-        shrunk = _shrunk(fewer, budget)
-        state = _state(fewer, shrunk)
+    kept = job
+    for length, is_cut_down in ((history, False), (history, True), (MIN_HISTORY, True)):
+        excess = len(kept.errors) - length
+        if excess > 0:
+            kept = kept._replace(errors=kept.errors[excess:], errors_dropped=kept.errors_dropped + excess)
+        errors = _shrunk(kept, budget) if is_cut_down else kept.errors
+        state = _state(kept, errors)
         text = _dumps(state)
         if len(text) <= budget:
-            return Header(text, state, fewer, _left_out(job, shrunk))
+            return Header(text, state, kept, () if errors is job.errors else _left_out(job, errors))
     raise InvalidState(f"the job's retry state needs {len(text)} bytes, its budget is {budget}")
-
-
-def _newest(job: Job, history: int) -> Job:
-    excess = len(job.errors) - history
-    if excess <= 0:
-        return job
-    return job._replace(errors=job.errors[excess:], errors_dropped=job.errors_dropped + excess)
 
 
 def _left_out(job: Job, carried: tuple[ErrorEntry, ...]) -> tuple[PlacedEntry, ...]:
@@ -252,6 +238,22 @@ def _size(value: object) -> int:
     return len(_dumps(value))
 
 
+#: The type of each field of the header's JSON. An integer is a count.
+_KINDS = {
+    "attempt": int,
+    "retry": dict,
+    "errors": list,
+    "errors_dropped": int,
+    "next_retry_at": str,
+    "created_at": str,
+    "replay_count": int,
+    "fence": int,
+    "chain": str,
+    "operation": str,
+}
+_COUNT = f"an integer from 0 to {MAX_COUNT}"
+
+
 def decode(state: object, job: Job) -> Job:
     """Return the job with the state of its `ojs` header: a JSON string or an object.
 
@@ -260,24 +262,37 @@ def decode(state: object, job: Job) -> Job:
     The header's policy wins over the framework's options.
     Raises InvalidState for a damaged header or an unknown version.
     """
-    fields = _read(state)
-    steps = job.attempt - _count(fields, "attempt", job.attempt)
-    retry = _typed(fields, "retry", dict, None)
+    header = _read(state)
+    fields: dict[str, Any] = {}
+    for name, kind in _KINDS.items():
+        value = header.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InvalidState(f"the ojs header's {name} must be {kind.__name__}, not {cut(repr(value), 80)}")
+        if kind is int and count_of(value) is None:
+            raise InvalidState(f"the ojs header's {name} must be {_COUNT}, not {cut(repr(value), 80)}")
+        fields[name] = value
+    attempt = fields.get("attempt", job.attempt)
+    steps = job.attempt - attempt
+    fence = fields.get("fence", max(attempt - 1, 0))
+    retry = fields.get("retry")
     return Job(
         job.id,
         job.type,
         job.queue,
         job.attempt,
         {**job.retry, **(retry or {})} if job.retry else retry,
-        tuple(entries_of(fields)),
-        _count(fields, "errors_dropped", 0),
+        tuple(entries_of(fields.get("errors", ()))),
+        fields.get("errors_dropped", 0),
         _time(fields, "next_retry_at") if steps == 0 else None,
         _time(fields, "created_at") or job.created_at,
-        _count(fields, "replay_count", 0),
+        fields.get("replay_count", 0),
         job.expires,
-        _fence(fields, job.attempt - steps, steps),
-        _typed(fields, "chain", str, job.chain),
-        _typed(fields, "operation", str, ""),
+        # Where someone else has changed the native counter, the fence is a new one.
+        fence if steps == 0 else fence + max(steps, 1),
+        fields.get("chain", job.chain),
+        fields.get("operation", ""),
     )
 
 
@@ -301,15 +316,18 @@ def count_of(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= MAX_COUNT else None
 
 
-def _fence(fields: Mapping[str, Any], attempt: int, steps: int) -> int:
-    """Return the fence; a new one when someone else has changed the native counter."""
-    fence = _count(fields, "fence", max(attempt - 1, 0))
-    return fence if steps == 0 else fence + max(steps, 1)
-
-
-def _read(state: object) -> dict[str, Any]:
-    if isinstance(state, (str, bytes)):
-        state = _loads(state)
+def _read(written: object) -> dict[str, Any]:
+    """Return the fields of a header of our version."""
+    state = written
+    if isinstance(written, (str, bytes)):
+        try:
+            state = from_json(written)
+        except ValueError:
+            # The faster reader refuses lone surrogates, but an exception's message may hold some.
+            try:
+                state = json.loads(written)
+            except (ValueError, RecursionError) as error:
+                raise InvalidState(f"the ojs header is not JSON: {cut(str(error), 200)}") from None
     if not isinstance(state, dict):
         raise InvalidState(f"the ojs header must be a JSON object, not {type(state).__name__}")
     if nests_deeper(state, MAX_DEPTH):
@@ -322,58 +340,25 @@ def _read(state: object) -> dict[str, Any]:
     return state
 
 
-def _loads(text: str | bytes) -> object:
-    try:
-        return from_json(text)
-    except ValueError:
-        # The faster reader refuses lone surrogates, but an exception's message may hold some.
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidState(f"the ojs header is not JSON: {cut(str(error), 200)}") from None
-
-
-def _typed(fields: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
-    value = fields.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InvalidState(f"the ojs header's {name} must be {kind.__name__}, not {cut(repr(value), 80)}")
-    return value
-
-
-_COUNT = f"an integer from 0 to {MAX_COUNT}"
-
-
-def _count(fields: Mapping[str, Any], name: str, default: int) -> int:
-    value = _typed(fields, name, int, default)
-    if (count := count_of(value)) is None:
-        raise InvalidState(f"the ojs header's {name} must be {_COUNT}, not {cut(repr(value), 80)}")
-    return count
-
-
-def entries_of(fields: Mapping[str, Any]) -> list[ErrorEntry]:
-    """Return the error entries of a state, or of what has `errors` as it has; raises InvalidState.
+def entries_of(errors: Sequence[Any]) -> Sequence[ErrorEntry]:
+    """Return a history's entries; raises InvalidState for one that is no object.
 
     Lone surrogates, which an earlier version wrote, are spelt out: an encoder may refuse them.
     """
-    entries: list[ErrorEntry] = _typed(fields, "errors", list, [])
-    for entry in entries:
+    for entry in errors:
         if not isinstance(entry, dict):
             raise InvalidState(f"the ojs header's errors must hold objects, not {cut(repr(entry), 80)}")
     try:
-        to_json(entries)
+        to_json(errors)
     except ValueError:
-        entries = json.loads(sound_json(json.dumps(entries)))
-    return entries
+        errors = json.loads(sound_json(json.dumps(errors)))
+    return errors
 
 
 def _time(fields: Mapping[str, Any], name: str) -> datetime | None:
-    text = _typed(fields, name, str, None)
-    if text is None:
-        return None
+    text = fields.get(name)
     try:
-        return parse_time(text)
+        return None if text is None else parse_time(text)
     except ValueError:
         raise InvalidState(f"the ojs header's {name} is no timestamp: {cut(repr(text), 80)}") from None
 

@@ -501,7 +501,7 @@ def test_any_encoder_takes_the_errors_of_the_version_before(encoder: str) -> Non
         (entry,) = decode(written, Job("j", "t", "q", 2)).errors
         assert (entry["message"], entry["details"]) == ("caf\\udce9", {"a": ["caf\\udce9"]})
         assert ENCODERS[encoder](entry)
-        assert entries_of(state) == [entry]
+        assert entries_of(state["errors"]) == [entry]
 
 
 def test_what_is_spelt_out() -> None:
