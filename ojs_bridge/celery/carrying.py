@@ -196,7 +196,9 @@ class Conclusion:
             return
         header = self._engine.last_header(ended.job)
         state = {} if header is None else {HEADER: header.text}
-        sending.bury(self._task.app, self._delivery.wire, {"retries": ended.job.attempt, **state})
+        wire, changes = self._delivery.wire, {"retries": ended.job.attempt, **state}
+        if not sending.is_buried(self._engine, self._task.app, wire, changes, can_wait=self.can_wait):
+            vars(self._shown)[sending.REJECTED] = True
 
     def _asked_for(self) -> tuple[Wire, Mapping[str, Any]]:
         """Return the message and the options of its route, as the retry changes them."""

@@ -159,7 +159,8 @@ class _AsItCame(Outlet):
     def dead_letter(self, ended: Ended, *, in_store: bool) -> None:  # noqa: ARG002 - as the engine calls it
         """Put a message that the store does not have into its queue's own dead queue."""
         if not in_store:
-            sending.bury(self._task.app, self._wire, {})
+            app = self._task.app
+            sending.is_buried(attach(app).engine, app, self._wire, {}, can_wait=self.can_wait)
 
     def prepare(self, onward: Onward) -> bool:  # noqa: ARG002 - as the engine calls it
         """Send nothing on: the job has ended."""

@@ -25,6 +25,7 @@ from .attach import attach
 from .execution import TaskRun
 from .holding import Hold, forget, hold
 from .results import count_in_chord
+from .sending import REJECTED
 from .wire import KEY, OUTCOME, carried, chain_of, known
 
 logger = logging.getLogger("ojs_bridge")
@@ -61,6 +62,8 @@ class OJSRequest(Request):  # type: ignore[misc]
         raised = _raised(exc_info)
         if isinstance(raised, Hold) and self._ojs_hold(raised):
             return None
+        if hasattr(raised, REJECTED):
+            self.reject(requeue=False)
         crash = None if return_ok or _is_over(self) else _crash(raised)
         if crash is None or self._ojs_settled or self._ojs_succeeded(crash):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
@@ -154,6 +157,8 @@ class OJSRequest(Request):  # type: ignore[misc]
         elif isinstance(signal, Retry):
             self._ojs_report_retry(signal, exc, exc_info)
         else:
+            if hasattr(signal, REJECTED):
+                self.reject(requeue=False)
             natively()
 
     def _ojs_judged(self, execution: TaskRun, exc: Exception, process: int | None) -> Exception:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from amqp.exceptions import AMQPError, FrameSyntaxError
 from celery import Celery
 from celery.app import amqp
 from kombu import pools
@@ -15,13 +19,22 @@ from kombu.connection import Connection
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import OperationalError
 
+from ..engine.engine import Engine
 from ..errors import Unroutable
+from ..messages import parameters_of
 from . import compat
 from .wire import DELAY_PREFIX, Wire, to_json
 
+logger = logging.getLogger("ojs_bridge")
+
 _OPTION = "confirm_publish"
-#: RabbitMQ's answers to a message that no queue takes: no such exchange or queue, or no route to one.
-_NO_QUEUE = (404, 312)
+#: RabbitMQ's answers where no queue takes a message: there is no such exchange or queue, no route to one, or
+#: no permission; and those to a declaration that is refused.
+_NO_QUEUE = (403, 404, 405, 406, 312, 540)
+#: The method that RabbitMQ names when it refuses a login.
+_LOGIN = (0, 0)
+#: The attribute of a job's error that has the worker reject its message, which no dead queue takes.
+REJECTED = "ojs_rejected"
 #: The attribute in which an app keeps the connection for confirmed publishing.
 _CONNECTION = "_ojs_confirmed"
 #: The options of `apply_async` that say where a message goes; the priority is among them in older records.
@@ -197,7 +210,8 @@ def out_of_reach(app: Celery) -> tuple[type[Exception], ...]:
 def told_of_outages(producer: Any) -> Iterator[None]:
     """Raise OperationalError for a channel that an outage has closed, and drop the channel.
 
-    Raises Unroutable, and drops the channel, which has an unread answer, for a message that no queue takes.
+    Raises Unroutable, and drops the channel, which has an unread answer or is closed, for a message that no
+    queue takes.
     """
     try:
         yield
@@ -207,10 +221,18 @@ def told_of_outages(producer: Any) -> Iterator[None]:
         compat.close(compat.producer_connection(producer))()
         raise OperationalError("the channel to the broker was closed") from error
     except Exception as error:
-        if getattr(error, "reply_code", None) not in _NO_QUEUE:
+        if not _tells_of_no_queue(error):
             raise
         compat.close(compat.producer_connection(producer))()
         raise Unroutable(str(error)) from error
+
+
+def _tells_of_no_queue(error: Exception) -> bool:
+    """Return whether a broker has refused a message or its queue; a refused login is an outage."""
+    if isinstance(error, AMQPError):
+        return error.reply_code in _NO_QUEUE and error.method_sig not in (None, _LOGIN)
+    # Redis-py need not be installed.
+    return type(error).__name__ == "NoPermissionError"
 
 
 def _sent_event(headers: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,7 +335,8 @@ def dead_name(queue: str) -> str:
 def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
     """Publish a message, with its final state, to its queue's own dead queue, `<queue>.dead`.
 
-    If there is none, it is declared with the type of the job's queue.
+    If there is none, it is declared with the type of the job's queue. Raises Unroutable if the broker refuses
+    that, FrameSyntaxError or struct.error for a name that is too long.
     """
     name = dead_name(wire.queue)
     headers, compression = _own_headers(wire)
@@ -342,6 +365,31 @@ def bury(app: Celery, wire: Wire, changes: Mapping[str, Any]) -> None:
         _send(app, send, route, queue=name)
     except Unroutable:
         _send(app, send, route, declares=True)
+
+
+def is_buried(engine: Engine, app: Celery, wire: Wire, changes: Mapping[str, Any], *, can_wait: bool) -> bool:
+    """Bury a message; False if there is no dead queue, and none may be declared.
+
+    The message then stands in the log: there may be no other place that keeps it. Raises the error if the
+    message `can_wait` for a store that is away, and may take its letter later.
+    """
+    try:
+        bury(app, wire, changes)
+    except (Unroutable, FrameSyntaxError, struct.error) as error:
+        if can_wait and not engine.store_answers():
+            raise
+        task, kept = app.tasks.get(wire.headers.get("task")), parked_message(wire, changes, {})
+        if engine.context.redactor:
+            names = parameters_of(task.run) if task else ()
+            kept, _ = engine.context.redactor.message({**kept, "parameters": names})
+        logger.critical(
+            "job %s (%s): its dead letter has no place, %s cannot be had: %s. Its message is rejected: only "
+            "a dead-letter exchange of its queue keeps it. This is the message: %s",
+            *(wire.headers.get("id"), wire.headers.get("task"), dead_name(wire.queue), error),
+            json.dumps(kept),
+        )
+        return False
+    return True
 
 
 def parked_message(wire: Wire, changes: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

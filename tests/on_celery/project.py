@@ -139,7 +139,8 @@ def queues_of(settings: Settings) -> list[Queue]:
     ]
     if not settings.quorum:
         direct = Exchange(settings.queue, type="direct")
-        limited = settings.limit and {"x-max-length": settings.limit, "x-overflow": "reject-publish"}
+        rest = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": f"{settings.queue}.rest"}
+        limited = settings.limit and {"x-max-length": settings.limit, "x-overflow": "reject-publish", **rest}
         if settings.deliveries:
             limited = {"x-queue-type": "quorum", "x-delivery-limit": settings.deliveries}
         queues += [

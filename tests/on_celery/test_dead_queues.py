@@ -7,21 +7,25 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from amqp.exceptions import AccessRefused
 from celery import Celery
 from kombu import Exchange, Queue
 
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.attach import attach, task_policy
-from ojs_bridge.celery.sending import bury, publish
+from ojs_bridge.celery.sending import bury, is_buried, publish
 from ojs_bridge.celery.wire import Wire, carried, delivered, from_json
 from ojs_bridge.errors import Unreachable, Unroutable
 from ojs_bridge.rules.decision import RetryAt
 from ojs_bridge.rules.job import Job
-from tests.servers import eventually
+from tests.on_celery.fleet import Fleet
+from tests.servers import RabbitMQ, eventually
 
 KEEP = {"max_attempts": 2, "on_exhaustion": "dead_letter", "jitter": False}
 Apps = Callable[..., Celery]
@@ -278,3 +282,62 @@ def test_a_message_that_kombus_table_leads_nowhere_reaches_its_queue(valkey: Any
     publish(app, wire, {}, now)
     assert [one.headers["id"] for one in sent(app)] == [job, job]
     app.close()
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    """The URL of a RabbitMQ whose user may declare every queue but those that end with `.dead`."""
+    with RabbitMQ(default_permissions='[<<"^(?!.*[.]dead$)">>, <<".*">>, <<".*">>]') as server:
+        yield server.url
+
+
+@pytest.mark.parametrize("acks_late", [True, False], ids=["late", "early"])
+def test_a_dead_letter_without_a_place_is_celerys_own_end(
+    separate: Callable[..., Fleet], guarded: str, acks_late: bool
+) -> None:
+    """It waits for nobody: the failure is shown, the log has the message, a dead-letter exchange gets it."""
+    fleet = separate(broker=guarded, store=None, limit=99, acks_late=acks_late)
+    rest = Queue(f"{fleet.settings.queue}.rest")
+    with fleet.app.connection_for_write() as connection:
+        rest(connection.default_channel).declare()
+    fleet.start("-c", "1").await_ready()
+    ends = {"kept": "OSError('down')", "killed": "sigkill()", "unpicklable": "Unpicklable('what')"}
+    once = {"max_attempts": 1}
+    jobs = {name: fleet.send("act_kept", end, ojs_retry=once) for name, end in ends.items()}
+    unread = fleet.send("act_kept", "'ok'", headers={"timelimit": ["x", None]})
+    assert {name: fleet.end(job) for name, job in jobs.items()} == dict.fromkeys(ends, "FAILURE")
+    assert fleet.end(fleet.send("act_kept", "'ok'")) == "SUCCESS"
+    assert isinstance(jobs["kept"].result, OSError)
+    said = [line for line in fleet.worker.log.splitlines() if "its dead letter has no place" in line]
+    for job in (*jobs.values(), unread):
+        (line,) = (line for line in said if job.id in line)
+        assert "CRITICAL" in line
+        assert json.loads(line.partition("This is the message: ")[2])["headers"]["id"] == job.id
+    kept = {wire.headers["id"] for wire in sent(fleet.app, rest.name)}
+    assert kept == ({jobs["kept"].id, jobs["killed"].id, unread.id} if acks_late else {unread.id})
+    assert fleet.buried(fleet.settings.queue) == []
+
+
+def test_a_refusal_is_told_from_an_outage(valkey: Any, guarded: str, unique: str, tmp_path: Path) -> None:
+    """A login that is refused, or a store that is away, may be over soon: then the job waits."""
+
+    def keeps(url: str, queue: str = unique, **bridge: Any) -> bool:
+        app = Celery(broker=url, set_as_current=False)
+        install(app, Bridge(**bridge))
+        wire = Wire("[[], {}, {}]", "application/json", "utf-8", {"id": "j", "task": "t"}, queue=queue)
+        try:
+            return is_buried(attach(app).engine, app, wire, {}, can_wait=True)
+        finally:
+            app.close()
+
+    redis.Redis.from_url(valkey.url).acl_setuser(
+        unique, enabled=True, passwords=["+secret"], keys=[unique, "_kombu.*"], categories=["+@all"]
+    )
+    assert not keeps(valkey.url.replace("redis://", f"redis://{unique}:secret@"))
+    assert not keeps(guarded)
+    assert not keeps(guarded, store=f"sqlite:///{tmp_path}/ojs.db")
+    assert not keeps(guarded, queue="q" * 252)
+    with pytest.raises(Unroutable):
+        keeps(guarded, store="sqlite:////nowhere/at/all.db")
+    with pytest.raises(AccessRefused):
+        keeps(guarded.replace("guest:guest", "guest:other"))

@@ -26,13 +26,13 @@ def _memory() -> Path | None:
 class RabbitMQ(Server):
     """RabbitMQ that shares neither node, cookie, port mapper nor folder with the system's.
 
-    Options are the numbers of its Erlang application.
+    Options are settings of its Erlang application, a text as Erlang writes it.
     """
 
     # Its queues stand still with its disk, and a test could not tell that from a retry that comes late.
     place = _memory()
 
-    def __init__(self, **options: int) -> None:
+    def __init__(self, **options: int | str) -> None:
         super().__init__()
         self._options = options
         self._mapper_port = free_port()
