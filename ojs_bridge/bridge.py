@@ -13,10 +13,11 @@ from .engine.history import History
 from .engine.redaction import Redaction, Redactor
 from .engine.scheduler import Chore, Scheduler
 from .engine.storage_retry import INSISTING, POLLING, Insistence, StorageRetry
+from .operations.audit import Audit, Marks
 from .operations.broker_letters import BrokerLetters
 from .operations.bulk import Operations
 from .operations.dead_letters import DeadLetters
-from .operations.health import BEAT, Beat
+from .operations.health import BEAT, Beat, Probe
 from .operations.indexing import PERIOD as INDEX_PERIOD
 from .operations.indexing import Indexing
 from .operations.letters import needed
@@ -133,6 +134,9 @@ class Bridge:
         self.broker_letters = BrokerLetters(context)
         self.retries = ParkedRetries(context)
         self.operations = Operations(context, self.dead_letters, self.retries)
+        self.audit = Audit(context)
+        self.marks = Marks(context)
+        self.health = Probe(context)
 
     def _now(self) -> datetime:
         return datetime.now(timezone.utc)

@@ -29,7 +29,7 @@ def audit(
 ) -> None:
     """List who did what in the last 180 days, newest first; if there is more, a cursor goes to stderr."""
     after = time_from("since", since, place.bridge.engine.now())
-    read = partial(place.bridge.operations.audit.list, since=after, who=who, action=action)
+    read = partial(place.bridge.audit.list, since=after, who=who, action=action)
     page = read(limit=limit, cursor=cursor)
     if as_json:
         for record in page.records:
@@ -52,7 +52,7 @@ def mark(
 ) -> None:
     """Mark a moment, such as a deploy, on the charts of the page."""
     when = time_from("at", at, place.bridge.engine.now())
-    made = place.bridge.operations.marks.add(text, at=when)
+    made = place.bridge.marks.add(text, at=when)
     answer(made.to_ojs(), f"{made.text}: marked at {time_of(made.at)} UTC", as_json=as_json)
 
 

@@ -23,7 +23,7 @@ def health(
     Exit codes: 0 all is well; 1 no worker was seen lately, or a retry is overdue; 3 the store or the broker
     is away.
     """
-    found = place.bridge.operations.health.check(timeout)
+    found = place.bridge.health.check(timeout)
     rows = ((name, check.status, check.message) for name, check in found.checks.items())
     answer(found.to_ojs(), table(("", "status", ""), rows), as_json=as_json)
     return {"away": OUT_OF_REACH, "degraded": INCOMPLETE}.get(found.status)

@@ -153,7 +153,7 @@ class Admin:
     @answers(ADMIN, "GET", "/admin/stats")
     def stats(self) -> AdminStats:
         """Count queues, workers, jobs and runs; a number that the store does not know is 0."""
-        facts = {name: check.facts for name, check in self._bridge.operations.health.check().checks.items()}
+        facts = {name: check.facts for name, check in self._bridge.health.check().checks.items()}
         day = _runs(self._bridge.rates())
         hour = _runs(self._bridge.rates(since=self._bridge.engine.now() - timedelta(hours=1)))
         failed = sum(hour[outcome] for outcome in _FAILED)

@@ -17,8 +17,8 @@ class Audit:
     """Serves the audit and the marks of a bridge."""
 
     def __init__(self, bridge: Bridge) -> None:
-        self._audit = bridge.operations.audit
-        self._marks = bridge.operations.marks
+        self._audit = bridge.audit
+        self._marks = bridge.marks
 
     @answers(AUDIT, "GET", "/audit")
     def list(self, query: AuditQuery) -> shapes.Records:

@@ -17,7 +17,7 @@ class Health:
     """Serves the health of a bridge's fleet."""
 
     def __init__(self, bridge: Bridge) -> None:
-        self._probe = bridge.operations.health
+        self._probe = bridge.health
 
     @answers(HEALTH, "GET", "/health")
     def get(self, request: Request) -> shapes.Health:

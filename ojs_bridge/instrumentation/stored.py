@@ -60,7 +60,7 @@ def text(bridge: Bridge) -> bytes:
 
 
 def _samples(bridge: Bridge) -> list[Sample]:
-    checks, now = bridge.operations.health.check().checks, bridge.engine.now()
+    checks, now = bridge.health.check().checks, bridge.engine.now()
     found = [*_of_brokers(checks, now)]
     if checks["store"].status != "ok":
         return [("ojs_store_up", (), 0.0), *found]

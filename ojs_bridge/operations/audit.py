@@ -1,4 +1,4 @@
-"""The audit: a record of each operator action, with its actor, its place, its subject and its outcome."""
+"""What operators did: the audit, their marks, and a Ctrl-C that waits for the end of a step."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
+from types import FrameType
 from typing import Any, Literal, TypeAlias
 
 from ..engine.context import Context
@@ -21,14 +24,13 @@ from ..errors import BridgeError, StoreError, Unpublishable
 from ..rules.job import format_time
 from ..rules.patterns import check_pattern, matches
 from ..store import Document, Store
-from .interrupts import uninterrupted
 from .letters import needed, page_size
 
 logger = logging.getLogger("ojs_bridge")
 
 Via: TypeAlias = Literal["code", "cli", "http"]
 
-KIND = "audit"
+KIND, MARK = "audit", "mark"
 #: How long the store keeps records.
 KEPT = timedelta(days=180)
 #: The most ids of a record, and the most characters of a text in it.
@@ -69,7 +71,7 @@ _ACTOR: ContextVar[Actor | None] = ContextVar("ojs_bridge_actor", default=None)
 
 @contextmanager
 def acting(actor: Actor) -> Iterator[None]:
-    """Have an actor do what this thread or task does within the block."""
+    """Name an actor for what this thread or task does within the block."""
     before = _ACTOR.set(actor)
     try:
         yield
@@ -78,7 +80,7 @@ def acting(actor: Actor) -> Iterator[None]:
 
 
 def give_reason(reason: str | None) -> None:
-    """Take note why the current actor acts, until the end of its `acting`."""
+    """Give the current actor a reason, until the end of its `acting`."""
     if reason:
         _ACTOR.set(replace(Actor.current(), reason=reason))
 
@@ -138,7 +140,7 @@ class Audit:
 
     @contextmanager
     def acting(self, name: str, *, reason: str = "") -> Iterator[None]:
-        """Have the actions within the block recorded under a name, and with a reason."""
+        """Record the actions within the block under a name, and with a reason."""
         with acting(replace(Actor.of_system(), name=name, reason=reason)):
             yield
 
@@ -239,6 +241,52 @@ class Audit:
         return needed(self._context.store, "the audit")
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment, its text, such as `v42`, and the name of the operator who wrote it."""
+
+    id: str
+    at: datetime
+    text: str
+    by: str
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the mark in JSON."""
+        return {**asdict(self), "at": format_time(self.at)}
+
+
+class Marks:
+    """The marks of one bridge. Its methods raise StoreError; without a store ConfigurationError."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._audit = Audit(context)
+
+    def add(self, text: str, *, at: datetime | None = None) -> Mark:
+        """Write a mark, for now or for another time; raises ValueError."""
+        text = text.strip()
+        if not 0 < len(text) <= MAX_TEXT:
+            raise ValueError(f"text: {len(text)} characters; there must be 1 to {MAX_TEXT}")
+        if at is not None and not at.tzinfo:
+            raise ValueError(f"at: {at!r} must be a time with a zone")
+        at = at or self._context.clock()
+        mark = Mark(f"mark-{secrets.token_hex(6)}", at, text, Actor.current().name)
+        store = self._store
+        with self._audit.recording("mark.add", mark=mark.id, text=text, at=format_time(at)):
+            store.write_document(Document(MARK, mark.id, at, {"text": text, "by": mark.by}))
+        return mark
+
+    def list(self, *, since: datetime | None = None, limit: int = 100) -> Sequence[Mark]:
+        """Return the newest marks, of `since` or later; raises ValueError for a limit outside 1 to 1000."""
+        found = self._store.list_documents(MARK, limit=page_size(limit), cursor=None).documents
+        marks = (Mark(one.id, one.at, str(one.body["text"]), str(one.body["by"])) for one in found)
+        return tuple(mark for mark in marks if since is None or mark.at >= since)
+
+    @property
+    def _store(self) -> Store:
+        return needed(self._context.store, "marks")
+
+
 def some(ids: Iterable[str]) -> dict[str, Any]:
     """Return ids as a record has them: the first twenty, and the number of all."""
     found = [*ids]
@@ -268,3 +316,45 @@ def _bounded(value: Any) -> Any:
 
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
+
+
+class _Hold:
+    """A handler of SIGINT that keeps the first signal for later."""
+
+    def __init__(self, before: Any) -> None:
+        self.before = before
+        self._held: tuple[int, FrameType | None] | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._held is None:
+            self._held = number, frame
+        else:
+            self._held = None
+            self.before(number, frame)
+
+    def release(self) -> None:
+        if self._held is not None:
+            self.before(*self._held)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold a Ctrl-C back until the end of the block or the decorated function; a second one strikes at once.
+
+    Python handles Ctrl-C in the main thread alone, so other threads need no hold. A process whose SIGINT has
+    no handler in Python ends at once, or ignores it, as before.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_held = isinstance(before, _Hold) or not callable(before)
+    if is_held or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    hold = _Hold(before)
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        # What the block calls may have set a handler of its own.
+        if signal.getsignal(signal.SIGINT) is hold:
+            signal.signal(signal.SIGINT, before)
+        hold.release()

@@ -19,8 +19,7 @@ from ..rules.failures import Failure
 from ..rules.job import ErrorEntry, Job, parse_time
 from ..rules.policy import RetryPolicy
 from ..store import Letter, LetterFilter, Page, index_text, matches, to_ms
-from .audit import Audit, some
-from .interrupts import uninterrupted
+from .audit import Audit, some, uninterrupted
 from .letters import Kind, page_size, says, shown, wanted
 from .replaying import Changes, Sender, changed, job_of, override_of
 

@@ -19,11 +19,10 @@ from typing_extensions import Unpack
 from ..engine.context import Context
 from ..errors import NotResumable
 from ..store import Letter
-from .audit import Audit, some
+from .audit import Audit, Marks, some
 from .dead_letters import DeadLetters
 from .health import Probe
 from .letters import Kind, kind_to_json, page_size
-from .marks import Marks
 from .operation import ON_RETRIES, RECORDED, Action, Ledger, Operation, State, check
 from .parked_retries import ParkedRetries, is_plain
 from .replaying import changed
@@ -48,12 +47,9 @@ class Operations:
     def __init__(self, context: Context, letters: DeadLetters, retries: ParkedRetries) -> None:
         self._context, self._ledger = context, Ledger(context)
         self.letters, self.retries = letters, retries
-        #: The records of who did what.
-        self.audit = Audit(context)
-        #: Moments such as deploys.
-        self.marks = Marks(context)
-        #: The health of the fleet.
-        self.health = Probe(context)
+        self._audit = Audit(context)
+        #: Aliases of `bridge.audit`, `bridge.marks` and `bridge.health`.
+        self.audit, self.marks, self.health = self._audit, Marks(context), Probe(context)
 
     def begin(
         self,
@@ -99,7 +95,7 @@ class Operations:
         self._ledger.forget_older(operation)
         subject = {"filter": operation.kind} if ids is None else some(ids)
         subject |= {"operation": operation.id, "changes": changed(operation.override)}
-        with self.audit.recording(RECORDED[operation.action], **subject) as entry:
+        with self._audit.recording(RECORDED[operation.action], **subject) as entry:
             entry.outcome = operation.state
             operation = replace(operation, record=entry.id)
             if ids is not None:
@@ -116,7 +112,7 @@ class Operations:
         `stopped` one that is interrupted; these errors are raised. Raises NotResumable when another process
         has taken the operation up.
         """
-        running = Running(operation, self._ledger, self.audit, self.letters, self.retries, progress)
+        running = Running(operation, self._ledger, self._audit, self.letters, self.retries, progress)
         return self._ledger.with_jobs([running.to_its_end()])[0]
 
     def get(self, operation_id: str) -> Operation:
@@ -132,7 +128,7 @@ class Operations:
         found = self.get(operation_id)
         if found.has_ended and found.state != "interrupted":
             return found
-        with self.audit.recording("operation.stop", operation=operation_id) as entry:
+        with self._audit.recording("operation.stop", operation=operation_id) as entry:
             found = self._stop(operation_id)
             entry.outcome = found.state
         return found
@@ -147,7 +143,7 @@ class Operations:
             if self._ledger.save(asked):
                 if state == "stopped":
                     # Nobody else ends the record of what its process has left.
-                    self.audit.end(found.record, state, found.succeeded - found.recorded)
+                    self._audit.end(found.record, state, found.succeeded - found.recorded)
                 return asked
 
     def resume(self, operation_id: str) -> Operation:
@@ -167,13 +163,13 @@ class Operations:
             recorded=found.succeeded,
             revision=found.revision + 1,
         )
-        with self.audit.recording("operation.resume", operation=operation_id) as entry:
+        with self._audit.recording("operation.resume", operation=operation_id) as entry:
             entry.outcome = resumed.state
             resumed = replace(resumed, record=entry.id)
             if not self._ledger.save(resumed):
                 raise NotResumable(f"operation {operation_id!r} was resumed by another process")
         if found.state == "interrupted":
-            self.audit.end(found.record, found.state, found.succeeded - found.recorded)
+            self._audit.end(found.record, found.state, found.succeeded - found.recorded)
         return resumed
 
     def died_again(

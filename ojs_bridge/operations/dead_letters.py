@@ -18,9 +18,8 @@ from ..errors import LetterNotFound, StoreError, Unstorable
 from ..rules.duration import format_duration
 from ..rules.job import Job, format_time
 from ..store import Letter, LetterFilter, Page, Stats, Store, letter_to_json
-from .audit import Audit, Entry, some
+from .audit import Audit, Entry, some, uninterrupted
 from .groups import Groups, times_of
-from .interrupts import uninterrupted
 from .letters import (
     CLAIM_SECONDS,
     LOOK_THROUGH,

@@ -13,7 +13,7 @@ from ..errors import Unreachable
 from ..rules.job import format_time
 from ..rules.patterns import matches
 from ..store import Parked, ParkedFilter, Store
-from .interrupts import uninterrupted
+from .audit import uninterrupted
 from .letters import MAX_PAGE, every_page
 
 

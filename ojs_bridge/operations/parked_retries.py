@@ -16,9 +16,8 @@ from ..engine.redaction import without
 from ..errors import RetryNotFound
 from ..rules.patterns import check_pattern, matches
 from ..store import Parked, ParkedFilter, ParkedPage, Store
-from .audit import Audit, some
+from .audit import Audit, some, uninterrupted
 from .draining import Drained, Draining
-from .interrupts import uninterrupted
 from .letters import LOOK_THROUGH, Kind, every_page, folded, needed, only_id, page_size, wanted
 from .replaying import MAX_TOLD, READ, Bulk
 

@@ -18,7 +18,7 @@ from ..messages import OWN_META
 from ..rules.job import Job, entries_of
 from ..rules.policy import AnyPartial, PartialPolicy, RetryPolicy, partial_to_ojs
 from ..store import Claimed, Letter, LetterFilter, Store
-from .interrupts import uninterrupted
+from .audit import uninterrupted
 from .letters import CLAIM_SECONDS, every_page, needed
 
 #: The most letters that a replay claims at a time.

@@ -17,7 +17,7 @@ from ..engine.scheduler import once_a_period
 from ..errors import ConfigurationError
 from ..rules.duration import read_duration
 from ..store import Document, Letter, LetterFilter, Store, letter_to_json, to_ms
-from . import audit, health, marks
+from . import audit, health
 from .letters import CLAIM_SECONDS
 
 #: The most letters that are pruned at a time, and the time between two prunings.
@@ -29,7 +29,7 @@ KIND, TOLD, NEARLY_FULL = "retention", timedelta(days=1), 0.9
 _GROUPS, _NAMED = 200, 3
 #: How long the first death of a group without letters is kept, and records of these kinds.
 GROUPS_KEPT = timedelta(days=365)
-RECORDS = {audit.KIND: audit.KEPT, marks.KIND: audit.KEPT, health.KIND: health.KEPT, KIND: TOLD}
+RECORDS = {audit.KIND: audit.KEPT, audit.MARK: audit.KEPT, health.KIND: health.KEPT, KIND: TOLD}
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -10,9 +10,8 @@ from typing import Protocol, TypeVar, cast
 
 from ..errors import NotResumable, StoreError, Unreachable
 from ..rules.job import Job, parse_time
-from .audit import Audit
+from .audit import Audit, uninterrupted
 from .dead_letters import DeadLetters
-from .interrupts import uninterrupted
 from .letters import Kind
 from .operation import Ledger, Operation, State
 from .parked_retries import ParkedRetries

@@ -258,7 +258,7 @@ def test_a_raw_export_of_an_app_that_redacts(folder: Path) -> None:
     assert (exported.code, "--raw" in exported.err, hidden.out) == (0, False, "")
     assert "4111-1111" in (folder / "raw.jsonl").read_text()
     assert (imported.code, imported.out) == (0, "1 dead letter imported\n")
-    records = Bridge(f"sqlite:///{folder}/ojs.db").operations.audit.list(action="dead_letter.export").records
+    records = Bridge(f"sqlite:///{folder}/ojs.db").audit.list(action="dead_letter.export").records
     assert [record.subject for record in records] == [{"filter": ANY, "raw": True}] * 2
 
 

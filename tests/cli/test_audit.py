@@ -59,6 +59,6 @@ def test_a_mark(bridge: Bridge, store: str) -> None:
     ran = run("mark", "v42", store=store, SUDO_USER="bob")
     assert (ran.code, ran.out.startswith("v42: marked at 20")) == (0, True)
     [old] = run("mark", "v41", "--at", "2h", "--json", store=store).json
-    assert [mark.text for mark in bridge.operations.marks.list()] == ["v42", "v41"]
-    assert (bridge.operations.marks.list()[0].by, old["text"]) == ("bob", "v41")
+    assert [mark.text for mark in bridge.marks.list()] == ["v42", "v41"]
+    assert (bridge.marks.list()[0].by, old["text"]) == ("bob", "v41")
     assert run("mark", "", store=store).code == 2

@@ -56,7 +56,7 @@ def test_a_killed_fleet_is_missed_and_a_stopped_one_is_not(
     fleet = made(kind, visibility=5)
 
     def workers() -> Check:
-        return fleet.bridge.operations.health.check(30).checks["workers"]
+        return fleet.bridge.health.check(30).checks["workers"]
 
     def is_served() -> bool:
         rows = [row for row in workers().facts["queues"] if row["queue"] == fleet.queue]

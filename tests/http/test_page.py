@@ -760,7 +760,7 @@ def test_rates(browser: Browser, tmp_path: Path) -> None:
     }
     for (type_, outcome), count in told.items():
         record(store, [Rate(hour + timedelta(minutes=7), type_, "q", outcome, (count, *empty))])
-    bridge.operations.marks.add("v42", at=hour + timedelta(minutes=30))
+    bridge.marks.add("v42", at=hour + timedelta(minutes=30))
     with listening(app_for(bridge, open_to_all=True)) as address:
         page = browser.new_page()
         page.goto(f"{address}#rates")
@@ -924,7 +924,7 @@ def test_who_did_what(browser: Browser, door: Door) -> None:
         expect(page.get_by_label("Action", exact=True)).to_have_value("nothing.*")
         page.get_by_role("button", name="Clear").click()
         expect(records.nth(1)).to_contain_text("ticket 12")
-        with bridge.operations.audit.acting("bob"):
+        with bridge.audit.acting("bob"):
             bridge.dead_letters.purge(queue="why", confirm=True)
         expect(records.nth(0)).to_contain_text("bob")
         assert page.title() == "Dead letters"

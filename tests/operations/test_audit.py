@@ -39,7 +39,7 @@ def small(tmp_path: Path) -> Iterator[Lives]:
 
 
 def records(bridge: Bridge, **kind: Any) -> list[Record]:
-    return [*bridge.operations.audit.list(**kind).records]
+    return [*bridge.audit.list(**kind).records]
 
 
 def told(record: Record) -> tuple[Any, ...]:
@@ -162,7 +162,7 @@ def test_the_system_knows_the_user_of_code(small: Lives, monkeypatch: pytest.Mon
     monkeypatch.setenv("LOGNAME", "root")
     monkeypatch.setenv("SUDO_USER", "bob")
     bridge.dead_letters.delete("j-0")
-    with bridge.operations.audit.acting("nightly", reason="too old"):
+    with bridge.audit.acting("nightly", reason="too old"):
         bridge.dead_letters.delete("j-1")
     nightly, bob = records(bridge)
     assert (bob.who, bob.via, bob.address.partition("@")[0], bob.reason) == ("bob", "code", "root", "")
@@ -189,7 +189,7 @@ def test_filters_and_pages(fleet: Lives) -> None:
             bridge.dead_letters.purge(queue=f"q-{n}", confirm=True)
     found, cursor = list[Record](), None
     while True:
-        page = bridge.operations.audit.list(who="ann@*", limit=3, cursor=cursor)
+        page = bridge.audit.list(who="ann@*", limit=3, cursor=cursor)
         found += page.records
         cursor = page.next_cursor
         if cursor is None:
@@ -201,7 +201,7 @@ def test_filters_and_pages(fleet: Lives) -> None:
     assert len(records(bridge, action="dead_letter.*", limit=1)) == 1
     for wrong in ({"limit": 0}, {"who": ""}, {"cursor": "x"}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            bridge.operations.audit.list(**wrong)  # type: ignore[arg-type]
+            bridge.audit.list(**wrong)  # type: ignore[arg-type]
 
 
 def test_an_action_does_not_wait_for_its_record(
@@ -225,7 +225,7 @@ def test_an_action_does_not_wait_for_its_record(
 
 def test_long_texts_are_cut(small: Lives) -> None:
     bridge, _ = small
-    with bridge.operations.audit.acting("x" * 2000, reason="y" * 2000):
+    with bridge.audit.acting("x" * 2000, reason="y" * 2000):
         bridge.dead_letters.purge(text="z" * 2000, confirm=True)
     [record] = records(bridge)
     assert {len(record.who), len(record.reason), len(record.subject["filter"]["text"])} == {1001}
@@ -233,7 +233,7 @@ def test_long_texts_are_cut(small: Lives) -> None:
 
 def test_long_ids_are_cut(small: Lives) -> None:
     bridge, _ = small
-    with bridge.operations.audit.recording("a.b", **some(["x" * 10**6])):
+    with bridge.audit.recording("a.b", **some(["x" * 10**6])):
         pass
     [record] = records(bridge)
     assert [len(each) for each in record.subject["ids"]] == [1001]
@@ -245,7 +245,7 @@ def test_a_filter_that_matches_little_asks_the_store_little(
     """The pages have each record once, also where a page of the store has more than are asked for."""
     bridge, _ = small
     for n in range(300):
-        with acting(ANN if n % 29 == 0 else BOB), bridge.operations.audit.recording("a.b", n=n):
+        with acting(ANN if n % 29 == 0 else BOB), bridge.audit.recording("a.b", n=n):
             pass
     asked, store = list[int](), bridge.store
     assert store is not None
@@ -253,7 +253,7 @@ def test_a_filter_that_matches_little_asks_the_store_little(
     monkeypatch.setattr(store, "list_documents", lambda *a, **k: asked.append(1) or usual(*a, **k))
     found, cursor, pages = list[int](), None, 0
     while cursor is not None or not pages:
-        page = bridge.operations.audit.list(who=ANN.name, limit=2, cursor=cursor)
+        page = bridge.audit.list(who=ANN.name, limit=2, cursor=cursor)
         found += [record.subject["n"] for record in page.records]
         cursor, pages = page.next_cursor, pages + 1
     assert found == [*range(290, -1, -29)]
@@ -275,7 +275,7 @@ def test_records_are_kept_for_half_a_year(small: Lives, monkeypatch: pytest.Monk
 def test_marks(fleet: Lives) -> None:
     """The newest mark comes first; each has its text, its time and its writer's name."""
     bridge, _ = fleet
-    marks = bridge.operations.marks
+    marks = bridge.marks
     now = bridge.engine.now()
     with acting(ANN):
         new = marks.add(" v42 ")
@@ -298,5 +298,5 @@ def test_an_action_that_breaks_off_tells_how_far_it_came(fleet: Lives) -> None:
     outbox.refuses["j-10"] = Unreachable("gone")
     with pytest.raises(Unreachable):
         bridge.dead_letters.retry_all(confirm=True)
-    [record] = bridge.operations.audit.list(action="dead_letter.replay").records
+    [record] = bridge.audit.list(action="dead_letter.replay").records
     assert (record.outcome, record.count) == ("failed", 10)

@@ -367,7 +367,7 @@ def test_the_numbers_of_the_audit_add_up(fleet: Lives, monkeypatch: Any) -> None
     bridge.operations.stop(second.id)
     monkeypatch.undo()
     assert bridge.operations.run(bridge.operations.resume(second.id)).succeeded == 30
-    records = [(r.action, r.outcome, r.count) for r in reversed(bridge.operations.audit.list().records)]
+    records = [(r.action, r.outcome, r.count) for r in reversed(bridge.audit.list().records)]
     assert records == [
         ("dead_letter.replay", "failed", 10),
         ("operation.resume", "failed", 7),

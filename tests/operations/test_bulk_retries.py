@@ -95,7 +95,7 @@ def test_many_run_now(bridge: Bridge) -> None:
     done = bridge.operations.run(begun)
     assert (done.state, done.matched, done.succeeded) == ("done", 5, 5)
     assert due(bridge) == {"late", "r-0", "r-2", "r-4", "r-6"}
-    [record] = bridge.operations.audit.list().records
+    [record] = bridge.audit.list().records
     assert (record.action, record.count, record.outcome) == ("retry.run", 5, "done")
 
 
@@ -157,7 +157,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
         "retries", "cancel", "--all", "--error-type", "auth.*", "--yes", "--reason", "ticket 12", store=url
     )
     assert (ran.code, ran.out) == (0, "5 retries cancelled\n")
-    assert bridge.operations.audit.list().records[0].reason == "ticket 12"
+    assert bridge.audit.list().records[0].reason == "ticket 12"
     for words in (["run"], ["cancel", "r-0", "--all"], ["run", "r-0", "--queue", "b"]):
         wrong = run("retries", *words, store=url)
         assert (wrong.code, "say which" in wrong.err) == (2, True)

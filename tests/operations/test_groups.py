@@ -78,7 +78,7 @@ def test_what_is_no_choice_of_groups(bridge: Bridge) -> None:
 def test_a_muted_group_is_left_out_until_it_is_asked_for(bridge: Bridge) -> None:
     """Its letters stay as they are."""
     groups = bridge.dead_letters.groups
-    with bridge.operations.audit.acting("ann"):
+    with bridge.audit.acting("ann"):
         mute = groups.mute(USER)
     assert names(groups.list()) == [GONE, NO]
     shown = groups.list(muted=True)
@@ -92,7 +92,7 @@ def test_a_muted_group_is_left_out_until_it_is_asked_for(bridge: Bridge) -> None
     groups.unmute(GONE)
     assert names(groups.list()) == [USER, GONE, NO]
     assert groups.mutes() == {}
-    actions = [record.action for record in bridge.operations.audit.list().records]
+    actions = [record.action for record in bridge.audit.list().records]
     assert actions == ["group.unmute", "group.mute", "group.mute"]
 
 

@@ -52,7 +52,7 @@ def silent() -> Iterator[int]:
 
 
 def statuses(bridge: Bridge, seconds: float = 30) -> dict[str, str]:
-    found = bridge.operations.health.check(seconds)
+    found = bridge.health.check(seconds)
     return {"all": found.status, **{name: check.status for name, check in found.checks.items()}}
 
 
@@ -77,7 +77,7 @@ def test_all_is_well(fleet: Lives) -> None:
     bridge.store.park(parked("soon", next_retry_at=now - timedelta(seconds=30)))
     assert statuses(bridge)["retries"] == "ok"
     bridge.store.park(parked("late", next_retry_at=now - timedelta(seconds=300)))
-    found = bridge.operations.health.check()
+    found = bridge.health.check()
     assert (found.status, found.checks["retries"].status) == ("degraded", "degraded")
     assert found.checks["retries"].message.startswith("the oldest is 30")
 
@@ -91,9 +91,9 @@ def test_workers_of_long_ago(fleet: Lives, monkeypatch: pytest.MonkeyPatch) -> N
         beat.tell()
         beat.tell()
     monkeypatch.setattr(health, "_PAGE", 2)
-    assert bridge.operations.health.check().checks["workers"].facts["seen"] == 3
+    assert bridge.health.check().checks["workers"].facts["seen"] == 3
     monkeypatch.setattr(health, "LATELY", timedelta(0))
-    assert bridge.operations.health.check().checks["workers"].status == "degraded"
+    assert bridge.health.check().checks["workers"].status == "degraded"
     monkeypatch.setattr(bridge.dead_letters, "_clock", lambda: bridge.engine.now() + health.KEPT)
     bridge.dead_letters.prune_once_a_period()
     assert bridge.store is not None
@@ -118,7 +118,7 @@ def test_a_framework_whose_workers_are_dead_is_missed(fleet: Lives) -> None:
     worker(bridge, "a:1", "dramatiq", "mail")
     worker(bridge, "a:2", "celery", "slow", "fast", ago=300)
     worker(bridge, "b:1", "celery", "slow", ago=3600)
-    found = bridge.operations.health.check()
+    found = bridge.health.check()
     assert (found.status, found.checks["workers"].status) == ("degraded", "degraded")
     facts = found.checks["workers"].facts
     assert (facts["seen"], facts["frameworks"]) == (1, {"celery": 0, "dramatiq": 1})
@@ -136,7 +136,7 @@ def test_a_queue_whose_workers_are_dead_is_missed(fleet: Lives) -> None:
     bridge, _ = fleet
     worker(bridge, "a:1", "celery", "fast")
     worker(bridge, "a:2", "celery", "slow", "fast", ago=300)
-    missed = bridge.operations.health.check().checks["workers"]
+    missed = bridge.health.check().checks["workers"]
     assert (missed.status, "celery, queue slow: none since 20" in missed.message) == ("degraded", True)
     worker(bridge, "b:1", "celery", "slow")
     assert statuses(bridge)["workers"] == "ok"
@@ -174,7 +174,7 @@ def test_a_worker_has_one_record_for_some_hours(fleet: Lives, monkeypatch: pytes
     monkeypatch.setattr(health, "RENEWED", timedelta(0))
     beat.tell()
     assert records() == 2
-    assert bridge.operations.health.check().checks["workers"].facts["seen"] == 1
+    assert bridge.health.check().checks["workers"].facts["seen"] == 1
 
 
 def test_a_worker_of_the_release_before_is_seen(fleet: Lives) -> None:
@@ -185,7 +185,7 @@ def test_a_worker_of_the_release_before_is_seen(fleet: Lives) -> None:
     for n in range(2):
         at = now - timedelta(seconds=30 * n)
         bridge.store.write_document(Document(health.KIND, f"a:1:{n}", at, {"name": "a:1"}))
-    workers = bridge.operations.health.check().checks["workers"]
+    workers = bridge.health.check().checks["workers"]
     assert (workers.status, workers.facts["seen"], workers.facts["frameworks"]) == ("ok", 1, {})
 
 
@@ -194,7 +194,7 @@ def test_a_backlog_that_no_worker_takes(fleet: Lives) -> None:
     bridge, outbox = fleet
     outbox.waiting = {"slow": 7, "fast": 2, "none": 0}
     worker(bridge, "a:1", "outbox", "slow")
-    backlog = bridge.operations.health.check().checks["backlog"]
+    backlog = bridge.health.check().checks["backlog"]
     assert (backlog.status, backlog.facts["depth"]) == ("degraded", 9)
     assert backlog.message == "9 wait; outbox, queue fast: 2 wait, and no worker takes them"
     worker(bridge, "a:2", "outbox", "fast")
@@ -212,7 +212,7 @@ def test_a_worker_whose_clock_goes_ahead(fleet: Lives, monkeypatch: pytest.Monke
         late = Context(bridge.store, lambda ahead=ahead: now + timedelta(seconds=ahead), *[None] * 4)  # type: ignore[arg-type]
         monkeypatch.setattr(health.os, "getpid", lambda ahead=ahead: ahead)
         Beat(late).tell()
-        assert bridge.operations.health.check().checks["workers"].facts["seen"] == seen
+        assert bridge.health.check().checks["workers"].facts["seen"] == seen
 
 
 def test_a_store_that_is_away(silent: int) -> None:
@@ -221,7 +221,7 @@ def test_a_store_that_is_away(silent: int) -> None:
         bridge, _ = bridge_with_outbox(f"redis://127.0.0.1:{port}")
         begun = time.monotonic()
         for _ in range(3):
-            found = bridge.operations.health.check(0.5)
+            found = bridge.health.check(0.5)
             assert (found.status, found.checks["store"].status) == ("away", "away")
             assert told in found.checks["store"].message
             assert found.checks["workers"].status == "unknown"
@@ -235,14 +235,14 @@ def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
     """Also where the store was of this version when the process began."""
     url = f"sqlite:///{tmp_path}/ojs.db"
     bridge = Bridge(url)
-    assert bridge.operations.health.check().checks["store"].message == "empty"
+    assert bridge.health.check().checks["store"].message == "empty"
     bridge.dead_letters.stats()
-    assert bridge.operations.health.check().checks["store"].facts == {"schema": 4}
+    assert bridge.health.check().checks["store"].facts == {"schema": 4}
     engine = sa.create_engine(url)
     with engine.begin() as connection:
         connection.execute(sa.text("UPDATE ojs_schema SET version = 99"))
     engine.dispose()
-    found = bridge.operations.health.check()
+    found = bridge.health.check()
     assert (found.status, found.checks["store"].status) == ("away", "away")
     assert "the store has schema 99" in found.checks["store"].message
 
@@ -250,16 +250,16 @@ def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
 def test_a_broker_that_is_away(fleet: Lives) -> None:
     bridge, outbox = fleet
     outbox.raises = ConnectionError("down")
-    found = bridge.operations.health.check()
+    found = bridge.health.check()
     assert (found.status, found.checks["broker"].message) == ("away", "down")
     since = found.checks["broker"].facts["away_since"]
-    assert bridge.operations.health.check().checks["broker"].facts["away_since"] == since
+    assert bridge.health.check().checks["broker"].facts["away_since"] == since
     outbox.raises = None
-    assert "away_since" not in bridge.operations.health.check().checks["broker"].facts
+    assert "away_since" not in bridge.health.check().checks["broker"].facts
     outbox.raises = ConnectionError("down")
-    assert bridge.operations.health.check().checks["broker"].facts["away_since"] > since
+    assert bridge.health.check().checks["broker"].facts["away_since"] > since
     bridge.engine.context.publishers["other"] = Outbox()
-    both = bridge.operations.health.check().checks["broker"]
+    both = bridge.health.check().checks["broker"]
     assert (both.status, both.message) == ("away", f"{FRAMEWORK}: down")
     assert both.facts["frameworks"] == {FRAMEWORK: "away", "other": "ok"}
     assert statuses(Bridge(bridge.store))["broker"] == "unknown"

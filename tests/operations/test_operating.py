@@ -489,7 +489,7 @@ def test_an_import_that_the_store_refuses_says_what_went_in(
     with pytest.raises(StoreError, match=r"no room.*; 4 of 7 letters were loaded, up to line 5$"):
         bridge.dead_letters.load(["", *lines])
     assert [x.id for x in bridge.dead_letters.list().letters] == ["j-3", "j-2", "j-1", "j-0"]
-    record = bridge.operations.audit.list().records[0]
+    record = bridge.audit.list().records[0]
     assert (record.outcome, record.count) == ("failed", 4)
     assert "up to line 5" in record.error
     run(url, "drop trigger refuse")
@@ -508,7 +508,7 @@ def test_a_letter_that_the_store_can_never_keep_is_named_by_its_line(postgres_st
     with pytest.raises(Unstorable, match=told):
         bridge.dead_letters.load(lines)
     assert [x.id for x in bridge.dead_letters.list().letters] == ["j-1", "j-0"]
-    assert bridge.operations.audit.list().records[0].count == 2
+    assert bridge.audit.list().records[0].count == 2
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"id": "x"}', "null"])

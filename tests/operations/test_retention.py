@@ -95,7 +95,7 @@ def test_a_fault_pushes_no_other_out(url: str, caplog: pytest.LogCaptureFixture)
         "28 dead letters were deleted, because there are more than max_count: "
         "28 of bad.deploy: external.timeout; an export keeps them, and so does Retention(archive=...)"
     )
-    [record] = bridge.operations.audit.list().records
+    [record] = bridge.audit.list().records
     assert (record.action, record.outcome, record.count) == ("dead_letter.prune", "done", 28)
     assert record.subject == {"limit": "max_count", "groups": {"bad.deploy: external.timeout": 28}}
     told = Bridge(url).dead_letters.stats().retention
