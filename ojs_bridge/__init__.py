@@ -24,8 +24,7 @@ from .errors import (
 )
 from .messages import Reading
 from .operations.operation import Operation
-from .operations.replay_rules import ReplayRule
-from .operations.replaying import Bulk
+from .operations.replaying import Bulk, ReplayRule
 from .operations.retention import Retention
 from .rules.backoff import Intervals, Jitter, Seeded
 from .rules.policy import PartialPolicy, RetryPolicy

@@ -23,8 +23,8 @@ from .operations.indexing import Indexing
 from .operations.letters import needed
 from .operations.parked_retries import ParkedRetries
 from .operations.rates import RateHistory, history
-from .operations.replay_rules import PERIOD as RULES_PERIOD
-from .operations.replay_rules import ReplayRule, checked
+from .operations.replaying import PERIOD as RULES_PERIOD
+from .operations.replaying import ReplayRule, checked
 from .operations.retention import PERIOD as PRUNE_PERIOD
 from .operations.retention import Retention
 from .rules.failures import Mapped

@@ -35,14 +35,14 @@ WALKS = {
     "Dramatiq: a failing run, parked": Figures(43, 211, 195),  # 24, 110
     "Dramatiq: a success": Figures(32, 103, 84),
     "Dramatiq: an actor's policy": Figures(11, 36, 17),  # 6, 18
-    "HTTP: a replay": Figures(37, 135, 167),  # 22, 80
+    "HTTP: a replay": Figures(36, 135, 165),  # 22, 80
 }
 #: The most of each size today, and the goal.
 SIZES = {
     "files in celery": 26,  # 16
     "files in dramatiq": 22,  # 14
-    "files": 210,  # 150
-    "lines of code": 20_215,  # 16,500
+    "files": 200,  # 150
+    "lines of code": 20_199,  # 16,500
     "private functions of up to three lines that are called once": 92,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

@@ -14,16 +14,14 @@ from typer import Option
 from ..errors import ConfigurationError
 from . import __doc__ as about
 from . import (
-    audit,
     dead_letters,
+    fleet,
     groups,
-    health,
     operations,
     plan,
     policy,
     replays,
     retries,
-    watching,
 )
 from .commands import command, group_of
 from .finding import CELERY_APP, Place
@@ -41,14 +39,13 @@ program.info.epilog = " ".join(_EXIT_CODES.split())
 for module in _GROUPS:
     program.add_typer(module.group, epilog=program.info.epilog)
 command(dead_letters.group, "replay", changes=True)(replays.replay)
-command(dead_letters.group, "watch")(watching.watch)
 command(dead_letters.group, "groups")(groups.groups)
 command(dead_letters.group, "mute", changes=True)(groups.mute)
 command(dead_letters.group, "unmute", changes=True)(groups.unmute)
 command(program, "plan")(plan.plan)
-command(program, "audit")(audit.audit)
-command(program, "mark")(audit.mark)
-command(program, "health")(health.health)
+command(program, "audit")(fleet.audit)
+command(program, "mark")(fleet.mark)
+command(program, "health")(fleet.health)
 
 
 def _show_version(wanted: bool) -> None:

@@ -9,8 +9,8 @@ from typing import Annotated, TypeAlias
 
 from typer import Argument, Option
 
-from ..operations.draining import Drained
 from ..operations.operation import Action
+from ..operations.parked_retries import Drained
 from ..rules.policy import attempts_told
 from ..store import Parked
 from .commands import (

@@ -24,13 +24,10 @@ from ..operations.letters import needed
 from . import openapi
 from .admin import ADMIN, MANIFEST, Admin
 from .answers import Door, Refusal, raise_refusal
-from .audit import AUDIT, Audit
-from .groups import GROUPS, Groups
+from .fleet import FLEET, Fleet
 from .guarding import Access, Guard, UserOf, access_at, tokens_of
-from .health import HEALTH, Health
 from .letters import LETTERS, Letters
 from .operations import OPERATIONS, Operations
-from .rates import RATES, Rates
 from .requests import Asked, read_query
 from .retries import RETRIES, Retries
 
@@ -85,13 +82,10 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
     letters, retries = Letters(bridge), Retries(bridge)
     operations, admin = Operations(bridge, letters.changed), Admin(bridge, letters)
     api = [
-        *(operation.route(Groups(bridge)) for operation in GROUPS),
         *(operation.route(letters) for operation in LETTERS),
         *(operation.route(retries) for operation in RETRIES),
         *(operation.route(operations) for operation in OPERATIONS),
-        *(operation.route(Audit(bridge)) for operation in AUDIT),
-        *(operation.route(Health(bridge)) for operation in HEALTH),
-        *(operation.route(Rates(bridge)) for operation in RATES),
+        *(operation.route(Fleet(bridge)) for operation in FLEET),
         *(operation.route(admin) for operation in ADMIN),
         openapi.route(),
     ]

@@ -1,4 +1,4 @@
-"""The routes of dead letters: list, get, replay, delete, replay and purge many, stats (spec dlq 10)."""
+"""The routes of dead letters and their groups: list, get, replay, delete, mute, stats (spec dlq 10)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..errors import LetterNotFound
 from ..operations.letters import Kind
 from ..operations.operation import Action
 from ..operations.replaying import Bulk
+from ..rules.fingerprint import is_fingerprint
 from ..rules.job import Job, format_time
 from ..rules.policy import RetryPolicy
 from ..store import Letter, Page
@@ -27,7 +28,9 @@ from .requests import (
     Asked,
     Counted,
     Filter,
+    GroupsQuery,
     LettersQuery,
+    MuteBody,
     Older,
     OlderQuery,
     Purge,
@@ -133,6 +136,26 @@ class Letters:
             request, action, lambda progress: act(confirm=True, progress=progress)
         )
 
+    @answers(LETTERS, "GET", "/dead-letter/groups")
+    def groups(self, query: GroupsQuery) -> shapes.Groups:
+        """List dead letters by their faults."""
+        start, limit = int(query.cursor or 0), query.limit
+        choice = {"order": query.order, "muted": query.muted, "limit": limit + 1, "offset": start}
+        found = self._letters.groups.list(**choice, **query.kind())  # type: ignore[arg-type]
+        groups = [cast(shapes.Group, group.to_ojs()) for group in found[:limit]]
+        return {"groups": groups, "next_cursor": str(start + limit) if len(found) > limit else None}
+
+    @answers(LETTERS, "POST", "/dead-letter/groups/{id}/mute")
+    def mute(self, job_id: str, body: MuteBody) -> shapes.Mute:
+        """Leave a group out of the list, until it has twice as many deaths; its letters stay."""
+        return cast(shapes.Mute, self._letters.groups.mute(_checked(job_id), until=body.until).to_ojs())
+
+    @answers(LETTERS, "DELETE", "/dead-letter/groups/{id}/mute")
+    def unmute(self, job_id: str) -> shapes.Unmuted:
+        """Take a mute back."""
+        self._letters.groups.unmute(_checked(job_id))
+        return {"muted": False, "fingerprint": job_id}
+
     @answers(LETTERS, "POST", "/admin/jobs/{id}/retry")
     @answers(LETTERS, "POST", "/admin/dead-letter/{id}/retry")
     @answers(LETTERS, "POST", "/dead-letter/{id}/retry")
@@ -196,3 +219,9 @@ def _schedule(letter: Letter) -> list[float]:
     policy = RetryPolicy.merge(letter.policy, {"jitter": False})
     retries = range(1, min(policy.runs, SCHEDULED + 1)) if letter.policy else ()
     return [policy.delay(n) for n in retries]
+
+
+def _checked(fingerprint: str) -> str:
+    if not is_fingerprint(fingerprint):
+        raise not_found("group", fingerprint)
+    return fingerprint

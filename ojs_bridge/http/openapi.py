@@ -14,13 +14,10 @@ from starlette.routing import Route
 from . import shapes
 from .admin import ADMIN, MANIFEST
 from .answers import Answer
-from .audit import AUDIT
 from .bulk import LINES
-from .groups import GROUPS
-from .health import HEALTH
+from .fleet import FLEET
 from .letters import LETTERS
 from .operations import OPERATIONS
-from .rates import RATES
 from .requests import JSON_TYPES, Asked, read_query
 from .retries import RETRIES
 from .routes import Operation
@@ -76,7 +73,7 @@ def document(root: str = "") -> Schema:
 @cache
 def _described() -> tuple[Schema, Schema]:
     """Return the paths, and the schemas that they refer to."""
-    operations = [*GROUPS, *LETTERS, *RETRIES, *OPERATIONS, *AUDIT, *HEALTH, *RATES, *ADMIN, *MANIFEST]
+    operations = [*LETTERS, *RETRIES, *OPERATIONS, *FLEET, *ADMIN, *MANIFEST]
     shapes_of: list[tuple[Any, Mode]] = [(operation.answer, "serialization") for operation in operations]
     shapes_of += [
         (operation.model("body"), "validation") for operation in operations if operation.method == "POST"

@@ -40,8 +40,7 @@ from .letters import (
     untold,
     wanted,
 )
-from .replay_rules import ReplayRule, Rules
-from .replaying import READ, Bulk, Changes, Replayer, changed, job_of, override_of
+from .replaying import READ, Bulk, Changes, Replayer, ReplayRule, Rules, changed, job_of, override_of
 from .retention import PERIOD, Pruner, Retention
 from .retention import told as retention_told
 

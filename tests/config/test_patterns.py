@@ -19,7 +19,7 @@ from ojs_bridge.config.policies import Policies
 from ojs_bridge.dramatiq import OJSRetries
 from ojs_bridge.engine.canary import Canary
 from ojs_bridge.migration.plan import Planned, planned
-from ojs_bridge.operations.replay_rules import ReplayRule
+from ojs_bridge.operations.replaying import ReplayRule
 from ojs_bridge.rules.failures import Failure
 from ojs_bridge.rules.patterns import matches
 from tests.cli.running import run

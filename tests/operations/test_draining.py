@@ -13,7 +13,7 @@ import pytest
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.engine.scheduler import CLAIM
 from ojs_bridge.errors import Unpublishable, Unreachable
-from ojs_bridge.operations.draining import Drained
+from ojs_bridge.operations.parked_retries import Drained
 from ojs_bridge.rules.job import format_time
 from ojs_bridge.store import Parked, Store
 from tests.lives import FRAMEWORK, Outbox

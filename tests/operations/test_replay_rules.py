@@ -11,7 +11,7 @@ import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, ReplayRule
 from ojs_bridge.instrumentation.measuring import REPLAYED, of_event
-from ojs_bridge.operations.replay_rules import PERIOD
+from ojs_bridge.operations.replaying import PERIOD
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import eventually
 from tests.store.test_store import entry, letter

@@ -1,4 +1,4 @@
-"""`ojs-bridge audit`: who did what; and `ojs-bridge mark`: moments such as deploys."""
+"""`ojs-bridge health`, `audit` (who did what) and `mark` (moments such as deploys)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,28 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..operations.audit import Record
-from .commands import AsJson, Cursor, Limit
+from ..operations.health import SECONDS
+from .commands import INCOMPLETE, OUT_OF_REACH, AsJson, Cursor, Limit
 from .finding import Place
 from .letters import WHEN, time_from
 from .printing import answer, say, show, show_json, table, time_of
+
+
+def health(
+    *,
+    place: Place,
+    timeout: Annotated[float, Option(min=0.1, help="The seconds to wait for answers.")] = SECONDS,
+    as_json: AsJson = False,
+) -> int | None:
+    """Tell whether store and, with --app, broker answer, workers were seen lately, and no retry is overdue.
+
+    Exit codes: 0 all is well; 1 no worker was seen lately, or a retry is overdue; 3 the store or the broker
+    is away.
+    """
+    found = place.bridge.health.check(timeout)
+    rows = ((name, check.status, check.message) for name, check in found.checks.items())
+    answer(found.to_ojs(), table(("", "status", ""), rows), as_json=as_json)
+    return {"away": OUT_OF_REACH, "degraded": INCOMPLETE}.get(found.status)
 
 
 def audit(
