@@ -12,7 +12,7 @@ from .engine.events import Dispatcher, Listener
 from .engine.history import History
 from .engine.redaction import Redaction, Redactor
 from .engine.scheduler import Chore, Scheduler
-from .engine.storage_retry import INSISTING, POLLING, Insistence, StorageRetry
+from .engine.storage_retry import INSISTING, POLLING, StorageRetry
 from .operations.audit import Audit, Marks
 from .operations.broker_letters import BrokerLetters
 from .operations.bulk import Operations
@@ -103,7 +103,7 @@ class Bridge:
             settings.store,
             self._now,
             History(settings.store, settings.history, settings.header_budget),
-            Insistence(storage_retry),
+            storage_retry,
             Dispatcher(settings.listeners),
             Redactor(redact),
         )

@@ -157,14 +157,14 @@ class Conclusion:
         wire, options = self._asked_for()
         # Nobody is told of a postponement: Celery itself would hold the message.
         told = onward.decision is not None
-        self._engine.context.insist(
+        self._engine.context.storage_retry.run(
             lambda: sending.publish(
                 *(self._task.app, wire, self._headers, self._engine.now()),
                 due=onward.at,
                 options=options,
                 told=told,
             ),
-            self.unreachable,
+            retry_on=self.unreachable,
         )
 
     def kept(self, onward: Onward | None) -> dict[str, Any]:

@@ -287,7 +287,7 @@ class Execution:
         # A crash between two steps would leave two messages of one job, which only a store tells apart.
         swaps = self._engine.store is None and is_redis(self._broker)
         with replacing(self._proxy) if swaps else nullcontext():
-            self._engine.context.insist(enqueue, outages())
+            self._engine.context.storage_retry.run(enqueue, retry_on=outages())
 
     def _finish(self, ended: Ended, settlement: Settlement) -> None:
         """Mark the message failed, so that results, pipelines and other middleware see the end of the job."""

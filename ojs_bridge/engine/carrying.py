@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from typing_extensions import assert_never
 
@@ -26,8 +26,11 @@ from .ports import Ended, Onward, Outlet
 from .rates import Rates
 from .reservations import Reservations, TakenOver, was_lost
 from .runs import Postpone, Refuse, Run
+from .storage_retry import at_once
 
 logger = logging.getLogger("ojs_bridge")
+
+T = TypeVar("T")
 
 #: The kinds of brokers that only tests use, and after how many seconds a test has waited for long.
 IN_MEMORY = frozenset({"memory", "stub"})
@@ -59,7 +62,7 @@ class Carrying:
         self._surely_held = reservation.total_seconds()
         self._rates = Rates(context.store, context.clock, park_after) if context.store else None
         self._reservations = Reservations(
-            context.store, context.insistence, reservation, context.clock, fail_open=fail_open
+            context.store, context.storage_retry, reservation, context.clock, fail_open=fail_open
         )
 
     def carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet) -> None:
@@ -205,13 +208,13 @@ class Carrying:
         store, policy = self._needed(), begun.policy if isinstance(begun, Run) else RetryPolicy()
         errors = self.context.history.whole(job)
         letter = letter_of(job, decision, policy, framework, message, errors, at=self.now())
-        earlier = self.context.insist(lambda: store.get(letter.id))
+        earlier = self.context.storage_retry.run(store.get, letter.id)
         if earlier is None or earlier.failed_first_at == letter.failed_first_at:
-            self._write(begun, lambda settle: store.bury(letter, settle))
+            self._write(begun, store.bury, letter)
             return
         # Another job had this id, and the store has forgotten its run.
         own = replace(letter, id=f"{letter.id}~{format_time(letter.discarded_at)}")
-        self._write(begun, lambda settle: store.bury(own, settle))
+        self._write(begun, store.bury, own)
         with Harmless(job):
             self.context.history.forget(job)
 
@@ -230,13 +233,15 @@ class Carrying:
         store, job = self._needed(), onward.job
         limit = begun.policy.max_attempts if isinstance(begun, Run) else job.attempt
         parked = parked_of(onward, framework, message, max_attempts=limit, parked_at=self.now())
-        self._write(begun, lambda settle: store.park(parked, settle))
+        self._write(begun, store.park, parked)
 
-    def _write(self, begun: Run | Refuse | Postpone, write: Callable[[Settle | None], bool]) -> None:
+    def _write(
+        self, begun: Run | Refuse | Postpone, write: Callable[[T, Settle | None], bool], record: T
+    ) -> None:
         """Write to the store how a run ends, and settle its reservation in the same step."""
         if not isinstance(begun, Run) or begun.reservation is None:
-            self.context.insist(lambda: write(None))
-        elif not self._reservations.settle_with(begun, write):
+            self.context.storage_retry.run(write, record, None)
+        elif not self._reservations.settle_with(begun, write, record):
             raise TakenOver(begun.job)
 
     def _needed(self) -> Store:
@@ -246,7 +251,7 @@ class Carrying:
 
     def at_once(self) -> AbstractContextManager[None]:
         """Have this thread try each operation once, because it must not wait."""
-        return self.context.insistence.at_once()
+        return at_once()
 
     def check(self, run: Run | Refuse) -> None:
         """Raise TakenOver for a run whose reservation ran out and was taken over: its outcome does not count.
@@ -261,7 +266,7 @@ class Carrying:
         if isinstance(run, Run):
             with Harmless(run.job):
                 if isinstance(decision, GiveBack):
-                    self._reservations.release(run)
+                    self._reservations.settle(run, used=False)
                 elif isinstance(decision, Complete):
                     with self.instruments.step("ojs.ack", run.job):
                         self._reservations.settle(run)
@@ -332,7 +337,7 @@ class Carrying:
     def release(self, run: Run) -> None:
         """Release the reservation of a run that this process does not end; never raises."""
         with Harmless(run.job):
-            self._reservations.release(run)
+            self._reservations.settle(run, used=False)
 
     def settle_natively(self, run: Run) -> None:
         """Settle the reservation of a run that the framework itself ends; never raises."""

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar
 
-from ..errors import StoreError
 from ..store import Store
 from .events import Dispatcher, Event
 from .history import History
 from .instruments import Instruments
 from .ports import DeadQueues, Publisher
 from .redaction import Redactor
-from .storage_retry import Insistence
-
-T = TypeVar("T")
+from .storage_retry import StorageRetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +25,7 @@ class Context:
     store: Store | None
     clock: Callable[[], datetime]
     history: History
-    insistence: Insistence
+    storage_retry: StorageRetry
     events: Dispatcher
     redactor: Redactor
     instruments: Instruments = field(default_factory=Instruments)
@@ -41,7 +37,3 @@ class Context:
         self.instruments.heard(event)
         if self.events:
             self.events.emit([event])
-
-    def insist(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...] = (StoreError,)) -> T:
-        """Run an operation on the store or the broker under the bridge's `storage_retry`."""
-        return self.insistence.run(operation, retry_on)

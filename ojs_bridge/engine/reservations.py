@@ -18,7 +18,7 @@ from ..rules.job import Job
 from ..store import Grant, Reservation, ReserveAnswer, Settle, Store, from_ms, to_ms
 from .heartbeat import Heartbeat, was_held_by
 from .runs import Drop, Lost, Postpone, Run
-from .storage_retry import Insistence, StorageRetry
+from .storage_retry import StorageRetry
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -59,7 +59,7 @@ class Reservations:
     def __init__(
         self,
         store: Store | None,
-        insist: Insistence,
+        retry: StorageRetry,
         length: timedelta,
         clock: Callable[[], datetime],
         *,
@@ -68,7 +68,7 @@ class Reservations:
     ) -> None:
         self._store = store
         self._heart = heart(store, length, clock) if store else None
-        self._insist = insist
+        self._retry = retry
         self._length = length
         self._clock = clock
         self._fail_open = fail_open
@@ -84,19 +84,27 @@ class Reservations:
         """
         if self._heart is None or self._store is None:
             return run
+        heart, job = self._heart, run.job
+        reservation = reservation_of(job)
+        wait = None if self._fail_open else wait
         try:
-            found, job, reservation = self._reserved(
-                self._store, self._heart, run.job, publication, None if self._fail_open else wait
-            )
+            found = self._ask(self._store, heart, reservation, publication, wait)
+            if found.grant is _RESENT:
+                # A user has sent this id before: the job gets a chain of its own.
+                job = job._replace(chain=publication)
+                reservation = reservation_of(job)
+                found = self._ask(self._store, heart, reservation, publication, wait)
         except StoreError:
             if can_wait and not self._fail_open:
                 raise
             logger.exception("job %s: runs without a reservation", run.job)
             return run
         reserved = Run(job, run.policy, run.task, run.since, reservation)
+        if found.grant is _TAKEN or found.grant is _LOST:
+            heart.extend(reservation)
         if found.grant is _TAKEN:
             return reserved
-        if found.grant is Grant.HELD and self._heart.is_orphaned(found.holder):
+        if found.grant is Grant.HELD and heart.is_orphaned(found.holder):
             death = Failure(WORKER_DEATH, WORKER_DIED)
             return Lost(reserved._replace(abandoned=True), death, asked_at(found.mark))
         return self._refused(reserved, found)
@@ -133,26 +141,38 @@ class Reservations:
             self._heart.expire(run.reservation)
             raise TakenOver(run.job)
 
-    def settle(self, run: Run) -> None:
-        """Settle a run, unless it was settled in one step with what follows it.
+    def settle(self, run: Run, *, used: bool = True) -> None:
+        """Settle a run, unless it was settled in one step with what follows it; release an attempt not used.
 
         Raises StoreError: then a later heartbeat settles the run.
         """
-        self._end(run, lambda store, settle: store.settle(settle), settle_later=True)
+        reservation, heart, store = run.reservation, self._heart, self._store
+        if reservation is None or heart is None or store is None:
+            return
+        if not (run.abandoned or heart.holds(reservation)):
+            return
+        settle = Settle(reservation, None if run.abandoned else heart.holder, self._clock() + KEEP)
+        try:
+            if not self._retry.run(store.settle if used else store.release, settle):
+                was_lost(run.job)
+        except StoreError:
+            if used:
+                heart.settle_later(settle)
+            raise
+        finally:
+            # If it were extended on, a redelivery would wait for as long as this process lives.
+            heart.expire(reservation)
 
-    def release(self, run: Run) -> None:
-        """Release a run, whose attempt is not used; raises StoreError."""
-        self._end(run, lambda store, settle: store.release(settle), settle_later=False)
-
-    def settle_with(self, run: Run, step: Callable[[Settle], bool]) -> bool:
+    def settle_with(self, run: Run, step: Callable[..., bool], *args: object) -> bool:
         """Settle a run in one step with something else; False if its reservation was taken over.
 
-        Raises StoreError: then this process still holds the reservation.
+        The step gets the arguments, and then how the run is settled. Raises StoreError: then this process
+        still holds the reservation.
         """
         if run.reservation is None or self._heart is None:
             raise StoreError("this run has no reservation")
-        settle = self._settling(self._heart, run.reservation, run.abandoned)
-        settled = self._insist.run(lambda: step(settle), (StoreError,))
+        holder = None if run.abandoned else self._heart.holder
+        settled = self._retry.run(step, *args, Settle(run.reservation, holder, self._clock() + KEEP))
         self._heart.expire(run.reservation)
         return settled
 
@@ -185,27 +205,13 @@ class Reservations:
         if self._heart:
             self._heart.close()
 
-    def _reserved(
-        self, store: Store, heart: Heartbeat, job: Job, publication: str, wait: Wait | None
-    ) -> tuple[ReserveAnswer, Job, Reservation]:
-        """Return the store's answer; a job that a user has sent twice gets a chain of its own."""
-        wanted = reservation_of(job)
-        found = self._ask(store, heart, wanted, publication, wait)
-        if found.grant is _RESENT:
-            job = job._replace(chain=publication)
-            wanted = reservation_of(job)
-            found = self._ask(store, heart, wanted, publication, wait)
-        if found.grant is _TAKEN or found.grant is _LOST:
-            heart.extend(wanted)
-        return found, job, wanted
-
     def _ask(
         self, store: Store, heart: Heartbeat, wanted: Reservation, publication: str, wait: Wait | None
     ) -> ReserveAnswer:
         # By its mark the store knows a question that it was asked before.
         asked = f"{to_ms(self._clock())}:{next(self._requests)}"
 
-        def reserve() -> ReserveAnswer:
+        def ask() -> ReserveAnswer:
             now = self._clock()
             try:
                 heart.start()
@@ -223,19 +229,20 @@ class Reservations:
                     heart.missed()
                 raise
 
-        insist = self._insist.run
+        retry = self._retry
         try:
             while True:
                 try:
-                    return insist(reserve, (StoreError,))
+                    return retry.run(ask)
                 except StoreError as error:
                     if isinstance(error, Unstorable) or wait is None or not wait(error):
                         raise
-                    insist = StorageRetry.disabled().run
+                    retry = StorageRetry.disabled()
         except BaseException as error:
             # The store may have reserved the attempt all the same, though no worker runs it.
             if not isinstance(error, Unstorable):
-                heart.release_later(self._settling(heart, wanted)._replace(mark=f"{heart.holder}:{asked}"))
+                mark = f"{heart.holder}:{asked}"
+                heart.release_later(Settle(wanted, heart.holder, self._clock() + KEEP, mark))
             raise
 
     def _refused(self, run: Run, found: ReserveAnswer) -> Run | Lost | Postpone | Drop:
@@ -251,27 +258,6 @@ class Reservations:
                 return Lost(run, Failure(VISIBILITY_TIMEOUT, WORKER_GONE), asked_at(found.mark))
             case _:
                 return run
-
-    def _end(self, run: Run, end: Callable[[Store, Settle], bool], *, settle_later: bool) -> None:
-        reservation, heart, store = run.reservation, self._heart, self._store
-        if reservation is None or heart is None or store is None:
-            return
-        if not (run.abandoned or heart.holds(reservation)):
-            return
-        settle = self._settling(heart, reservation, run.abandoned)
-        try:
-            if not self._insist.run(lambda: end(store, settle), (StoreError,)):
-                was_lost(run.job)
-        except StoreError:
-            if settle_later:
-                heart.settle_later(settle)
-            raise
-        finally:
-            # If it were extended on, a redelivery would wait for as long as this process lives.
-            heart.expire(reservation)
-
-    def _settling(self, heart: Heartbeat, reservation: Reservation, abandoned: bool = False) -> Settle:
-        return Settle(reservation, None if abandoned else heart.holder, self._clock() + KEEP)
 
 
 def asked_at(mark: str) -> datetime | None:

@@ -121,7 +121,7 @@ class Scheduler:
 
     def _unpark(self, published: list[Parked], claim: str) -> None:
         if published:
-            self._insist(lambda: self.store.unpark(published, claim))
+            self._insist(self.store.unpark, published, claim)
             published.clear()
 
     def _publish(self, parked: Parked, publisher: Publisher) -> bool:
@@ -156,7 +156,7 @@ class Scheduler:
     def _publish_all(self, framework: str, publisher: Publisher) -> bool:
         """Publish a framework's batch; return whether there may be more."""
         try:
-            more = self._insist(lambda: self.publish_due(framework, publisher)) == BATCH
+            more = self._insist(self.publish_due, framework, publisher) == BATCH
         except Exception as error:  # noqa: BLE001 - after any error it is tried again in a second
             if framework not in self._waiting:
                 self._waiting.add(framework)
@@ -167,8 +167,8 @@ class Scheduler:
             logger.warning("parked retries of %s go on", framework)
         return more
 
-    def _insist(self, operation: Callable[[], int]) -> int:
-        return self.polling.run(operation, (StoreError, Unreachable), wait=self._stop.wait)
+    def _insist(self, operation: Callable[..., int], *args: object) -> int:
+        return self.polling.run(operation, *args, retry_on=(StoreError, Unreachable), wait=self._stop.wait)
 
     def _sweep(self) -> None:
         with suppress(StoreError):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from ..errors import ConfigurationError, Unstorable
+from ..errors import ConfigurationError, StoreError, Unstorable
 from ..rules.backoff import Rng
 from ..rules.duration import read_duration
 
@@ -23,6 +23,30 @@ T = TypeVar("T")
 
 #: A wait is this many seconds at a time, so that an exception can interrupt it.
 _SLICE = 0.05
+
+
+class _Hurry(threading.local):
+    on = False
+
+
+_hurry = _Hurry()
+
+
+@contextmanager
+def at_once() -> Iterator[None]:
+    """Have this thread try each operation once, because it must not wait."""
+    _hurry.on = True
+    try:
+        yield
+    finally:
+        _hurry.on = False
+
+
+def pause(seconds: float) -> None:
+    """Sleep, but let an exception for this thread in at once, and not at the end."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(left, _SLICE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,59 +88,25 @@ class StorageRetry:
 
     def run(
         self,
-        operation: Callable[[], T],
-        retry_on: tuple[type[Exception], ...],
-        *,
-        wait: Callable[[float], object] | None = None,
+        operation: Callable[..., T],
+        *args: Any,
+        retry_on: tuple[type[Exception], ...] = (StoreError,),
+        wait: Callable[[float], object] = pause,
     ) -> T:
         """Return what the operation returns; try again after errors of `retry_on`, and raise the last error.
 
         Unstorable is raised at once. An exception that ends the thread or the process, such as a time limit,
         ends the wait at once.
         """
-        for n in range(1, self.max_attempts):
+        for n in range(1, 1 if _hurry.on else self.max_attempts):
             try:
-                return operation()
+                return operation(*args)
             except Unstorable:
                 raise
             except retry_on as error:
                 logger.info("%s failed, %d of %d: %r", _name(operation), n, self.max_attempts, error)
-                (wait or pause)(self.delay(n, random))
-        return operation()
-
-
-class _Hurry(threading.local):
-    on = False
-
-
-class Insistence:
-    """The StorageRetry of a bridge; a thread that must not wait can put it aside."""
-
-    def __init__(self, retry: StorageRetry) -> None:
-        self._retry = retry
-        self._hurry = _Hurry()
-
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Have this thread try each operation once."""
-        self._hurry.on = True
-        try:
-            yield
-        finally:
-            self._hurry.on = False
-
-    def run(self, operation: Callable[[], T], retry_on: tuple[type[Exception], ...]) -> T:
-        """Return what the operation returns; raises its last error of `retry_on`, and any other error."""
-        if self._hurry.on:
-            return operation()
-        return self._retry.run(operation, retry_on)
-
-
-def pause(seconds: float) -> None:
-    """Sleep, but let an exception for this thread in at once, and not at the end."""
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        time.sleep(min(left, _SLICE))
+                wait(self.delay(n, random))
+        return operation(*args)
 
 
 def _check(name: str, value: object, holds: bool) -> None:

@@ -311,7 +311,7 @@ class Draining:
     def _let_go(self, claimed: Sequence[Parked], published: Sequence[Parked], claim: str) -> None:
         rest = [parked for parked in claimed if parked not in published]
         if published:
-            self._context.insist(lambda: self._store.unpark(published, claim))
+            self._context.storage_retry.run(self._store.unpark, published, claim)
             self._published += len(published)
             self._progress(self._published)
         if rest:

@@ -229,7 +229,7 @@ class Replayer:
 
     def _delete(self, published: Sequence[str], claimed: Claimed) -> None:
         """Delete letters, and try again if the store fails: a letter that stays would be published twice."""
-        self._context.insist(lambda: self._store.delete(published, claimed.claim))
+        self._context.storage_retry.run(self._store.delete, published, claimed.claim)
 
     def _send(self, letter: Letter, override: Override, done: dict[str, Job], wrong: dict[str, str]) -> None:
         try:

@@ -67,7 +67,7 @@ class VirtualEngine(Engine):
         self._hold_anew = partial(
             Reservations,
             context.store,
-            context.insistence,
+            context.storage_retry,
             settings["reservation"],
             context.clock,
             fail_open=settings["fail_open"],

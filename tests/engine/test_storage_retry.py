@@ -96,7 +96,7 @@ def test_it_tries_so_often_and_raises_the_last_error(retry: StorageRetry, tries:
         raise errors[-1]
 
     with pytest.raises(Down) as raised:
-        retry.run(operation, (Down,), wait=waits.append)
+        retry.run(operation, retry_on=(Down,), wait=waits.append)
     assert raised.value is errors[-1]
     assert (len(errors), len(waits)) == (tries, tries - 1)
 
@@ -111,7 +111,7 @@ def test_it_returns_what_comes_of_it() -> None:
             raise answer
         return str(answer)
 
-    assert StorageRetry().run(operation, (Down,), wait=lambda _: None) == "there"
+    assert StorageRetry().run(operation, retry_on=(Down,), wait=lambda _: None) == "there"
 
 
 @pytest.mark.parametrize("error", [KeyError("other"), KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
@@ -124,7 +124,7 @@ def test_nothing_else_is_tried_again(error: BaseException) -> None:
         raise error
 
     with pytest.raises(type(error)):
-        StorageRetry().run(operation, (Down,), wait=lambda _: None)
+        StorageRetry().run(operation, retry_on=(Down,), wait=lambda _: None)
     assert calls == [1]
 
 
@@ -142,7 +142,7 @@ def test_a_wait_is_interruptible() -> None:
             raise Down
 
         try:
-            StorageRetry(initial_interval="PT60S", max_interval="PT60S").run(operation, (Down,))
+            StorageRetry(initial_interval="PT60S", max_interval="PT60S").run(operation, retry_on=(Down,))
         except BaseException as error:
             raised.append(error)
         ended.set()
