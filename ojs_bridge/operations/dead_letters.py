@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from .letters import (
     CLAIM_SECONDS,
     LOOK_THROUGH,
     MAX_PAGE,
+    SEARCH_SECONDS,
     Kind,
     Line,
     count,
@@ -75,9 +77,10 @@ class DeadLetters:
     def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
         """Return a page of the dead letters of a Kind, newest first (DLQ-006, DLQ-R005).
 
-        For a text, a page searches 2,000 letters, or up to 80,000 whose texts the store has indexed: it may
-        have few letters, or none, and still a cursor. Raises ValueError for a limit outside 1 to 1000, for a
-        cursor that no page has returned, and for a time without a zone.
+        For a text, a page searches 2,000 letters, or up to 80,000 whose texts the store has indexed, and
+        begins no further step after 5 s: it may have few letters, or none, and still a cursor. Raises
+        ValueError for a limit outside 1 to 1000, for a cursor that no page has returned, and for a time
+        without a zone.
         """
         return self._page(*wanted(kind), page_size(limit), cursor)
 
@@ -402,7 +405,7 @@ class DeadLetters:
         if text is None:
             page = self._read(where, text, limit, cursor)
             return Page(tuple(map(self._shown, page.letters)), page.next_cursor)
-        found: list[Letter] = []
+        found, end = list[Letter](), time.monotonic() + SEARCH_SECONDS
         for _ in range(0, LOOK_THROUGH, READ):
             page = self._read(where, text, READ, cursor)
             for letter in page.letters:
@@ -411,7 +414,7 @@ class DeadLetters:
                 if len(found) == limit:
                     return Page(tuple(found), self._store.cursor_after(letter))
             cursor = page.next_cursor
-            if cursor is None:
+            if cursor is None or time.monotonic() >= end:
                 break
         return Page(tuple(found), cursor)
 

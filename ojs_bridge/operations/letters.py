@@ -25,6 +25,8 @@ _AnyPage = TypeVar("_AnyPage", Page, ParkedPage, DocumentPage)
 MAX_PAGE = 1000
 #: The most entries that one page searches for a text.
 LOOK_THROUGH = 2000
+#: After how many seconds a page ends that searches for a text, with what it has found so far.
+SEARCH_SECONDS = 5.0
 #: The seconds of a claim on letters, after which another process may claim them.
 CLAIM_SECONDS = 60.0
 #: The most letters of an import that one step writes, and the most characters of their lines.

@@ -360,8 +360,8 @@ def test_a_text_in_arguments_or_messages(fleet: Lives) -> None:
     assert bridge.dead_letters.retry_all(text="17").matched == 3
 
 
-def test_a_text_is_looked_for_in_so_many_letters(url: str) -> None:
-    """A page that has looked through enough letters ends, with a cursor to go on."""
+def test_a_text_is_looked_for_in_so_many_letters(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that has looked through enough letters, or for long enough, ends with a cursor to go on."""
     bridge = Bridge(url)
     for n in range(2100):
         bury(bridge, f"j-{n}", discarded_at=NOW - timedelta(seconds=n), message={"args": [n]})
@@ -370,6 +370,9 @@ def test_a_text_is_looked_for_in_so_many_letters(url: str) -> None:
     rest = bridge.dead_letters.list(text="2050", cursor=first.next_cursor)
     assert [one.id for one in rest.letters] == ["j-2050"]
     assert rest.next_cursor is None
+    monkeypatch.setattr("ojs_bridge.operations.dead_letters.SEARCH_SECONDS", 0)
+    pages = letters.every_page(lambda cursor: bridge.dead_letters.list(text="2050", cursor=cursor))
+    assert [[one.id for one in page.letters] for page in pages] == [[], [], [], [], ["j-2050"]]
 
 
 @pytest.mark.parametrize("name", ["since", "until"])
