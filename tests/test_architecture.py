@@ -42,7 +42,7 @@ SIZES = {
     "files in celery": 26,  # 16
     "files in dramatiq": 22,  # 14
     "files": 200,  # 150
-    "lines of code": 20_182,  # 16,500
+    "lines of code": 20_183,  # 16,500
     "private functions of up to three lines that are called once": 92,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

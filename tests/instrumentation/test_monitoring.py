@@ -101,6 +101,14 @@ FIRES = [
         },
     ),
     (
+        "OjsBacklogStands",
+        {'ojs_queue_backlog{framework="dramatiq",queue="a"}': "7x10 8x20"},
+        {
+            'ojs_queue_backlog{framework="dramatiq",queue="a"}': "9-1x8 9-1x8 9-1x8",
+            'ojs_queue_backlog{framework="dramatiq",queue="b"}': "0x30",
+        },
+    ),
+    (
         "OjsBacklogGrows",
         {'ojs_queue_backlog{framework="celery",queue="a"}': "500+500x30"},
         {'ojs_queue_backlog{framework="celery",queue="a"}': "5000x30"},
