@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import partial
 
 from .config.settings import Settings, settings_of
 from .engine.context import Context
@@ -60,6 +61,8 @@ class Bridge:
     """
 
     _scheduler: Scheduler | None = None
+    # A callable of C, because each step of a job asks for the time.
+    _now = staticmethod(partial(datetime.now, timezone.utc))
     _beat: Beat
 
     def __init__(
@@ -137,9 +140,6 @@ class Bridge:
         self.audit = Audit(context)
         self.marks = Marks(context)
         self.health = Probe(context)
-
-    def _now(self) -> datetime:
-        return datetime.now(timezone.utc)
 
     def counts(self, *, queue: str | None = None) -> Mapping[str, int]:
         """Return how many jobs, of all queues or of one, are in each state that the store knows of.

@@ -27,22 +27,22 @@ FAILS = "A job fails and is retried"
 
 #: The most files, functions and moves of each journey today. The goal is beside it: files and functions.
 WALKS = {
-    "Celery: a failing run, retried": Figures(39, 190, 157),  # 24, 110
-    "Celery: a failing run, parked": Figures(45, 223, 203),  # 24, 110
-    "Celery: a success": Figures(27, 94, 79),
+    "Celery: a failing run, retried": Figures(38, 188, 141),  # 24, 110
+    "Celery: a failing run, parked": Figures(44, 221, 185),  # 24, 110
+    "Celery: a success": Figures(26, 93, 76),
     "Celery: a task's policy": Figures(9, 26, 23),  # 6, 18
-    "Dramatiq: a failing run, retried": Figures(40, 172, 153),  # 24, 110
-    "Dramatiq: a failing run, parked": Figures(43, 203, 192),  # 24, 110
-    "Dramatiq: a success": Figures(32, 97, 82),
+    "Dramatiq: a failing run, retried": Figures(39, 170, 139),  # 24, 110
+    "Dramatiq: a failing run, parked": Figures(42, 201, 178),  # 24, 110
+    "Dramatiq: a success": Figures(31, 95, 77),
     "Dramatiq: an actor's policy": Figures(11, 36, 17),  # 6, 18
-    "HTTP: a replay": Figures(36, 132, 163),  # 22, 80
+    "HTTP: a replay": Figures(34, 130, 156),  # 22, 80
 }
 #: The most of each size today, and the goal.
 SIZES = {
     "files in celery": 26,  # 16
     "files in dramatiq": 22,  # 14
     "files": 200,  # 150
-    "lines of code": 20_183,  # 16,500
+    "lines of code": 20_180,  # 16,500
     "private functions of up to three lines that are called once": 92,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

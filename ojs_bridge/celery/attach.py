@@ -68,16 +68,14 @@ def attach(app: Celery, bridge: Bridge | None = None) -> Bridge:
         return found
     prepare(app)
     bridge = app.__dict__.setdefault(_BRIDGE, bridge or Bridge())
-    bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge.engine.now), _dead_queues_of(app, bridge))
+    bridge.engine.register(FRAMEWORK, CeleryPublisher(app, bridge), _dead_queues_of(app, bridge))
     if bridge.store:
         signals.task_postrun.connect(settle_success, weak=False)
     return bridge
 
 
 def _dead_queues_of(app: Celery, bridge: Bridge) -> dead_queues.CeleryDeadQueues:
-    return dead_queues.CeleryDeadQueues(
-        app, bridge.engine, lambda name: task_policy(app, app.tasks.get(name))
-    )
+    return dead_queues.CeleryDeadQueues(app, bridge, lambda name: task_policy(app, app.tasks.get(name)))
 
 
 def prepare(app: Celery) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import Celery
 
-from ..engine.engine import Engine
+from ..bridge import Bridge
 from ..engine.runs import TaskPolicy
 from ..errors import Unreachable
 from ..messages import HEADER, parameters_of
@@ -29,9 +29,9 @@ FRAMEWORK = "celery"
 class CeleryDeadQueues:
     """The dead queues of all queues that an app consumes, routes to or has sent to."""
 
-    def __init__(self, app: Celery, engine: Engine, policy_of: Callable[[str], TaskPolicy]) -> None:
+    def __init__(self, app: Celery, bridge: Bridge, policy_of: Callable[[str], TaskPolicy]) -> None:
         self._app = app
-        self._engine = engine
+        self._bridge = bridge
         self._policy_of = policy_of
 
     def read(self, most: int) -> Sequence[Letter]:
@@ -77,8 +77,9 @@ class CeleryDeadQueues:
     def _read(self, message: Any, queue: str) -> Letter:
         wire = self._wire(message, queue)
         bare = self._ended(wire)
-        begun = self._engine.admit(decoded(wire.headers.get(HEADER), bare), bare, self._policy_of(bare.type))
-        return found_letter(begun, FRAMEWORK, self._kept(wire), at=None, now=self._engine.now())
+        engine = self._bridge.engine
+        begun = engine.admit(decoded(wire.headers.get(HEADER), bare), bare, self._policy_of(bare.type))
+        return found_letter(begun, FRAMEWORK, self._kept(wire), at=None, now=engine.now())
 
     def _wire(self, message: Any, queue: str) -> Wire:
         """Return the wire form of a dead message, with the queue that it came from."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,6 +14,7 @@ from celery import Celery
 from kombu.connection import Connection
 from kombu.exceptions import SerializationError
 
+from ..bridge import Bridge
 from ..engine.ports import Backlog, Override
 from ..errors import Unpublishable, Unreachable
 from ..messages import CREATED, HEADER
@@ -29,7 +30,7 @@ class CeleryPublisher:
     """Publishes dead letters and parked retries through the app they came from."""
 
     _app: Celery
-    _now: Callable[[], datetime]
+    _bridge: Bridge
 
     @property
     def system(self) -> str:
@@ -75,7 +76,7 @@ class CeleryPublisher:
             HEADER: header.text,
         }
         expires = wire.expiry(self._app, kept.headers)
-        if expires and expires <= self._now():
+        if expires and expires <= self._bridge.engine.now():
             changes["expires"] = None
         self._publish(kept, changes, {"queue": override.queue} if override.queue else None)
 
@@ -93,7 +94,7 @@ class CeleryPublisher:
         due: datetime | None = None,
     ) -> None:
         try:
-            sending.publish(self._app, kept, changes, self._now(), due=due, options=route)
+            sending.publish(self._app, kept, changes, self._bridge.engine.now(), due=due, options=route)
         except sending.out_of_reach(self._app) as error:
             raise Unreachable(repr(error)) from error
         except (SerializationError, FrameSyntaxError, struct.error, ValueError, TypeError) as error:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from dramatiq.broker import MessageProxy
 from dramatiq.common import current_millis
 
-from ..engine.engine import Engine
+from ..bridge import Bridge
 from ..engine.runs import Run
 from ..rules.decision import Complete
 from ..store import Settle
@@ -47,12 +47,12 @@ class Joint(Protocol):
 class Acknowledging:
     """Settles and acknowledges the jobs that succeeded, on any broker."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, bridge: Bridge) -> None:
+        self._bridge = bridge
 
     def settle(self, run: Run) -> None:
         """Settle a run; never raises."""
-        self._engine.settle(run, Complete())
+        self._bridge.engine.settle(run, Complete())
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
         """Acknowledge the message of a settled run; raises the errors of `ack`."""
@@ -66,8 +66,8 @@ class Acknowledging:
 class RedisAcknowledging(Acknowledging):
     """Settles and acknowledges jobs that succeeded on a RedisBroker, in one step if one server has both."""
 
-    def __init__(self, broker: Any, engine: Engine) -> None:
-        super().__init__(engine)
+    def __init__(self, broker: Any, bridge: Bridge) -> None:
+        super().__init__(bridge)
         self._broker = broker
         self._script = broker.client.register_script(
             f"local function companion(keys, words) {_ACKNOWLEDGE} end return companion(KEYS, ARGV)"
@@ -81,21 +81,22 @@ class RedisAcknowledging(Acknowledging):
         if joint is None:
             return False
         keys, words = self._keys_of(message_in(message).queue_name), self._words_of(message)
-        self._engine.settle_with(run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words)))
+        engine = self._bridge.engine
+        engine.settle_with(run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words)))
         return True
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
         """Acknowledge, and have the store forget the reservation of a message that cannot come again."""
         if self._script(keys=self._keys_of(message_in(message).queue_name), args=self._words_of(message)):
-            self._engine.acknowledged(run.reservation)
+            self._bridge.engine.acknowledged(run.reservation)
 
     def _take_note(self, run: Run, settled: bool, acknowledged: bool) -> bool:
         if acknowledged:
-            self._engine.acknowledged(run.reservation)
+            self._bridge.engine.acknowledged(run.reservation)
         return settled
 
     def _find_joint(self) -> Joint | None:
-        offer: Callable[..., Joint | None] | None = getattr(self._engine.store, "joint", None)
+        offer: Callable[..., Joint | None] | None = getattr(self._bridge.engine.store, "joint", None)
         if offer is None:
             return None
         client = self._broker.client
@@ -141,9 +142,9 @@ class Ending:
             self._by.settle(self._run)
 
 
-def acknowledging_on(broker: Any, engine: Engine) -> Acknowledging:
+def acknowledging_on(broker: Any, bridge: Bridge) -> Acknowledging:
     """Return the acknowledgement for this broker."""
-    return RedisAcknowledging(broker, engine) if engine.store and is_redis(broker) else Acknowledging(engine)
+    return RedisAcknowledging(broker, bridge) if bridge.store and is_redis(broker) else Acknowledging(bridge)
 
 
 def _response_error() -> type[Exception]:

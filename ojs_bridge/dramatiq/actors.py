@@ -10,10 +10,10 @@ from typing import Any
 from dramatiq import Actor, Message
 from dramatiq.middleware.middleware import MiddlewareError
 
+from ..bridge import Bridge
 from ..config.policy_files import PoliciesOrFile
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
-from ..engine.engine import Engine
 from ..engine.layers import INTERVALS, WAITS, Layers, in_ojs
 from ..engine.retry_on import RetryOn
 from ..engine.runs import TaskPolicy
@@ -48,12 +48,12 @@ class Actors:
 
     def __init__(
         self,
-        engine: Engine,
+        bridge: Bridge,
         policies: PoliciesOrFile | None,
         canary: Percentages | None = None,
         in_flight: InFlight = "counted",
     ) -> None:
-        self._engine = engine
+        self._bridge = bridge
         self._afresh = begins_afresh(in_flight)
         self._canary = Canary(canary)
         #: The actors of whose jobs the canary takes only a part.
@@ -63,7 +63,7 @@ class Actors:
         self.tasks: dict[str, TaskPolicy | None] = {}
         #: The shortest and the longest native waits by actor name, which a message may change one by one.
         self._backoffs: dict[str, dict[str, Any]] = {}
-        self._undeclared = engine.task()
+        self._undeclared = bridge.engine.task()
         #: The actors and native options of which the log has said that they meet a policy.
         self._met: set[tuple[str, str]] = set()
         #: The settings of the stock `Retries`; None if the broker never had it.
@@ -133,7 +133,7 @@ class Actors:
                 [f"{RETRY_OPTION} of {name}: `policies` leaves this actor to native retries"]
             )
         try:
-            return self._engine.initial_header(bare_job(message), task, partial).state
+            return self._bridge.engine.initial_header(bare_job(message), task, partial).state
         except InvalidRetryPolicy as error:
             raise InvalidOptions(error.under(f"{RETRY_OPTION} of {name}").problems) from None
 
@@ -180,7 +180,7 @@ class Actors:
         try:
             retry_on = _said(name, options) or self._policies.retry_on(name) or native.retry_on
             layers = replace(native, install=moved or (), task=own, retry_on=retry_on)
-            task = self._engine.task(
+            task = self._bridge.engine.task(
                 layers, errors=options.get(ERRORS_OPTION), reserved=WORKER_ERRORS, afresh=self._afresh
             )
             if self.stock and self.stock.get("retry_when") is not None and task.layers.limit_is_native:

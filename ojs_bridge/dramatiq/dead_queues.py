@@ -12,7 +12,7 @@ import dramatiq
 from dramatiq.broker import Broker
 from dramatiq.common import q_name
 
-from ..engine.engine import Engine
+from ..bridge import Bridge
 from ..engine.runs import TaskPolicy
 from ..errors import Unreachable
 from ..messages import HEADER, parameters_of
@@ -32,9 +32,9 @@ logger = logging.getLogger("ojs_bridge")
 class DramatiqDeadQueues:
     """The dead queues of all queues that a broker has declared."""
 
-    def __init__(self, broker: Broker, engine: Engine, tasks: Mapping[str, TaskPolicy | None]) -> None:
+    def __init__(self, broker: Broker, bridge: Bridge, tasks: Mapping[str, TaskPolicy | None]) -> None:
         self._broker = broker
-        self._engine = engine
+        self._bridge = bridge
         self._tasks = tasks
         self._places = places_of(broker)
 
@@ -69,11 +69,12 @@ class DramatiqDeadQueues:
             return None
 
     def _letter_of(self, message: dramatiq.Message[Any], kept: dict[str, Any], at: datetime | None) -> Letter:
+        engine = self._bridge.engine
         actor, bare = self._broker.actors.get(message.actor_name), _ended(message)
         kept["parameters"] = [*parameters_of(actor.fn)] if actor else []
-        task = self._tasks.get(message.actor_name) or self._engine.task()
-        begun = self._engine.admit(job_of(message, bare), bare, task)
-        return found_letter(begun, FRAMEWORK, kept, at=at, now=self._engine.now())
+        task = self._tasks.get(message.actor_name) or engine.task()
+        begun = engine.admit(job_of(message, bare), bare, task)
+        return found_letter(begun, FRAMEWORK, kept, at=at, now=engine.now())
 
 
 def _read(held: Held) -> tuple[dramatiq.Message[Any], dict[str, Any]] | None:

@@ -71,11 +71,10 @@ class OJSRetries(Retries):
     ) -> None:
         super().__init__()
         self.bridge = bridge or Bridge()
-        self._engine = self.bridge.engine
         #: The actors and their policies, for the plan.
-        self.actors = Actors(self._engine, policies, canary, in_flight)
+        self.actors = Actors(self.bridge, policies, canary, in_flight)
         self._holding = Holding()
-        self._processing = Processing(self._engine, self.actors, self._holding)
+        self._processing = Processing(self.bridge, self.actors, self._holding)
         self._watches: dict[Any, Watch] = {}
         self._swapped = self._is_program = False
         #: The job that a thread sends, and the context in which instruments are told of it.
@@ -130,7 +129,7 @@ class OJSRetries(Retries):
     def _try_store(self) -> None:
         dead_queue = "the broker's own dead queues (.XQ), which forget them in time"
         try:
-            self._engine.try_store(dead_queue, is_program=self._is_program)
+            self.bridge.engine.try_store(dead_queue, is_program=self._is_program)
         except ConfigurationError as error:
             raise BootError(str(error)) from None
 
@@ -161,10 +160,9 @@ class OJSRetries(Retries):
 
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
-        if self._engine.instruments and SENT.isdisjoint(message.options):
-            sending = self._engine.instruments.sending(
-                FRAMEWORK, message.actor_name, message.queue_name, message.options
-            )
+        instruments = self.bridge.engine.instruments
+        if instruments and SENT.isdisjoint(message.options):
+            sending = instruments.sending(FRAMEWORK, message.actor_name, message.queue_name, message.options)
             sending.__enter__()
             self._sending.within = message.message_id, sending
         if HEADER in message.options and self.bridge.store:
@@ -211,8 +209,8 @@ class OJSRetries(Retries):
             return
         self._swapped = True
         use_dead_queues_as_they_are(broker)
-        dead_queues = DramatiqDeadQueues(broker, self._engine, self.actors.tasks)
-        self._engine.register(FRAMEWORK, DramatiqPublisher(broker, self._engine.now), dead_queues)
+        dead_queues = DramatiqDeadQueues(broker, self.bridge, self.actors.tasks)
+        self.bridge.engine.register(FRAMEWORK, DramatiqPublisher(broker, self.bridge), dead_queues)
         stock = [m for m in broker.middleware if type(m) is Retries]
         if not stock:
             return

@@ -9,7 +9,7 @@ from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import SkipMessage
 from dramatiq.middleware.middleware import MiddlewareError
 
-from ..engine.engine import Engine
+from ..bridge import Bridge
 from ..engine.reservations import TakenOver
 from ..engine.runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
 from ..errors import StoreError
@@ -30,15 +30,15 @@ logger = logging.getLogger("ojs_bridge")
 class Processing:
     """Begins and ends the deliveries of one broker."""
 
-    def __init__(self, engine: Engine, actors: Actors, holding: Holding) -> None:
-        self._engine = engine
+    def __init__(self, bridge: Bridge, actors: Actors, holding: Holding) -> None:
+        self._bridge = bridge
         self._actors = actors
         self._holding = holding
         self._acknowledging: Acknowledging | None = None
 
     def boot(self, broker: Broker) -> None:
         """Choose how a job that succeeded is acknowledged on this broker, and keep what is delivered."""
-        self._acknowledging = acknowledging_on(broker, self._engine)
+        self._acknowledging = acknowledging_on(broker, self._bridge)
         keep_what_is_delivered()
 
     def begin(self, broker: Broker, message: Any) -> None:
@@ -53,7 +53,7 @@ class Processing:
         if task is not None:
             # If anything ends this delivery before its job has another place, the job goes back to its queue.
             delivery.settlement = UNBEGUN
-            if self._engine.is_silent and READ.isdisjoint(options) and not self._holding.is_stopping:
+            if self._bridge.engine.is_silent and READ.isdisjoint(options) and not self._holding.is_stopping:
                 return
         elif HEADER not in options:
             return
@@ -75,9 +75,9 @@ class Processing:
         if self._holding.is_stopping and self._holding.stops():
             raise _given_back(message)
         # Without a store and listeners, nobody hears of a success: a plain job is begun when it has failed.
-        if self._engine.is_silent and READ.isdisjoint(message_in(message).options):
+        if self._bridge.engine.is_silent and READ.isdisjoint(message_in(message).options):
             return
-        execution = Execution(self._engine, broker, message, self._holding)
+        execution = Execution(self._bridge.engine, broker, message, self._holding)
         delivery.settle(HOLD)
         try:
             begun = execution.begin(task, self._actors)
@@ -92,13 +92,14 @@ class Processing:
             raise Refused(begun.decision.reason)
         if isinstance(begun, Lost):
             raise LostAttempt(begun.failure.message)
-        if self._engine.instruments:
-            delivery.within = self._engine.instruments.running(FRAMEWORK, begun, message_in(message).options)
+        instruments = self._bridge.engine.instruments
+        if instruments:
+            delivery.within = instruments.running(FRAMEWORK, begun, message_in(message).options)
             delivery.within.__enter__()
 
     def _let_wait(self, broker: Broker, message: Any, delivery: Delivery) -> None:
         """Leave a delivery to Dramatiq, but not before the time that the bridge once gave it."""
-        execution = Execution(self._engine, broker, message, self._holding)
+        execution = Execution(self._bridge.engine, broker, message, self._holding)
         while (postponed := execution.early()) is not None:
             delivery.settle(HOLD)
             try:
@@ -119,7 +120,7 @@ class Processing:
         if delivery.within is not None:
             delivery.within.__exit__(None, None, None)
         if isinstance(delivery.begun, Run):
-            self._engine.release(delivery.begun)
+            self._bridge.engine.release(delivery.begun)
         if delivery.begun is not None:
             delivery.settle(NATIVE)
 
@@ -160,7 +161,7 @@ class Processing:
     ) -> None:
         try:
             self._holding.disarm(exception)
-            execution = Execution(self._engine, broker, message, self._holding, self._acknowledging)
+            execution = Execution(self._bridge.engine, broker, message, self._holding, self._acknowledging)
             if begun is UNBEGUN:
                 mark(message, HOLD)
                 begun = execution.begin(task, self._actors)
@@ -193,7 +194,7 @@ class Processing:
         if not isinstance(begun, Run):
             return
         try:
-            self._engine.check(begun)
+            self._bridge.engine.check(begun)
         except TakenOver as late:
             delivery.begun = None
             self._holding.disarm(None)
@@ -203,7 +204,7 @@ class Processing:
     def _let_expire(self, begun: Any) -> None:
         run = begun.run if isinstance(begun, Lost) else begun
         if isinstance(run, Run):
-            self._engine.expire(run)
+            self._bridge.engine.expire(run)
 
 
 def _given_back(message: Any) -> SkipMessage:

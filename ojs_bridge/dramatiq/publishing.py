@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
+from ..bridge import Bridge
 from ..engine.ports import Backlog, Override
 from ..errors import Unpublishable, Unreachable, Unroutable
 from ..messages import HEADER, RETRY_OPTION
@@ -61,7 +62,7 @@ class DramatiqPublisher:
     """Publishes dead letters and parked retries on their broker; raises the errors of the port."""
 
     _broker: Broker
-    _now: Callable[[], datetime]
+    _bridge: Bridge
 
     @property
     def system(self) -> str:
@@ -116,7 +117,7 @@ class DramatiqPublisher:
 
     def _milliseconds_to(self, due: datetime | None) -> int | None:
         """Return the delay until a time, None for a time that is over."""
-        seconds = (due - self._now()).total_seconds() if due else 0
+        seconds = (due - self._bridge.engine.now()).total_seconds() if due else 0
         # One more, because the broker cuts off the fraction of a millisecond.
         return math.ceil(seconds * 1000) + 1 if seconds > 0 else None
 

@@ -54,6 +54,8 @@ class Carrying:
     ) -> None:
         self.context = context
         self.store = context.store
+        #: Returns the time, in UTC.
+        self.now = context.clock
         self._hints = True
         #: A retry that is due later than that waits in the store.
         self.park_after = park_after
@@ -350,7 +352,3 @@ class Carrying:
         if self._rates:
             self._rates.close(seconds)
         return self._events.flush(deadline - time.monotonic())
-
-    def now(self) -> datetime:
-        """Return the time, in UTC."""
-        return self.context.clock()

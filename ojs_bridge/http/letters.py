@@ -50,12 +50,9 @@ class Letters:
     """Serves the dead letters of a bridge."""
 
     def __init__(self, bridge: Bridge) -> None:
-        self._letters = bridge.dead_letters
-        self._now = bridge.engine.now
-        self._publishers = bridge.engine.context.publishers
-        self._preview = bridge.operations.preview
+        self._bridge = bridge
         #: The numbers of the letters.
-        self.counts = Counts(bridge.dead_letters.stats)
+        self.counts = Counts(bridge)
         #: Forgets the counts after a change.
         self.changed = self.counts.forget
         self._bulks = Bulks(self.changed)
@@ -69,7 +66,7 @@ class Letters:
             raise invalid(f"offset: {query.offset}: does not go with a text; go on by next_cursor")
 
         def read(limit: int, cursor: str | None) -> Page:
-            return self._letters.list(limit=limit, cursor=cursor, **kind)
+            return self._bridge.dead_letters.list(limit=limit, cursor=cursor, **kind)
 
         def total(page: Page) -> int | None:
             return None if query.cursor else self._total(kind, page, query.offset)
@@ -88,33 +85,33 @@ class Letters:
     async def purge(self, request: Request, query: PurgeQuery, body: Purge) -> Response:
         """Purge dead letters."""
         asked = body if _by_body(query, body) else Purge(filter=query, confirm=query.confirm is not None)
-        return await self._many(request, "purge", self._letters.purge, asked)
+        return await self._many(request, "purge", self._bridge.dead_letters.purge, asked)
 
     @answers(LETTERS, "DELETE", "/admin/dead-letter", many=True)
     @answers(LETTERS, "POST", "/dead-letter/purge", many=True)
     async def purge_older(self, request: Request, query: OlderQuery, body: Older) -> Response:
         """Purge dead letters by their age; a POST that names an age needs no confirm."""
         asked = body if _by_body(query, body) else query
-        until, now = asked.older_than, self._now()
+        until, now = asked.older_than, self._bridge.engine.now()
         if isinstance(until, timedelta):
             until = now - min(until, now - EARLIEST)
         # An age that leaves out no letter is no choice.
         is_chosen = request.method == "POST" and until is not None and until < now
         where = None if until is None else Filter(until=until)
         purge = Purge(filter=where, confirm=bool(asked.confirm) or is_chosen)
-        return await self._many(request, "purge", self._letters.purge, purge)
+        return await self._many(request, "purge", self._bridge.dead_letters.purge, purge)
 
     @answers(LETTERS, "GET", "/admin/dead-letter/stats")
     @answers(LETTERS, "GET", "/dead-letter/stats")
     def stats(self, query: Counted) -> shapes.Stats:
         """Count dead letters."""
         counts = self.counts.get(query.kind()).to_ojs()
-        return cast(shapes.Stats, {**counts, "replayable": sorted(self._publishers)})
+        return cast(shapes.Stats, {**counts, "replayable": sorted(self._bridge.engine.context.publishers)})
 
     @answers(LETTERS, "GET", "/dead-letter/timeline")
     def timeline(self, query: Counted) -> shapes.Timeline:
         """Count deaths in steps of time."""
-        found = self._letters.timeline(**query.kind())
+        found = self._bridge.dead_letters.timeline(**query.kind())
         since, step = format_time(found.since), found.step.total_seconds()
         return {"since": since, "step_seconds": step, "counts": [*found.counts]}
 
@@ -122,7 +119,8 @@ class Letters:
     @answers(LETTERS, "POST", "/dead-letter/retry", many=True)
     async def retry_all(self, request: Request, body: Replay) -> Response:
         """Replay dead letters."""
-        return await self._many(request, "retry", partial(self._letters.retry_all, rate=body.rate), body)
+        act = partial(self._bridge.dead_letters.retry_all, rate=body.rate)
+        return await self._many(request, "retry", act, body)
 
     async def _many(
         self, request: Request, action: Action, act: Callable[..., Bulk], asked: Purge
@@ -131,7 +129,8 @@ class Letters:
         kind = (asked.filter or Filter()).kind()
         act = partial(act, **kind)
         if not asked.confirm:
-            raise unconfirmed(action, await self._bulks.run(partial(self._preview, action, **kind)))
+            preview = partial(self._bridge.operations.preview, action, **kind)
+            raise unconfirmed(action, await self._bulks.run(preview))
         return await self._bulks.answer(
             request, action, lambda progress: act(confirm=True, progress=progress)
         )
@@ -141,19 +140,20 @@ class Letters:
         """List dead letters by their faults."""
         start, limit = int(query.cursor or 0), query.limit
         choice = {"order": query.order, "muted": query.muted, "limit": limit + 1, "offset": start}
-        found = self._letters.groups.list(**choice, **query.kind())  # type: ignore[arg-type]
+        found = self._bridge.dead_letters.groups.list(**choice, **query.kind())  # type: ignore[arg-type]
         groups = [cast(shapes.Group, group.to_ojs()) for group in found[:limit]]
         return {"groups": groups, "next_cursor": str(start + limit) if len(found) > limit else None}
 
     @answers(LETTERS, "POST", "/dead-letter/groups/{id}/mute")
     def mute(self, job_id: str, body: MuteBody) -> shapes.Mute:
         """Leave a group out of the list, until it has twice as many deaths; its letters stay."""
-        return cast(shapes.Mute, self._letters.groups.mute(_checked(job_id), until=body.until).to_ojs())
+        mute = self._bridge.dead_letters.groups.mute(_checked(job_id), until=body.until)
+        return cast(shapes.Mute, mute.to_ojs())
 
     @answers(LETTERS, "DELETE", "/dead-letter/groups/{id}/mute")
     def unmute(self, job_id: str) -> shapes.Unmuted:
         """Take a mute back."""
-        self._letters.groups.unmute(_checked(job_id))
+        self._bridge.dead_letters.groups.unmute(_checked(job_id))
         return {"muted": False, "fingerprint": job_id}
 
     @answers(LETTERS, "POST", "/admin/jobs/{id}/retry")
@@ -164,7 +164,7 @@ class Letters:
         letter = self._letter(job_id)
         try:
             with conflicts():
-                job = self._letters.retry(letter.id, **dict(body.override or ()))
+                job = self._bridge.dead_letters.retry(letter.id, **dict(body.override or ()))
         finally:
             self.counts.forget()
         return {"job": self._replayed(letter, job)}
@@ -179,7 +179,7 @@ class Letters:
             "max_attempts": (job.retry or {}).get("max_attempts", letter.max_attempts),
             "retry": None if job.retry is None else dict(job.retry),
             "metadata": {"framework": letter.framework, "ojs.replay_count": job.replay_count},
-            "re_enqueued_at": format_time(self._now()),
+            "re_enqueued_at": format_time(self._bridge.engine.now()),
         }
 
     @answers(LETTERS, "GET", "/dead-letter/{id}")
@@ -195,14 +195,14 @@ class Letters:
         letter = self._letter(job_id)
         try:
             with conflicts():
-                self._letters.delete(letter.id)
+                self._bridge.dead_letters.delete(letter.id)
         finally:
             self.counts.forget()
         return {"deleted": True, "job_id": letter.id}
 
     def _letter(self, letter_id: str) -> Letter:
         try:
-            return self._letters.get(letter_id)
+            return self._bridge.dead_letters.get(letter_id)
         except LetterNotFound:
             raise not_found("dead_letter_job", letter_id) from None
 

@@ -35,7 +35,7 @@ class Operations:
     """
 
     def __init__(self, bridge: Bridge, changed: Callable[[], object]) -> None:
-        self._operations = bridge.operations
+        self._bridge = bridge
         self._changed = changed
         self._places = threading.BoundedSemaphore(MAX_RUNNING)
         self._threads: dict[str, threading.Thread] = {}
@@ -45,14 +45,14 @@ class Operations:
         running = [*self._threads.items()]
         for operation_id, _ in running:
             with suppress(StoreError, OperationNotFound):
-                self._operations.stop(operation_id)
+                self._bridge.operations.stop(operation_id)
         for _, thread in running:
             thread.join(CLOSE_SECONDS)
 
     @answers(OPERATIONS, "GET", "/operations")
     def list(self, query: Limited) -> shapes.BulkOperations:
         """List the bulk operations of the last 30 days, the newest first."""
-        return {"operations": [_shown(found) for found in self._operations.list(limit=query.limit)]}
+        return {"operations": [_shown(found) for found in self._bridge.operations.list(limit=query.limit)]}
 
     @answers(OPERATIONS, "POST", "/operations")
     def begin(self, body: Begin) -> shapes.BulkOperation:
@@ -61,10 +61,10 @@ class Operations:
         if not body.confirm:
             if body.ids:
                 raise invalid(f"confirm: must be true; {len(body.ids)} ids are named", matched=len(body.ids))
-            raise unconfirmed(body.action, self._operations.preview(body.action, **kind))
+            raise unconfirmed(body.action, self._bridge.operations.preview(body.action, **kind))
 
         def begin() -> Operation:
-            return self._operations.begin(
+            return self._bridge.operations.begin(
                 body.action,
                 ids=body.ids,
                 override=dict(body.override or ()),
@@ -80,7 +80,7 @@ class Operations:
         """Resume an operation that was stopped, interrupted or failed."""
         self._get(job_id)
         try:
-            return self._carried_out(lambda: self._operations.resume(job_id))
+            return self._carried_out(lambda: self._bridge.operations.resume(job_id))
         except NotResumable as error:
             raise Refusal(409, "x_conflict", str(error)) from None
 
@@ -89,7 +89,7 @@ class Operations:
         """List the dead letters of jobs that a replay has sent, the newest death first."""
         self._get(job_id)
         try:
-            found, more = self._operations.died_again(job_id, limit=query.limit, cursor=query.cursor)
+            found, more = self._bridge.operations.died_again(job_id, limit=query.limit, cursor=query.cursor)
         except ValueError as error:
             raise invalid(str(error)) from None
         jobs: list[shapes.Dead] = [
@@ -113,11 +113,11 @@ class Operations:
     def stop(self, job_id: str) -> shapes.BulkOperation:
         """Ask an operation to stop; its letters that are not done stay."""
         self._get(job_id)
-        return _shown(self._operations.stop(job_id))
+        return _shown(self._bridge.operations.stop(job_id))
 
     def _get(self, operation_id: str) -> Operation:
         try:
-            return self._operations.get(operation_id)
+            return self._bridge.operations.get(operation_id)
         except OperationNotFound:
             raise not_found("operation", operation_id) from None
 
@@ -137,7 +137,7 @@ class Operations:
 
     def _carry_out(self, operation: Operation) -> None:
         try:
-            self._operations.run(operation)
+            self._bridge.operations.run(operation)
         except Exception:
             logger.exception("bulk operation %s has failed", operation.id)
         finally:

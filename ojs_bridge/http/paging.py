@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ..bridge import Bridge
 from ..operations.letters import AnyPage, Kind
 from ..store import Stats, matches
 from .answers import invalid
@@ -57,7 +58,7 @@ def _after(read: Read[AnyPage], offset: int, limit: int, cursor: str | None) -> 
 class Counts:
     """The counts of a bridge's dead letters, kept for some seconds, because counting a million takes long."""
 
-    count: Callable[..., Stats]
+    bridge: Bridge
     #: The counts of each kind that was asked for, and the moment until which they hold.
     _kept: dict[frozenset[Any], tuple[Stats, float]] = field(default_factory=dict)
 
@@ -73,7 +74,7 @@ class Counts:
             kept[key] = found, now + FRESH
         for old in [old for old, (_, until) in [*kept.items()] if now >= until]:
             kept.pop(old, None)
-        found = self.count(**kind)
+        found = self.bridge.dead_letters.stats(**kind)
         # Where all counts were dropped meanwhile, these are too old: they go into the dictionary of before.
         kept[key] = found, time.monotonic() + FRESH
         return found

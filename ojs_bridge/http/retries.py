@@ -22,8 +22,7 @@ class Retries:
     """Serves the parked retries of a bridge."""
 
     def __init__(self, bridge: Bridge) -> None:
-        self._retries = bridge.retries
-        self._now = bridge.engine.now
+        self._bridge = bridge
 
     @answers(RETRIES, "GET", "/retries")
     def list(self, query: RetriesQuery) -> shapes.ParkedPage:
@@ -34,10 +33,10 @@ class Retries:
             raise invalid(f"offset: {query.offset}: goes with queue and type alone; go on by next_cursor")
 
         def read(limit: int, cursor: str | None) -> ParkedPage:
-            return self._retries.list(limit=limit, cursor=cursor, **kind)
+            return self._bridge.retries.list(limit=limit, cursor=cursor, **kind)
 
         def total(_page: ParkedPage) -> int | None:
-            return None if kind else self._retries.count()
+            return None if kind else self._bridge.retries.count()
 
         page, place = page_of(read, query, total)
         jobs = [cast(shapes.Parked, listed(parked.to_ojs())) for parked in page.retries]
@@ -48,8 +47,8 @@ class Retries:
         """Make a parked retry due now; a worker's scheduler publishes it."""
         parked = self._parked(job_id)
         with conflicts():
-            self._retries.run(parked.id)
-        return {"job": {**_shown(parked), "next_retry_at": format_time(self._now())}}
+            self._bridge.retries.run(parked.id)
+        return {"job": {**_shown(parked), "next_retry_at": format_time(self._bridge.engine.now())}}
 
     @answers(RETRIES, "GET", "/retries/{id}")
     def get(self, job_id: str) -> shapes.Parked:
@@ -61,12 +60,12 @@ class Retries:
         """Delete a parked retry: its job never runs again."""
         parked = self._parked(job_id)
         with conflicts():
-            self._retries.cancel(parked.id)
+            self._bridge.retries.cancel(parked.id)
         return {"deleted": True, "job_id": parked.id}
 
     def _parked(self, job_id: str) -> Parked:
         try:
-            return self._retries.get(job_id)
+            return self._bridge.retries.get(job_id)
         except RetryNotFound:
             raise not_found("parked_retry", job_id) from None
 

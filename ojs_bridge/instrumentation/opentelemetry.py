@@ -7,10 +7,9 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from datetime import datetime
 from typing import Any
 
 try:
@@ -22,7 +21,6 @@ except ImportError as error:
     raise ImportError("OpenTelemetry's API is missing: pip install 'ojs-bridge[otel]'") from error
 
 from ..bridge import Bridge
-from ..engine.engine import Engine
 from ..engine.events import Event
 from ..engine.instruments import Instrument
 from ..engine.runs import Refuse, Run
@@ -54,17 +52,17 @@ def instrument(
     is_otel, both = "messaging" in opted, "messaging/dup" in opted
     tracer = trace.get_tracer("ojs_bridge", tracer_provider=tracer_provider)
     meter = metrics.get_meter("ojs_bridge", meter_provider=meter_provider)
-    names = _Names(bridge.engine, is_otel=is_otel, both=both)
+    names = _Names(bridge, is_otel=is_otel, both=both)
     meters = Meters(meter, names.any_system, is_otel=is_otel, both=both)
     hides = bool(bridge.engine.context.redactor)
-    bridge.engine.instrument(_Tracing(tracer, meters, names, bridge.engine.now, hides=hides))
+    bridge.engine.instrument(_Tracing(tracer, meters, names, bridge, hides=hides))
 
 
 class _Names:
     """The names of spans and attributes."""
 
-    def __init__(self, engine: Engine, *, is_otel: bool, both: bool) -> None:
-        self._engine = engine
+    def __init__(self, bridge: Bridge, *, is_otel: bool, both: bool) -> None:
+        self._bridge = bridge
         self._is_otel, self._both = is_otel, both
         self._systems: dict[str, str] = {}
         #: Every job asks for them.
@@ -88,12 +86,12 @@ class _Names:
 
     def any_system(self) -> str:
         """Return the name of the broker of a process that has one framework."""
-        return next(map(self.system, self._engine.context.publishers), "")
+        return next(map(self.system, self._bridge.engine.context.publishers), "")
 
     def system(self, framework: str) -> str:
         """Return the name of the broker of a framework."""
         if framework not in self._systems:
-            self._systems[framework] = self._engine.context.publishers[framework].system
+            self._systems[framework] = self._bridge.engine.context.publishers[framework].system
         return self._systems[framework]
 
     def worker(self) -> str:
@@ -167,11 +165,11 @@ class _Tracing(Instrument):
         tracer: trace.Tracer,
         meters: Meters,
         names: _Names,
-        now: Callable[[], datetime],
+        bridge: Bridge,
         *,
         hides: bool,
     ) -> None:
-        self._tracer, self._meters, self._names, self._now = tracer, meters, names, now
+        self._tracer, self._meters, self._names, self._bridge = tracer, meters, names, bridge
         #: Whether the bridge redacts: the text of an error may quote what it hides.
         self._hides = hides
 
@@ -202,7 +200,7 @@ class _Tracing(Instrument):
     def running(self, framework: str, run: Run, carrier: Mapping[str, Any]) -> _Running:
         """Return the span of a run, active while its handler runs and its outcome is carried out."""
         job = run.job
-        self._meters.add(of_start(job, self._now()))
+        self._meters.add(of_start(job, self._bridge.engine.now()))
         other = trace.get_current_span() if _is_doubled(framework) else None
         if other is not None and other.get_span_context().is_valid:
             running = _Running(self._meters, job, other, hides=self._hides)

@@ -82,7 +82,7 @@ class _Prometheus(Instrument):
     """Counts in the threads that run and send jobs."""
 
     def __init__(self, bridge: Bridge, server: _Server | None) -> None:
-        self._now, self._server, self._meters = bridge.engine.now, server, _meters()
+        self._bridge, self._server, self._meters = bridge, server, _meters()
 
     def started(self) -> None:
         """Serve what the worker's processes have counted."""
@@ -106,7 +106,7 @@ class _Prometheus(Instrument):
     @contextmanager
     def running(self, framework: str, run: Run, carrier: Any) -> Iterator[None]:  # noqa: ARG002
         """Count a run among those that run now."""
-        self._meters.add(of_start(run.job, self._now()))
+        self._meters.add(of_start(run.job, self._bridge.engine.now()))
         with self._meters.busy.track_inprogress():
             yield
 
