@@ -236,7 +236,7 @@ class Dispatcher:
 
     def _start(self) -> None:
         """Start the thread of this process: a fork inherits neither the thread nor its parent's events."""
-        with starting:
+        with starting.lock:
             if self._pid == os.getpid():
                 return
             self._queue = queue.Queue(self._limit)
@@ -252,7 +252,7 @@ class Dispatcher:
         """Call each listener with an event; never raises."""
         for listener in self._listeners:
             try:
-                with self._listening:
+                with self._listening.lock:
                     listener(event)
             except BaseException:  # noqa: BLE001 - it is logged
                 # Not even a sys.exit() may end the thread: the other listeners need it.

@@ -21,35 +21,19 @@ _forking = threading.local()
 
 
 class BetweenForks:
-    """A thread enters it while it holds locks of other code, so that no fork comes meanwhile.
+    """A thread has its lock while it holds locks of other code, so that no fork comes meanwhile.
 
     Such locks are those of a log handler's stream, or of a listener's connections. A forked child inherits
     them as they are, and would wait for a thread that it does not have. A fork waits for a while at most. A
-    thread that enters two BetweenForks enters first the one that was made last.
+    thread that needs two of these locks takes first the one that was made last.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         _all[next(_made)] = self
 
-    def __enter__(self) -> None:
-        """Wait until no fork is under way."""
-        self._lock.acquire()
 
-    def __exit__(self, *_: object) -> None:
-        """Let forks go on."""
-        self._lock.release()
-
-    def await_until(self, deadline: float) -> bool:
-        """Enter when the thread inside has left; False if it has not left by the deadline."""
-        return self._lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
-
-    def renew(self) -> None:
-        """Forget the thread inside: a child does not have it."""
-        self._lock = threading.RLock()
-
-
-#: Entered to start a thread.
+#: Its lock is held to start a thread.
 starting = BetweenForks()
 
 
@@ -57,7 +41,7 @@ def _log_between_forks(logger: logging.Logger) -> None:
     handle, writing = logger.handle, BetweenForks()
 
     def handle_between_forks(record: logging.LogRecord) -> Any:
-        with writing:
+        with writing.lock:
             return handle(record)
 
     logger.handle = handle_between_forks  # type: ignore[method-assign]
@@ -65,18 +49,22 @@ def _log_between_forks(logger: logging.Logger) -> None:
 
 def _before_fork() -> None:
     deadline = time.monotonic() + _PATIENCE
-    _forking.within = [each for each in reversed([*_all.values()]) if each.await_until(deadline)]
+    _forking.within = []
+    for each in reversed([*_all.values()]):
+        if each.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            _forking.within.append(each)
 
 
 def _in_parent() -> None:
     for each in _forking.within:
-        each.__exit__()
+        each.lock.release()
 
 
 def _in_child() -> None:
     for each in [*_all.values()]:
         if each not in _forking.within:
-            each.renew()
+            # The child does not have the thread that holds it.
+            each.lock = threading.RLock()
     _in_parent()
 
 

@@ -78,7 +78,7 @@ class Heartbeat:
         """Start the thread of this process, once; raises StoreError where none can start."""
         if self._pid == os.getpid():
             return
-        with starting:
+        with starting.lock:
             if self._pid == os.getpid():
                 return
             self.holder = f"{socket.gethostname()}:{os.getpid()}:{self._family}{uuid.uuid4().hex[:8]}"

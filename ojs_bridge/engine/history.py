@@ -29,7 +29,7 @@ class History:
         For a job that has `ended` the store keeps none: its dead letter has all errors. Raises InvalidState
         if the state is too long for any message.
         """
-        header = self.encode(job)
+        header = encode(job, history=self._length, budget=self._budget)
         if header.left_out and self._store and not ended:
             try:
                 self._store.keep_errors(job.letter_id, header.left_out)

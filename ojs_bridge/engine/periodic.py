@@ -25,26 +25,27 @@ class Periodic:
 
     def __init__(self, name: str, begin: Callable[[], Step], period: float = PERIOD) -> None:
         self._name, self._begin, self._period = name, begin, period
-        self._pid = 0
+        #: The process whose thread runs.
+        self.pid = 0
         self._over = threading.Event()
 
     def start(self) -> None:
         """Start the thread of this process, unless it runs; raises RuntimeError where none can start."""
-        if self._pid == os.getpid():
+        if self.pid == os.getpid():
             return
-        with starting:
-            if self._pid != os.getpid():
+        with starting.lock:
+            if self.pid != os.getpid():
                 self._over = threading.Event()
                 self._thread = threading.Thread(
                     target=self._run, args=(self._begin(), self._over), name=self._name, daemon=True
                 )
                 self._thread.start()
-                self._pid = os.getpid()
+                self.pid = os.getpid()
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
         """Have the last step taken, and wait for it for some seconds at most. A later start begins anew."""
-        if self._pid == os.getpid():
-            self._pid = 0
+        if self.pid == os.getpid():
+            self.pid = 0
             self._over.set()
             self._thread.join(seconds)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -42,7 +43,8 @@ class Rates:
 
     def count(self, job: Job, decision: Decision, seconds: float) -> None:
         """Count a run that took so long; raises RuntimeError where no thread can start."""
-        self._periodic.start()
+        if self._periodic.pid != os.getpid():
+            self._periodic.start()
         self._ended.append((job, decision, seconds))
 
     def close(self, seconds: float) -> None:

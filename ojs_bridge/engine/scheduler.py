@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TypeVar
 
 from ..errors import StoreError, Unpublishable, Unreachable
@@ -33,6 +35,8 @@ UNPARK = 25
 #: How often old reservations are swept away, in seconds, and how many in one step.
 SWEEP_SECONDS = 60.0
 SWEEP = 5000
+#: The errors after which the scheduler tries again.
+AWAY = (StoreError, Unreachable)
 
 _publishing = BetweenForks()
 
@@ -103,33 +107,31 @@ class Scheduler:
         """Publish one batch of due retries and return its size; raises StoreError and Unreachable."""
         now, ends = self.clock(), time.monotonic() + CLAIM.total_seconds() / 2
         due = self.store.claim_due(framework, now=now, until=now + CLAIM, limit=BATCH)
-        tried = 0
-        published: list[Parked] = []
+        left = deque(due.retries)
         try:
             # After the end of the claim other workers publish the same retries: publish none then.
-            while tried < len(due.retries) and time.monotonic() < ends:
-                if self._publish(due.retries[tried], publisher):
-                    published.append(due.retries[tried])
-                tried += 1
-                if len(published) == UNPARK:
-                    self._unpark(published, due.claim)
+            while left and time.monotonic() < ends:
+                published: list[Parked] = []
+                try:
+                    while left and len(published) < UNPARK and time.monotonic() < ends:
+                        if self._publish(left[0], publisher):
+                            published.append(left[0])
+                        left.popleft()
+                finally:
+                    if published:
+                        unpark = partial(self.store.unpark, published, due.claim)
+                        self.polling.run(unpark, retry_on=AWAY, wait=self._stop.wait)
         finally:
-            self._unpark(published, due.claim)
-            if due.retries[tried:]:
-                self.store.unclaim_parked(due.retries[tried:], due.claim)
+            if left:
+                self.store.unclaim_parked(tuple(left), due.claim)
         return len(due.retries)
-
-    def _unpark(self, published: list[Parked], claim: str) -> None:
-        if published:
-            self._insist(self.store.unpark, published, claim)
-            published.clear()
 
     def _publish(self, parked: Parked, publisher: Publisher) -> bool:
         """Publish a retry; False if an error of its own keeps it in the store until its claim ends."""
         # An operator may have asked for it sooner than its message says.
         state = {**parked.state, "next_retry_at": format_time(parked.next_retry_at)}
         try:
-            with _publishing:
+            with _publishing.lock:
                 publisher.publish(parked, state)
         except Unreachable:
             raise
@@ -156,7 +158,9 @@ class Scheduler:
     def _publish_all(self, framework: str, publisher: Publisher) -> bool:
         """Publish a framework's batch; return whether there may be more."""
         try:
-            more = self._insist(self.publish_due, framework, publisher) == BATCH
+            published = self.polling.run(
+                self.publish_due, framework, publisher, retry_on=AWAY, wait=self._stop.wait
+            )
         except Exception as error:  # noqa: BLE001 - after any error it is tried again in a second
             if framework not in self._waiting:
                 self._waiting.add(framework)
@@ -165,10 +169,7 @@ class Scheduler:
         if framework in self._waiting:
             self._waiting.remove(framework)
             logger.warning("parked retries of %s go on", framework)
-        return more
-
-    def _insist(self, operation: Callable[..., int], *args: object) -> int:
-        return self.polling.run(operation, *args, retry_on=(StoreError, Unreachable), wait=self._stop.wait)
+        return published == BATCH
 
     def _sweep(self) -> None:
         with suppress(StoreError):

@@ -78,12 +78,12 @@ class _Counter:
     def __init__(self, meter: metrics.Meter, metric: Metric, named: Callable[..., dict[str, str]]) -> None:
         self._sums: dict[tuple[str, ...], float] = {}
         self._named = named
-        self._lock = BetweenForks()
+        self._forks = BetweenForks()
         self._pid = os.getpid()
         meter.create_observable_counter(metric.name, [self._observe], description=metric.told)
 
     def add(self, value: float, labels: tuple[str, ...], _error: str | None) -> None:
-        with self._lock:
+        with self._forks.lock:
             self._forget_parent()
             self._sums[labels] = self._sums.get(labels, 0) + value
 
@@ -92,7 +92,7 @@ class _Counter:
             self._pid, self._sums = os.getpid(), {}
 
     def _observe(self, _: CallbackOptions) -> Iterable[Observation]:
-        with self._lock:
+        with self._forks.lock:
             self._forget_parent()
             sums = tuple(self._sums.items())
         return [Observation(value, self._named(labels, None)) for labels, value in sums]
