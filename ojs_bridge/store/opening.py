@@ -62,18 +62,18 @@ def _redis_store(url: str, namespace: str, patience: float) -> Store:
 
 def _sql_store(url: str, namespace: str, patience: float) -> Store:
     try:
-        from .sql import SQLStore
+        from .sql import Database, SQLStore
     except ImportError:
         raise _missing(url, "SQLAlchemy", "sql") from None
-    return SQLStore(url, namespace, patience=patience)
+    return SQLStore(Database(url, namespace, patience=patience))
 
 
 def _memory_store(namespace: str, patience: float) -> Store:
     try:
-        from .sql.memory import MemoryStore
+        from .sql import MemoryDatabase, SQLStore
     except ImportError:
         raise _missing(MEMORY, "SQLAlchemy", "sql") from None
-    return MemoryStore(namespace, patience=patience)
+    return SQLStore(MemoryDatabase(namespace, patience=patience))
 
 
 def _missing(url: str, library: str, extra: str) -> ConfigurationError:

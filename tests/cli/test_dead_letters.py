@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from ojs_bridge import Bridge
 from ojs_bridge.operations import dead_letters, letters
 from ojs_bridge.store import Letter, letter_to_json
-from ojs_bridge.store.sql import SQLStore
+from ojs_bridge.store.sql.letters import SQLLetters
 from tests.cli.conftest import fill
 from tests.cli.running import run
 from tests.operations.test_operating import bury
@@ -373,15 +373,15 @@ def test_an_import_that_is_stopped_says_how_far_it_came(
     """Ctrl-C waits for the letters that are being written."""
     monkeypatch.setattr(letters, "LOT", 2)
     lines = "\n".join(letter_to_json(letter(f"j-{n}")) for n in range(7))
-    bury_all, written = SQLStore.bury_all, []
+    bury_all, written = SQLLetters.bury_all, []
 
-    def interrupted(store: SQLStore, some: Sequence[Letter]) -> None:
+    def interrupted(store: SQLLetters, some: Sequence[Letter]) -> None:
         bury_all(store, some)
         written.extend(some)
         if len(written) == 4:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(SQLStore, "bury_all", interrupted)
+    monkeypatch.setattr(SQLLetters, "bury_all", interrupted)
     ran = run("dead-letters", "import", "-", "--yes", store=store, stdin=lines)
     assert ran.code != 0
     assert ran.out == ""

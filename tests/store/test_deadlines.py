@@ -122,7 +122,7 @@ def test_a_client_that_went_silent_within_a_transaction_holds_no_lock_for_long(
         gone = threading.Event()
 
         def hold_a_lock() -> None:
-            with pytest.raises(StoreError), silent._transaction() as connection:
+            with pytest.raises(StoreError), silent.database.connection(durable=True) as connection:
                 connection.exec_driver_sql("UPDATE ojs_reservations SET mark = ''")
                 proxy.silence()
                 gone.set()
@@ -184,11 +184,12 @@ def test_a_store_is_waited_for_within_a_reservation(
 def test_a_thread_waits_for_a_free_connection_in_time() -> None:
     """SQLAlchemy itself waits for half a minute, which is longer than a reservation may be."""
     store: Any = open_store("postgresql+psycopg://h/db", patience=PATIENCE)
-    assert [engine.pool.timeout() for engine in (store._quick, store._durable)] == [PATIENCE] * 2
-    assert store._quick.pool is store._durable.pool, (
+    database = store.database
+    assert [engine.pool.timeout() for engine in (database._quick, database._durable)] == [PATIENCE] * 2
+    assert database._quick.pool is database._durable.pool, (
         "they share the connections that the page on stores counts"
     )
-    assert (store._quick.pool.size(), store._quick.pool._max_overflow) == (5, 10)
+    assert (database._quick.pool.size(), database._quick.pool._max_overflow) == (5, 10)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_a_thread_waits_for_a_free_connection_in_time() -> None:
 def test_what_a_url_says_of_time_counts(url: str) -> None:
     store: Any = open_store(url)
     if isinstance(store, SQLStore):
-        given = store._quick.dialect.create_connect_args(store._quick.url)[1]
+        given = store.database._quick.dialect.create_connect_args(store.database._quick.url)[1]
         assert [given[name] for name in ("connect_timeout", "tcp_user_timeout")] == ["7", "70"]
     else:
         assert store._redis._address["socket_timeout"] == 7

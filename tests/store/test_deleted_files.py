@@ -101,7 +101,10 @@ def test_no_letter_is_lost_when_the_file_is_deleted_while_it_is_written(
     store: Store, file: Path, end: Callable[[Path], None]
 ) -> None:
     assert isinstance(store, SQLStore)
-    with pytest.raises(StoreError, match="its file was deleted or replaced"), store._transaction():
+    with (
+        pytest.raises(StoreError, match="its file was deleted or replaced"),
+        store.database.connection(durable=True),
+    ):
         end(file)
     store.bury(letter())
     assert ids(open_store(f"sqlite:///{file}")) == ["j-1"]
@@ -124,7 +127,7 @@ def test_a_run_that_ends_after_the_file_was_deleted_leaves_its_letter(
 def test_a_file_that_is_deleted_while_nothing_is_connected(store: Store, file: Path) -> None:
     """A forked child has no connection yet. The new file may even have the old file's inode number."""
     assert isinstance(store, SQLStore)
-    store._dispose(close=True)
+    store.database._dispose(close=True)
     file.write_bytes(b"")
     for _ in range(2):
         with suppress(StoreError):
@@ -167,7 +170,7 @@ def test_the_log_that_the_last_connection_deletes_is_not_missed(store: Store, fi
     """A process that forks closes its connections, and SQLite deletes the log with the last of them."""
     assert isinstance(store, SQLStore)
     for _ in range(2):
-        store._dispose(close=True)
+        store.database._dispose(close=True)
         assert not file.with_name(f"{file.name}-wal").exists()
         store.bury(letter())
     assert ids(store) == ids(open_store(f"sqlite:///{file}")) == ["j-1", "earlier"]

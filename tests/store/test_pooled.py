@@ -70,7 +70,7 @@ def test_a_direct_connection_prepares_what_it_asks_often(postgres_url: str) -> N
     with closing(open_store(postgres_url)) as store:
         for n in range(ROUNDS):
             reserve(store, key=str(n))
-        with store._statement() as connection:  # type: ignore[attr-defined]
+        with store.database.connection() as connection:  # type: ignore[attr-defined]
             asked = connection.exec_driver_sql("select count(*) from pg_prepared_statements").scalar_one()
     assert asked
 

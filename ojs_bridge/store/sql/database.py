@@ -5,22 +5,24 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NoReturn
+from uuid import uuid4
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import ArgumentError, DataError, NoSuchModuleError, SQLAlchemyError
 
 from ...errors import ConfigurationError, StoreError, Unstorable
-from ..protocol import without_password
+from ..protocol import MEMORY, without_password
 from . import growing, postgres, sqlite
 from .statements import Upsert
-from .tables import LATER, SCHEMA_VERSION, metadata, versions
+from .tables import GROUPED, LATER, SCHEMA_VERSION, metadata, versions
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -49,25 +51,30 @@ class _Lock:
 
 
 class Database:
-    """The connections of this process to a store. The first use creates the tables and says their version."""
+    """The connections of this process to a store. The first use creates the tables and says their version.
+
+    The parts of a store share one, and keep their rows under its `namespace`.
+    """
+
+    is_in_memory = False
 
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
-        self._namespace = namespace
-        self._shown = without_password(url)
+        self.namespace = namespace
+        self.shown = without_password(url)
         self._quick = _quick_engine(url, patience)
         self._durable = _durable_engine(self._quick, patience)
-        self._is_postgres = self._durable.dialect.name == "postgresql"
+        self.is_postgres = self._durable.dialect.name == "postgresql"
         self._busy_seconds = sqlite.busy_seconds(patience)
         self._bounds = {"seconds": f"{math.ceil(patience * 1000)}ms"}
         self._in_use: AbstractContextManager[None] = nullcontext()
-        if not self._is_postgres:
-            self._in_use = _Lock(sqlite.in_use, self._busy_seconds, self._shown)
-        self._file = None if self._is_postgres else sqlite.File(self._durable, self._quick)
+        if not self.is_postgres:
+            self._in_use = _Lock(sqlite.in_use, self._busy_seconds, self.shown)
+        self._file = None if self.is_postgres else sqlite.File(self._durable, self._quick)
         self._pid = os.getpid()
         self._prepared = False
         self._encoding = ""
         self._grows_at, self._lacks = 0.0, list[str]()
-        self._preparing = _Lock(threading.Lock(), self._busy_seconds, self._shown)
+        self._preparing = _Lock(threading.Lock(), self._busy_seconds, self.shown)
 
     def prepare(self) -> None:
         """Create the tables that are not there; raises StoreError for a store of a newer version."""
@@ -77,7 +84,7 @@ class Database:
                 if self._found_version() != SCHEMA_VERSION:
                     self._create_tables()
                     self._say_version()
-                self._grow()
+                self.grow()
                 self._say_encoding()
                 if self._file:
                     with self._errors():
@@ -91,9 +98,9 @@ class Database:
 
     def clock(self) -> datetime:
         """Return the server's time; for SQLite this machine's."""
-        if not self._is_postgres:
+        if not self.is_postgres:
             return datetime.now(timezone.utc)
-        with self._statement() as connection:
+        with self.connection() as connection:
             seconds = float(connection.execute(_POSTGRES_CLOCK).scalar_one())
         return datetime.fromtimestamp(seconds, timezone.utc)
 
@@ -102,50 +109,67 @@ class Database:
         self._dispose(close=self._pid == os.getpid())
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        """Connect for statements that take effect together. Their effect outlasts a loss of power."""
-        self._get_ready()
-        with self._errors(), self._in_use:
-            self._check_file()
-            with self._durable.begin() as connection:
-                if self._is_postgres:
-                    connection.execute(postgres.BOUND, self._bounds)
-                yield connection
-            self._check_file()
+    def connection(self, *, durable: bool = False) -> Iterator[Connection]:
+        """Connect for statements that take effect one by one, in one round trip each; raises StoreError.
 
-    @contextmanager
-    def _statement(self) -> Iterator[Connection]:
-        """Connect for statements that take effect one by one, in one round trip each.
-
-        On SQLite a loss of power may undo the last of them. It ends all workers of that file, too.
+        On SQLite a loss of power may undo the last of them. It ends all workers of that file, too. `durable`
+        statements take effect together, and their effect outlasts a loss of power.
         """
-        self._get_ready()
+        self.get_ready()
         with self._errors(), self._in_use:
-            self._check_file()
-            with self._quick.begin() as connection:
-                yield connection
+            try:
+                with (self._durable if durable else self._quick).begin() as connection:
+                    if durable and self.is_postgres:
+                        connection.execute(postgres.BOUND, self._bounds)
+                    yield connection
+            finally:
+                # What was read from a deleted file, or written to it, does not count.
+                missing = self._file.missing() if self._file else ""
+                if missing:
+                    self._open_anew(missing)
 
-    def _change(self, statement: sa.Update | sa.Delete, lots: Iterable[sa.ColumnElement[bool]]) -> int:
+    def change(self, statement: sa.Update | sa.Delete, lots: Iterable[sa.ColumnElement[bool]]) -> int:
         """Run a statement for each lot of rows; return how many rows it has changed."""
         changed = 0
         for lot in lots:
-            with self._statement() as connection:
+            with self.connection() as connection:
                 changed += connection.execute(statement.where(lot)).rowcount
         return changed
 
-    def _get_ready(self) -> None:
+    def get_ready(self) -> None:
+        """Prepare the store, unless this process has done so."""
         self._be_ours()
         if not self._prepared:
             self.prepare()
 
-    def _check_file(self) -> None:
-        """Raise StoreError when the file or its log was deleted or replaced; the next use opens it anew."""
-        missing = self._file.missing() if self._file else ""
-        if not missing:
-            return
+    def has(self, name: str) -> bool:
+        """Return whether the store, which is ready, has a later table, or the groups' column."""
+        return name not in self._lacks
+
+    def grow(self, *, at_once: bool = False) -> None:
+        """Add what this release has brought, and the store lacks.
+
+        What cannot be added, for want of a right or of a lock, is tried again after some minutes, or at once.
+        """
+        with self._unprepared() as connection:
+            lacks = growing.missing(connection)
+        if lacks and (at_once or time.monotonic() >= self._grows_at):
+            lacks = self._add(lacks)
+        self._lacks = lacks
+
+    def build_index(self) -> bool:
+        """Return whether the index of the groups is there; build it if it is not."""
+        if self.is_postgres:
+            with self._errors():
+                return growing.build_concurrently(self._durable.url)
+        with self._unprepared() as connection:
+            GROUPED.create(connection, checkfirst=True)
+        return True
+
+    def _open_anew(self, missing: str) -> NoReturn:
         self._prepared = False
         self._dispose(close=True)
-        what = f"the store {self._shown!r} failed: its {missing} was deleted or replaced, with all it held"
+        what = f"the store {self.shown!r} failed: its {missing} was deleted or replaced, with all it held"
         logger.error("%s; it is opened anew", what)
         raise StoreError(what)
 
@@ -154,7 +178,7 @@ class Database:
             # A forked child must neither use nor close its parent's connections.
             self._dispose(close=False)
             self._pid = os.getpid()
-            self._preparing = _Lock(threading.Lock(), self._busy_seconds, self._shown)
+            self._preparing = _Lock(threading.Lock(), self._busy_seconds, self.shown)
 
     def _dispose(self, *, close: bool) -> None:
         self._quick.dispose(close=close)
@@ -165,15 +189,15 @@ class Database:
         try:
             yield
         except (SQLAlchemyError, OSError, MemoryError, UnicodeError, OverflowError) as error:
-            found = getattr(error, "orig", None) or error
-            why = " ".join(str(found).split()) or type(found).__name__
+            cause = getattr(error, "orig", None) or error
+            why = " ".join(str(cause).split()) or type(cause).__name__
             # The codes of class 54 say that a limit of PostgreSQL is exceeded, as by a row of an index.
-            too_much = str(getattr(found, "sqlstate", "")).startswith("54")
-            if too_much or isinstance(error, DataError) or isinstance(found, (UnicodeError, OverflowError)):
-                raise Unstorable(f"the store {self._shown!r} cannot keep this: {why}") from error
+            too_much = str(getattr(cause, "sqlstate", "")).startswith("54")
+            if too_much or isinstance(error, DataError) or isinstance(cause, (UnicodeError, OverflowError)):
+                raise Unstorable(f"the store {self.shown!r} cannot keep this: {why}") from error
             # The tables may be gone.
             self._prepared = False
-            raise StoreError(f"the store {self._shown!r} failed: {why}") from error
+            raise StoreError(f"the store {self.shown!r} failed: {why}") from error
 
     @contextmanager
     def _unprepared(self) -> Iterator[Connection]:
@@ -196,7 +220,7 @@ class Database:
 
     def _say_encoding(self) -> None:
         """Say once if the database lacks letters that a job's id, type or queue may have."""
-        if self._encoding or not self._is_postgres:
+        if self._encoding or not self.is_postgres:
             return
         with self._unprepared() as connection:
             self._encoding = str(connection.execute(_ENCODING).scalar_one())
@@ -204,23 +228,8 @@ class Database:
             logger.warning(
                 "the database of the store %r has the encoding %s: a job whose id, type or queue it cannot "
                 "hold is a dead letter of its broker; a database of the encoding %s holds all of them",
-                *(self._shown, self._encoding, _WHOLE),
+                *(self.shown, self._encoding, _WHOLE),
             )
-
-    def _has(self, name: str) -> bool:
-        """Return whether the store has a later table, or the groups' column."""
-        return name not in self._lacks
-
-    def _grow(self, *, at_once: bool = False) -> None:
-        """Add what this release has brought, and the store lacks.
-
-        What cannot be added, for want of a right or of a lock, is tried again after some minutes, or at once.
-        """
-        with self._unprepared() as connection:
-            lacks = growing.missing(connection)
-        if lacks and (at_once or time.monotonic() >= self._grows_at):
-            lacks = self._add(lacks)
-        self._lacks = lacks
 
     def _add(self, lacks: Iterable[str]) -> list[str]:
         """Add what the store lacks; return what it lacks then."""
@@ -297,3 +306,28 @@ def _durable_engine(quick: sa.Engine, patience: float) -> sa.Engine:
     durable = sa.create_engine(quick.url, hide_parameters=True, **sqlite.OPTIONS)
     sqlite.share(durable, synchronous="FULL", patience=patience)
     return durable
+
+
+class MemoryDatabase(Database):
+    """SQLite in the memory of this process, for tests; empty at first, and no other process has it."""
+
+    is_in_memory = True
+
+    def __init__(self, namespace: str, *, patience: float) -> None:
+        file = f"file:ojs-{uuid4().hex}?mode=memory&cache=shared"
+        # SQLite forgets the database with its last connection, and a fork closes all those of the engines.
+        self._kept = sqlite3.connect(file, uri=True, check_same_thread=False)
+        super().__init__(f"sqlite:///{file}&uri=true&check_same_thread=false", namespace, patience=patience)
+        self.shown = MEMORY
+
+    def close(self) -> None:
+        """Close the connections of this process; then the store is empty."""
+        super().close()
+        self._kept.close()
+
+    def _be_ours(self) -> None:
+        if self._pid != os.getpid():
+            raise StoreError(
+                f"the store {MEMORY!r} is in the memory of process {self._pid}, and this is process "
+                f"{os.getpid()}: processes share a store such as sqlite:///ojs.db"
+            )

@@ -15,10 +15,10 @@ from sqlalchemy.engine import Connection
 from ...errors import StoreError
 from ..protocol import EVERY_LETTER, NAMED, NEWEST, Group, LetterFilter, Order
 from ..records import from_ms, group_in, group_number, group_of_number, letter_from_json, to_ms
-from . import growing
+from .database import Database
 from .letters import SQLLetters
 from .statements import LARGEST_INTEGER, batches
-from .tables import FAULT, GROUPED, letters
+from .tables import FAULT, letters
 from .tables import groups as firsts
 
 _BATCH = 500
@@ -27,8 +27,11 @@ WALKED = 2000
 _c = letters.c
 
 
-class SQLGroups(SQLLetters):
-    """The part of a store that holds dead letters and their groups."""
+class SQLGroups:
+    """The part of a store that groups its dead letters."""
+
+    def __init__(self, database: Database, letters: SQLLetters) -> None:
+        self._db, self._letters = database, letters
 
     def groups(
         self,
@@ -41,13 +44,13 @@ class SQLGroups(SQLLetters):
         offset: int,
     ) -> list[Group]:
         """Return groups; the deaths of those on the page are counted."""
-        self._get_ready()
-        if not self._has(FAULT.name):
+        self._db.get_ready()
+        if not self._db.has(FAULT.name):
             raise StoreError(
-                f"the store {self._shown!r} has no groups: it lacks a column, and the log says why"
+                f"the store {self._db.shown!r} has no groups: it lacks a column, and the log says why"
             )
         while True:
-            with self._statement() as connection:
+            with self._db.connection() as connection:
                 heads = self._heads(connection, where, order, {*map(group_number, but)}, limit, offset)
                 if not heads:
                     return []
@@ -74,7 +77,7 @@ class SQLGroups(SQLLetters):
                 return found
             for group in strays:
                 # A listing takes those that it meets out of the group.
-                self.list(replace(where, group=group.fingerprint), limit=_BATCH, cursor=None)
+                self._letters.list(replace(where, group=group.fingerprint), limit=_BATCH, cursor=None)
 
     def _heads(
         self,
@@ -95,7 +98,7 @@ class SQLGroups(SQLLetters):
         by = (last, count) if order == "last" else (count, last)
         query = (
             sa.select(_c.fault, sa.func.min(_c.discarded_ms), last)
-            .where(*self._matching(where), _c.fault.is_not(None), _c.fault.not_in(but))
+            .where(*self._letters.chosen(where), _c.fault.is_not(None), _c.fault.not_in(but))
             .group_by(_c.fault)
             .order_by(*(each.desc() for each in by), _c.fault)
         )
@@ -104,39 +107,41 @@ class SQLGroups(SQLLetters):
     def _first_deaths(self, connection: Connection, heads: Sequence[Any]) -> Mapping[int, int]:
         """Return the first death of each group; of one that has kept none, that of its oldest letter."""
         known: dict[int, int] = {}
-        if self._has(firsts.name):
-            ours = firsts.c.namespace == self._namespace, firsts.c.fault.in_([head[0] for head in heads])
+        if self._db.has(firsts.name):
+            ours = firsts.c.namespace == self._db.namespace, firsts.c.fault.in_([head[0] for head in heads])
             known.update(connection.execute(sa.select(firsts.c.fault, firsts.c.first_ms).where(*ours)).all())
         return {number: min(known.get(number, oldest), oldest) for number, oldest, _ in heads}
 
     def group_sizes(self, where: LetterFilter) -> Mapping[str, tuple[int, datetime]]:
         """Count the letters of each group."""
-        self._get_ready()
-        if not self._has(FAULT.name):
+        self._db.get_ready()
+        if not self._db.has(FAULT.name):
             return {}
         query = sa.select(_c.fault, sa.func.count(), sa.func.max(_c.discarded_ms)).group_by(_c.fault)
-        with self._statement() as connection:
-            rows = connection.execute(query.where(*self._matching(where), _c.fault.is_not(None))).all()
+        with self._db.connection() as connection:
+            rows = connection.execute(query.where(*self._letters.chosen(where), _c.fault.is_not(None))).all()
         return {group_of_number(number): (count, from_ms(last)) for number, count, last in rows}
 
     def forget_groups(self, *, before: datetime) -> int:
         """Forget the first deaths of groups that are gone."""
-        if not (self._has(firsts.name) and self._has(FAULT.name)):
+        if not (self._db.has(firsts.name) and self._db.has(FAULT.name)):
             return 0
         has_letters = sa.exists().where(_c.namespace == firsts.c.namespace, _c.fault == firsts.c.fault)
-        old = sa.and_(firsts.c.namespace == self._namespace, firsts.c.first_ms < to_ms(before), ~has_letters)
-        return self._change(sa.delete(firsts), [old])
+        old = sa.and_(
+            firsts.c.namespace == self._db.namespace, firsts.c.first_ms < to_ms(before), ~has_letters
+        )
+        return self._db.change(sa.delete(firsts), [old])
 
     def _walk(self, where: LetterFilter) -> sa.Select[Any]:
         """Return a query that steps from group to group in the index, and reads no letter between them."""
-        ours, least = _c.namespace == self._namespace, sa.func.min(_c.fault)
+        ours, least = _c.namespace == self._db.namespace, sa.func.min(_c.fault)
         walk = sa.select(least.label("n"), sa.literal(0).label("k")).where(ours).cte(recursive=True)
         following = sa.select(least).where(ours, _c.fault > walk.c.n).correlate(walk).scalar_subquery()
         is_on = sa.and_(walk.c.n.is_not(None), walk.c.k < WALKED)
         walk = walk.union_all(sa.select(following, walk.c.k + 1).where(is_on))
 
         def time(which: Any) -> sa.ScalarSelect[Any]:
-            same = sa.select(which(_c.discarded_ms)).where(*self._matching(where), _c.fault == walk.c.n)
+            same = sa.select(which(_c.discarded_ms)).where(*self._letters.chosen(where), _c.fault == walk.c.n)
             return same.correlate(walk).scalar_subquery()
 
         return sa.select(walk.c.n, time(sa.func.min), time(sa.func.max)).where(walk.c.n.is_not(None))
@@ -155,7 +160,7 @@ class SQLGroups(SQLLetters):
         ).cte()
         count = (
             sa.select(sa.func.count())
-            .where(*self._matching(where), _c.fault == groups.c.n)
+            .where(*self._letters.chosen(where), _c.fault == groups.c.n)
             .where(_c.discarded_ms >= spans.c.a, _c.discarded_ms < spans.c.b)
             .correlate(groups, spans)
             .scalar_subquery()
@@ -170,7 +175,7 @@ class SQLGroups(SQLLetters):
             *(
                 sa.select(
                     sa.select(_c.fault, *columns)
-                    .where(*self._matching(where), _c.fault == number)
+                    .where(*self._letters.chosen(where), _c.fault == number)
                     .order_by(_c.discarded_ms.desc())
                     .limit(limit)
                     .subquery()
@@ -181,26 +186,17 @@ class SQLGroups(SQLLetters):
 
     def group_older(self) -> Iterator[int]:
         """Add the column and the index if they are missing, and fill in the fingerprints."""
-        self._get_ready()
-        if not self._has(FAULT.name):
-            self._grow(at_once=True)
-        done = _BATCH if self._has(FAULT.name) and self._has_index() else 0
+        self._db.get_ready()
+        if not self._db.has(FAULT.name):
+            self._db.grow(at_once=True)
+        done = _BATCH if self._db.has(FAULT.name) and self._db.build_index() else 0
         while done == _BATCH:
             done = self._group_some()
             yield done
 
-    def _has_index(self) -> bool:
-        """Return whether the index of the groups is there; build it if it is not."""
-        if self._is_postgres:
-            with self._errors():
-                return growing.build_concurrently(self._durable.url)
-        with self._unprepared() as connection:
-            GROUPED.create(connection, checkfirst=True)
-        return True
-
     def _group_some(self) -> int:
         """Group some letters, without one that a replay or a deletion is changing: none waits for another."""
-        is_older = sa.and_(_c.namespace == self._namespace, _c.fault.is_(None))
+        is_older = sa.and_(_c.namespace == self._db.namespace, _c.fault.is_(None))
         query = (
             sa.select(_c.id, _c.record, _c.discarded_ms)
             .where(is_older)
@@ -208,7 +204,7 @@ class SQLGroups(SQLLetters):
             .with_for_update(skip_locked=True)
         )
         ids, first = defaultdict[str, list[str]](list), dict[str, int]()
-        with self._transaction() as connection:
+        with self._db.connection(durable=True) as connection:
             rows = connection.execute(query).all()
             for letter_id, record, ms in rows:
                 group = group_in(record)
@@ -216,7 +212,7 @@ class SQLGroups(SQLLetters):
                 first[group] = min(first.get(group, ms), ms)
             # In one order, so that no two processes wait for each other.
             for group, same in sorted(ids.items()):
-                self._keep_first(connection, group_number(group), first[group])
+                self._letters.keep_first(connection, group_number(group), first[group])
                 change = sa.update(letters).where(is_older).values(fault=group_number(group))
                 for batch in batches(same):
                     connection.execute(change.where(_c.id.in_(batch)))

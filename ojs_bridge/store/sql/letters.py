@@ -23,10 +23,24 @@ from ..records import (
     to_ms,
 )
 from ..reservations import Settle
+from . import texts
 from .database import Database
 from .reservations import mark_settled
-from .statements import INSERTS, Upsert, batches, beginning, equals, matching, page, updated, write_cursor
+from .statements import (
+    INSERTS,
+    Upsert,
+    batches,
+    beginning,
+    equals,
+    matching,
+    page,
+    page_end,
+    up_to,
+    updated,
+    write_cursor,
+)
 from .tables import FAULT, errors, groups, letters
+from .texts import PLACES, SQLTexts
 
 _REPLACED = ("type", "queue", "error_type", "discarded_ms", "claimed_until", "record")
 _BURY, _BURY_UNGROUPED = Upsert(letters, *_REPLACED, "fault"), Upsert(letters, *_REPLACED)
@@ -37,26 +51,33 @@ _BITS = 20
 _LISTED = sa.select(letters.c.record, letters.c.discarded_ms, letters.c.id)
 
 
-class SQLLetters(Database):
-    """The part of a store that holds dead letters."""
+class SQLLetters:
+    """The part of a store that holds dead letters. A text that is of no letter any more leaves the index."""
+
+    def __init__(self, database: Database, texts: SQLTexts) -> None:
+        self._db, self._texts = database, texts
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Settle the job's reservation; write its letter in place of an earlier one and of kept entries."""
-        with self._transaction() as connection:
-            if settle is not None and not mark_settled(connection, self._namespace, settle):
+        with self._db.connection(durable=True) as connection:
+            if settle is not None and not mark_settled(connection, self._db.namespace, settle):
                 return False
             self._bury(connection, [letter])
+        if settle is None:
+            # An imported letter may have the time of the one that it replaces.
+            self._texts.forget([letter.id])
         return True
 
     def bury_all(self, letters_: Sequence[Letter]) -> None:
         """Write letters in one transaction, each as `bury` does."""
-        with self._transaction() as connection:
+        with self._db.connection(durable=True) as connection:
             # All writers go by the order of the ids, so that no two block each other.
             self._bury(connection, sorted(letters_, key=lambda letter: index_id(letter.id)))
+        self._texts.forget([letter.id for letter in letters_])
 
     def _bury(self, connection: Connection, letters_: Sequence[Letter]) -> None:
         rows = [self._letter_row(letter) for letter in letters_]
-        if self._has(FAULT.name):
+        if self._db.has(FAULT.name):
             faults = [group_number(letter.group) for letter in letters_]
             _BURY.all(connection, [{**row, "fault": fault} for row, fault in zip(rows, faults, strict=True)])
             first = dict[int, int]()
@@ -64,16 +85,16 @@ class SQLLetters(Database):
                 first[fault] = min(first.get(fault, row["discarded_ms"]), row["discarded_ms"])
             # In one order, so that no two processes wait for each other.
             for fault, ms in sorted(first.items()):
-                self._keep_first(connection, fault, ms)
+                self.keep_first(connection, fault, ms)
         else:
             _BURY_UNGROUPED.all(connection, rows)
         for batch in batches([row["id"] for row in rows]):
-            ours = errors.c.namespace == self._namespace, errors.c.job_id.in_(batch)
+            ours = errors.c.namespace == self._db.namespace, errors.c.job_id.in_(batch)
             connection.execute(sa.delete(errors).where(*ours))
 
     def _letter_row(self, letter: Letter) -> dict[str, Any]:
         return {
-            "namespace": self._namespace,
+            "namespace": self._db.namespace,
             "id": index_id(letter.id),
             "type": index_text(letter.type),
             "queue": index_text(letter.queue),
@@ -83,47 +104,70 @@ class SQLLetters(Database):
             "record": letter_to_json(letter),
         }
 
-    def _keep_first(self, connection: Connection, fault: int, ms: int) -> None:
+    def keep_first(self, connection: Connection, fault: int, ms: int) -> None:
         """Keep a death as the first one of its group, unless an earlier one is known."""
-        if self._has(groups.name):
+        if self._db.has(groups.name):
             statement = _KEEP_FIRST[connection.dialect.name]
-            connection.execute(statement, {"namespace": self._namespace, "fault": fault, "first_ms": ms})
+            connection.execute(statement, {"namespace": self._db.namespace, "fault": fault, "first_ms": ms})
 
     def keep_errors(self, job_id: str, entries: Sequence[PlacedEntry]) -> None:
         """Keep error entries; an entry that is there already stays as it is."""
-        key = {"namespace": self._namespace, "job_id": index_id(job_id)}
-        with self._transaction() as connection:
+        key = {"namespace": self._db.namespace, "job_id": index_id(job_id)}
+        with self._db.connection(durable=True) as connection:
             for place, entry in entries:
                 _KEEP(connection, {**key, "place": place, "record": json.dumps(entry)})
 
     def kept_errors(self, job_id: str) -> list[PlacedEntry]:
         """Return the kept entries with their places, oldest first."""
         query = sa.select(errors.c.place, errors.c.record).where(self._of(job_id)).order_by(errors.c.place)
-        with self._statement() as connection:
+        with self._db.connection() as connection:
             return [(place, json.loads(record)) for place, record in connection.execute(query)]
 
     def forget_errors(self, job_id: str) -> None:
         """Delete the kept entries of a job."""
-        self._change(sa.delete(errors), [self._of(job_id)])
+        self._db.change(sa.delete(errors), [self._of(job_id)])
 
     def list(
-        self, where: LetterFilter, *, limit: int, cursor: str | None, oldest_first: bool = False
+        self,
+        where: LetterFilter,
+        *,
+        limit: int,
+        cursor: str | None,
+        oldest_first: bool = False,
+        text: str | None = None,
     ) -> Page:
-        """Return a page, newest first; raises ValueError for a cursor that no page gave out."""
-        query = _LISTED.where(*self._matching(where))
-        with self._statement() as connection:
-            rows, more = page(connection, query, limit, cursor, newest=not oldest_first)
-        found = tuple(letter_from_json(row.record) for row in rows)
+        """Return a page of letters that may have the text. One page searches at most 20,000 letters."""
+        newest = not oldest_first
+        if text is not None and self._texts.are_kept():
+            return self._search(text, where, limit, cursor, newest=newest)
+        query = _LISTED.where(*self.chosen(where))
+        with self._db.connection() as connection:
+            rows, more = page(connection, query, limit, cursor, newest=newest)
+        listed = tuple(letter_from_json(row.record) for row in rows)
         if where.group is not None:
-            self._send_off([letter for letter in found if letter.group != where.group], where.group)
-            found = tuple(letter for letter in found if letter.group == where.group)
-        return Page(found, more)
+            self._send_off([letter for letter in listed if letter.group != where.group], where.group)
+            listed = tuple(letter for letter in listed if letter.group == where.group)
+        return Page(listed, more)
+
+    def _search(
+        self, text: str, where: LetterFilter, limit: int, cursor: str | None, *, newest: bool
+    ) -> Page:
+        # Letters of all kinds are searched, whose index tells their end: those of a kind may be far apart.
+        searched = PLACES.where(*self.chosen(LetterFilter(since=where.since, until=where.until)))
+        at, key = letters.c.discarded_ms, letters.c.id
+        with self._db.connection() as connection:
+            end = page_end(connection, searched, texts.SEARCHED, cursor, newest=newest)
+            kind = PLACES.where(*self.chosen(where), *up_to(at, key, end, newest=newest))
+            rows, more = page(connection, kind.where(self._texts.may_say(text)), limit, cursor, newest=newest)
+        records = {row.id: row.record for row in self._texts.letters([row.id for row in rows])}
+        listed = (letter_from_json(records[row.id]) for row in rows if row.id in records)
+        return Page(tuple(each for each in listed if where.group in (None, each.group)), more or end)
 
     def _send_off(self, strays: Sequence[Letter], group: str) -> None:
         """Take letters out of a group that an earlier release has replaced without a new fingerprint."""
-        wrong = sa.and_(letters.c.namespace == self._namespace, letters.c.fault == group_number(group))
+        wrong = sa.and_(letters.c.namespace == self._db.namespace, letters.c.fault == group_number(group))
         change = sa.update(letters).where(wrong).values(fault=None)
-        self._change(change, map(letters.c.id.in_, batches([index_id(stray.id) for stray in strays])))
+        self._db.change(change, map(letters.c.id.in_, batches([index_id(stray.id) for stray in strays])))
 
     def cursor_after(self, letter: Letter) -> str:
         """Return the cursor that names a letter."""
@@ -131,25 +175,28 @@ class SQLLetters(Database):
 
     def count(self, where: LetterFilter) -> int:
         """Return how many letters there are of some kind."""
-        query = sa.select(sa.func.count()).select_from(letters).where(*self._matching(where))
-        with self._statement() as connection:
+        query = sa.select(sa.func.count()).select_from(letters).where(*self.chosen(where))
+        with self._db.connection() as connection:
             return int(connection.execute(query).scalar_one())
 
     def prune(self, letters_: Sequence[Letter], *, now: datetime) -> int:
         """Delete letters that nobody replays and whose jobs have not died again."""
-        return self._change(sa.delete(letters).where(_free(now)), map(self._same, batches(letters_)))
+        free = sa.delete(letters).where(_free(now))
+        pruned = self._db.change(free, map(self._same, batches(letters_)))
+        self._texts.forget([letter.id for letter in letters_])
+        return pruned
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
-        with self._statement() as connection:
+        with self._db.connection() as connection:
             record = connection.execute(sa.select(letters.c.record).where(self._are([letter_id]))).scalar()
         return None if record is None else letter_from_json(record)
 
     def letters_beginning(self, text: str, limit: int) -> Sequence[str]:
         """Return ids that begin with a text, from the primary key's index."""
-        begins = beginning(letters.c.id, text, on_postgres=self._is_postgres)
-        query = sa.select(letters.c.id).where(letters.c.namespace == self._namespace, begins).limit(limit)
-        with self._statement() as connection:
+        begins = beginning(letters.c.id, text, on_postgres=self._db.is_postgres)
+        query = sa.select(letters.c.id).where(letters.c.namespace == self._db.namespace, begins).limit(limit)
+        with self._db.connection() as connection:
             return connection.execute(query).scalars().all()
 
     def claim(self, letter_ids: Sequence[str], *, now: datetime, seconds: float) -> Claimed:
@@ -159,7 +206,7 @@ class SQLLetters(Database):
         for batch in batches(letter_ids):
             ours = sa.and_(self._are(batch), letters.c.claimed_until == claim)
             statement = sa.update(letters).where(self._are(batch), _free(now)).values(claimed_until=claim)
-            with self._statement() as connection:
+            with self._db.connection() as connection:
                 rows = updated(connection, statement, (letters.c.id, letters.c.record), ours)
             records.update((row.id, row.record) for row in rows)
         found = (records.get(index_id(letter_id)) for letter_id in letter_ids)
@@ -167,23 +214,25 @@ class SQLLetters(Database):
 
     def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
         """End the claims that are still ours."""
-        self._change(sa.update(letters).values(claimed_until=0), self._claimed(letter_ids, claim))
+        self._db.change(sa.update(letters).values(claimed_until=0), self._claimed(letter_ids, claim))
 
     def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
         """Delete the letters whose claim is still ours. A letter that is buried anew has no claim."""
-        return self._change(sa.delete(letters), self._claimed(letter_ids, claim))
+        deleted = self._db.change(sa.delete(letters), self._claimed(letter_ids, claim))
+        self._texts.forget(letter_ids)
+        return deleted
 
     def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
         """Count the letters of some kind, in all and by queue, type and last error type."""
         kind, at = (letters.c.queue, letters.c.type, letters.c.error_type), letters.c.discarded_ms
         query = sa.select(*kind, sa.func.count(), sa.func.min(at), sa.func.max(at)).group_by(*kind)
-        with self._statement() as connection:
-            rows = connection.execute(query.where(*self._matching(where))).all()
+        with self._db.connection() as connection:
+            rows = connection.execute(query.where(*self.chosen(where))).all()
         return counts_of([(row[:3], row[3], from_ms(row[4]), from_ms(row[5])) for row in rows])
 
     def _are(self, letter_ids: Sequence[str]) -> sa.ColumnElement[bool]:
         ids = letters.c.id.in_([*map(index_id, letter_ids)])
-        return sa.and_(letters.c.namespace == self._namespace, ids)
+        return sa.and_(letters.c.namespace == self._db.namespace, ids)
 
     def _claimed(self, letter_ids: Sequence[str], claim: Claim) -> Iterator[sa.ColumnElement[bool]]:
         for batch in batches(letter_ids):
@@ -195,13 +244,14 @@ class SQLLetters(Database):
         return sa.and_(self._are([letter.id for letter in batch]), same)
 
     def _of(self, job_id: str) -> sa.ColumnElement[bool]:
-        return sa.and_(errors.c.namespace == self._namespace, errors.c.job_id == index_id(job_id))
+        return sa.and_(errors.c.namespace == self._db.namespace, errors.c.job_id == index_id(job_id))
 
-    def _matching(self, where: LetterFilter) -> Iterator[sa.ColumnElement[bool]]:
-        yield letters.c.namespace == self._namespace
+    def chosen(self, where: LetterFilter) -> Iterator[sa.ColumnElement[bool]]:
+        """Yield the conditions of the letters that a filter chooses."""
+        yield letters.c.namespace == self._db.namespace
         yield from equals(letters.c.queue, where.queue)
-        yield from matching(letters.c.type, where.type, on_postgres=self._is_postgres)
-        yield from matching(letters.c.error_type, where.error_type, on_postgres=self._is_postgres)
+        yield from matching(letters.c.type, where.type, on_postgres=self._db.is_postgres)
+        yield from matching(letters.c.error_type, where.error_type, on_postgres=self._db.is_postgres)
         if where.since is not None:
             yield letters.c.discarded_ms >= to_ms(where.since)
         if where.until is not None:

@@ -27,22 +27,25 @@ def _added(new: New) -> dict[str, Any]:
 _ADD = Upsert(table, "queue", changes=_added)
 
 
-class SQLRates(Database):
+class SQLRates:
     """The part of a store that holds rates."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
 
     def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:  # noqa: ARG002
         """Add to the counts, in one transaction."""
         # All processes write in the same order, so that no two of them wait for each other's rows.
         rows = sorted((row for rate in rates for row in self._rows(rate)), key=itemgetter(*_PLACE))
         if rows:
-            with self._transaction() as connection:
+            with self._db.connection(durable=True) as connection:
                 _ADD.all(connection, rows)
 
     def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:
         """Return the rates of the spans that begin in a time, by time."""
-        ours = _c.namespace == self._namespace, _c.seconds == SECONDS[span]
+        ours = _c.namespace == self._db.namespace, _c.seconds == SECONDS[span]
         query = sa.select(table).where(*ours, _c.at_ms >= to_ms(since), _c.at_ms < to_ms(until))
-        with self._statement() as connection:
+        with self._db.connection() as connection:
             rows = connection.execute(query.order_by(_c.at_ms, _c.key)).all()
         return [
             Rate(from_ms(row.at_ms), row.type, row.queue, row.outcome, tuple(row[-len(_COUNTS) :]))
@@ -53,13 +56,13 @@ class SQLRates(Database):
         """Delete old rates."""
         for span, kept in KEPT.items():
             old = _c.seconds == SECONDS[span], _c.at_ms < to_ms(now - kept)
-            self._change(sa.delete(table), [sa.and_(_c.namespace == self._namespace, *old)])
+            self._db.change(sa.delete(table), [sa.and_(_c.namespace == self._db.namespace, *old)])
 
     def _rows(self, rate: Rate) -> Iterator[dict[str, Any]]:
         told = tuple(map(index_text, (rate.type, rate.queue, rate.outcome)))
         for span, seconds in SECONDS.items():
             yield {
-                "namespace": self._namespace,
+                "namespace": self._db.namespace,
                 "seconds": seconds,
                 "at_ms": begun(rate.at, span),
                 "key": index_id("\n".join(told)),

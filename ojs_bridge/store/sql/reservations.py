@@ -44,8 +44,11 @@ _LOOK = sa.select(*(_c[name] for name in _LOOKED_AT)).where(
 )
 
 
-class SQLReservations(Database):
+class SQLReservations:
     """The part of a store that holds reservations."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
 
     def reserve(
         self,
@@ -60,7 +63,7 @@ class SQLReservations(Database):
         """Reserve a run until a time, atomically: one round trip when it is free, two when it is not."""
         until_ms = to_ms(until)
         row = {
-            "namespace": self._namespace,
+            "namespace": self._db.namespace,
             "key": index_id(reservation.key),
             "fence": reservation.fence,
             "settled": False,
@@ -71,7 +74,7 @@ class SQLReservations(Database):
             "until_ms": until_ms,
             "keep_until_ms": until_ms + OUTLIVE_MS,
         }
-        with self._statement() as connection:
+        with self._db.connection() as connection:
             # Another request has changed the record since the last round.
             while not _RESERVE(connection, row):
                 found = connection.execute(_LOOK, row).one_or_none()
@@ -94,7 +97,7 @@ class SQLReservations(Database):
         lost: list[Reservation] = []
         for batch in batches(list(dict.fromkeys(reservations))):
             held = sa.and_(self._any_of(batch), _c.holder == index_id(holder), sa.not_(_c.settled))
-            with self._statement() as connection:
+            with self._db.connection() as connection:
                 extended = connection.execute(sa.update(table).where(held).values(times)).rowcount
                 if extended < len(batch):
                     lost += _without(batch, connection.execute(sa.select(_c.key, _c.fence).where(held)))
@@ -102,8 +105,8 @@ class SQLReservations(Database):
 
     def settle(self, settle: Settle) -> bool:
         """Mark a reservation as settled; False when the record has another fence or holder."""
-        with self._statement() as connection:
-            return mark_settled(connection, self._namespace, settle)
+        with self._db.connection() as connection:
+            return mark_settled(connection, self._db.namespace, settle)
 
     def release(self, settle: Settle) -> bool:
         """Release a reservation unused; False when the record has another fence or holder, or is settled."""
@@ -116,19 +119,19 @@ class SQLReservations(Database):
         if settle.reservation.fence > 0:
             before = {"fence": settle.reservation.fence - 1, "settled": True}
             statement = sa.update(table).values(**before, keep_until_ms=to_ms(settle.keep_until))
-        with self._statement() as connection:
+        with self._db.connection() as connection:
             return connection.execute(statement.where(*where)).rowcount == 1
 
     def expire(self, reservations: Sequence[Reservation]) -> None:
         """Delete the records of settled reservations that have the same fence and were never lost."""
         over = sa.delete(table).where(_c.settled, sa.not_(_c.lost))
-        self._change(over, map(self._any_of, batches(reservations)))
+        self._db.change(over, map(self._any_of, batches(reservations)))
 
     def expire_before(self, now: datetime, *, limit: int) -> int:
         """Delete records whose `keep_until` has passed, settled ones and abandoned ones."""
-        mine, over = _c.namespace == self._namespace, _c.keep_until_ms <= to_ms(now)
+        mine, over = _c.namespace == self._db.namespace, _c.keep_until_ms <= to_ms(now)
         query = sa.select(_c.key).where(mine, over).order_by(_c.keep_until_ms).limit(limit)
-        with self._statement() as connection:
+        with self._db.connection() as connection:
             keys = sa.select(picked(connection, query).c.key)
             return connection.execute(sa.delete(table).where(mine, _c.key.in_(keys))).rowcount
 
@@ -136,7 +139,7 @@ class SQLReservations(Database):
         pairs = [(index_id(key), fence) for key, fence in reservations]
         # The databases search their indexes for the keys alone.
         known = _c.key.in_([key for key, _fence in pairs])
-        return sa.and_(_c.namespace == self._namespace, known, sa.tuple_(_c.key, _c.fence).in_(pairs))
+        return sa.and_(_c.namespace == self._db.namespace, known, sa.tuple_(_c.key, _c.fence).in_(pairs))
 
 
 def mark_settled(connection: Connection, namespace: str, settle: Settle) -> bool:
