@@ -20,7 +20,7 @@ import pytest
 from ojs_bridge import Bridge, StorageRetry, StoreError, open_store
 from ojs_bridge.engine.runs import Postpone
 from ojs_bridge.store import Grant, Store
-from ojs_bridge.store.sql import SQLStore, sqlite
+from ojs_bridge.store.sql import SQLStore, engines
 from tests.conftest import store_url
 from tests.engine.test_reservations import JOB, begin, run
 from tests.lives import FRAMEWORK, Outbox
@@ -158,7 +158,7 @@ def test_the_threads_of_a_process_wait_for_a_busy_file_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the threads waited one after the other, the last one would lose its reservation."""
-    monkeypatch.setattr(sqlite, "_BUSY_SECONDS", 1.0)
+    monkeypatch.setattr(engines, "_BUSY_SECONDS", 1.0)
     store = open_store(f"sqlite:///{tmp_path}/ojs.db", patience=0.5)
     assert reserve(store).grant is Grant.TAKEN
     with closing(sqlite3.connect(tmp_path / "ojs.db", isolation_level=None)) as other:

@@ -16,11 +16,11 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import ArgumentError, DataError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import DataError, SQLAlchemyError
 
-from ...errors import ConfigurationError, StoreError, Unstorable
+from ...errors import StoreError, Unstorable
 from ..protocol import MEMORY, without_password
-from . import growing, postgres, sqlite
+from . import engines, tables
 from .statements import Upsert
 from .tables import GROUPED, LATER, SCHEMA_VERSION, metadata, versions
 
@@ -30,6 +30,7 @@ _POSTGRES_CLOCK = sa.text("SELECT extract(epoch FROM clock_timestamp())")
 _ENCODING = sa.text("SELECT current_setting('server_encoding')")
 #: The encoding that has every letter.
 _WHOLE = "UTF8"
+_FAILURES = (SQLAlchemyError, OSError, MemoryError, UnicodeError, OverflowError)
 _SAY_VERSION = Upsert(versions)
 #: After how many seconds what the store lacks is added again, if that has failed.
 _GROWS_AGAIN = 300.0
@@ -50,6 +51,59 @@ class _Lock:
         self._lock.release()
 
 
+class _File:
+    """The file of two engines, and its write-ahead log.
+
+    Either may be deleted or replaced while connections to the old one still work.
+    """
+
+    def __init__(self, *engines: sa.Engine) -> None:
+        # The driver finds the file in the working directory of this moment.
+        path: str = engines[0].dialect.create_connect_args(engines[0].url)[0][0]
+        self._path = "" if path.startswith("file:") else path
+        self._log_path = f"{self._path}-wal"
+        self._identity: tuple[int, int] | None = None
+        #: The log that the open connections write to. The last connection to a file deletes its log.
+        self._log: tuple[int, int] | None = None
+        for engine in engines:
+            sa.event.listen(engine, "connect", self._connected)
+            sa.event.listen(engine, "engine_disposed", self._disposed)
+
+    def opened(self) -> None:
+        """Remember the file that is there now."""
+        self._identity = _identity_of(self._path) if self._path else None
+
+    def missing(self) -> str:
+        """Return which of the opened files is gone, or has another in its place; "" for none of them."""
+        if self._identity is not None and _identity_of(self._path) != self._identity:
+            return "file"
+        if self._log is not None and _identity_of(self._log_path) != self._log:
+            return "write-ahead log (-wal)"
+        return ""
+
+    def _connected(self, connection: Any, _record: object) -> None:
+        if self._path and self._log is None:
+            # SQLite makes the log when a connection first reads.
+            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
+            log = _identity_of(self._log_path)
+            self._log = None if log == _GONE else log
+
+    def _disposed(self, _engine: sa.Engine) -> None:
+        self._log = None
+
+
+_GONE = (0, 0)
+
+
+def _identity_of(path: str) -> tuple[int, int]:
+    try:
+        # Every use of the store calls this, and a Path takes longer.
+        status = os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return _GONE
+    return status.st_dev, status.st_ino
+
+
 class Database:
     """The connections of this process to a store. The first use creates the tables and says their version.
 
@@ -61,15 +115,15 @@ class Database:
     def __init__(self, url: str, namespace: str, *, patience: float) -> None:
         self.namespace = namespace
         self.shown = without_password(url)
-        self._quick = _quick_engine(url, patience)
-        self._durable = _durable_engine(self._quick, patience)
+        self._quick = engines.quick(url, patience)
+        self._durable = engines.durable(self._quick, patience)
         self.is_postgres = self._durable.dialect.name == "postgresql"
-        self._busy_seconds = sqlite.busy_seconds(patience)
+        self._busy_seconds = engines.busy_seconds(patience)
         self._bounds = {"seconds": f"{math.ceil(patience * 1000)}ms"}
         self._in_use: AbstractContextManager[None] = nullcontext()
         if not self.is_postgres:
-            self._in_use = _Lock(sqlite.in_use, self._busy_seconds, self.shown)
-        self._file = None if self.is_postgres else sqlite.File(self._durable, self._quick)
+            self._in_use = _Lock(engines.in_use, self._busy_seconds, self.shown)
+        self._file = None if self.is_postgres else _File(self._durable, self._quick)
         self._pid = os.getpid()
         self._prepared = False
         self._encoding = ""
@@ -115,18 +169,22 @@ class Database:
         On SQLite a loss of power may undo the last of them. It ends all workers of that file, too. `durable`
         statements take effect together, and their effect outlasts a loss of power.
         """
-        self.get_ready()
-        with self._errors(), self._in_use:
-            try:
-                with (self._durable if durable else self._quick).begin() as connection:
-                    if durable and self.is_postgres:
-                        connection.execute(postgres.BOUND, self._bounds)
-                    yield connection
-            finally:
-                # What was read from a deleted file, or written to it, does not count.
-                missing = self._file.missing() if self._file else ""
-                if missing:
-                    self._open_anew(missing)
+        if not self._prepared or self._pid != os.getpid():
+            self.get_ready()
+        try:
+            with self._in_use:
+                try:
+                    with (self._durable if durable else self._quick).begin() as connection:
+                        if durable and self.is_postgres:
+                            connection.execute(engines.BOUND, self._bounds)
+                        yield connection
+                finally:
+                    # What was read from a deleted file, or written to it, does not count.
+                    missing = self._file.missing() if self._file else ""
+                    if missing:
+                        self._open_anew(missing)
+        except _FAILURES as error:
+            raise self._failed(error) from error
 
     def change(self, statement: sa.Update | sa.Delete, lots: Iterable[sa.ColumnElement[bool]]) -> int:
         """Run a statement for each lot of rows; return how many rows it has changed."""
@@ -152,7 +210,7 @@ class Database:
         What cannot be added, for want of a right or of a lock, is tried again after some minutes, or at once.
         """
         with self._unprepared() as connection:
-            lacks = growing.missing(connection)
+            lacks = tables.missing(connection)
         if lacks and (at_once or time.monotonic() >= self._grows_at):
             lacks = self._add(lacks)
         self._lacks = lacks
@@ -161,7 +219,7 @@ class Database:
         """Return whether the index of the groups is there; build it if it is not."""
         if self.is_postgres:
             with self._errors():
-                return growing.build_concurrently(self._durable.url)
+                return tables.build_concurrently(self._durable.url)
         with self._unprepared() as connection:
             GROUPED.create(connection, checkfirst=True)
         return True
@@ -188,16 +246,19 @@ class Database:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (SQLAlchemyError, OSError, MemoryError, UnicodeError, OverflowError) as error:
-            cause = getattr(error, "orig", None) or error
-            why = " ".join(str(cause).split()) or type(cause).__name__
-            # The codes of class 54 say that a limit of PostgreSQL is exceeded, as by a row of an index.
-            too_much = str(getattr(cause, "sqlstate", "")).startswith("54")
-            if too_much or isinstance(error, DataError) or isinstance(cause, (UnicodeError, OverflowError)):
-                raise Unstorable(f"the store {self.shown!r} cannot keep this: {why}") from error
-            # The tables may be gone.
-            self._prepared = False
-            raise StoreError(f"the store {self.shown!r} failed: {why}") from error
+        except _FAILURES as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> StoreError:
+        cause = getattr(error, "orig", None) or error
+        why = " ".join(str(cause).split()) or type(cause).__name__
+        # The codes of class 54 say that a limit of PostgreSQL is exceeded, as by a row of an index.
+        too_much = str(getattr(cause, "sqlstate", "")).startswith("54")
+        if too_much or isinstance(error, DataError) or isinstance(cause, (UnicodeError, OverflowError)):
+            return Unstorable(f"the store {self.shown!r} cannot keep this: {why}")
+        # The tables may be gone.
+        self._prepared = False
+        return StoreError(f"the store {self.shown!r} failed: {why}")
 
     @contextmanager
     def _unprepared(self) -> Iterator[Connection]:
@@ -237,12 +298,12 @@ class Database:
         for name in lacks:
             try:
                 with self._unprepared() as connection:
-                    growing.add(connection, name)
+                    tables.add(connection, name)
             except StoreError as error:
                 failed[name] = error
         # Another process may have added it meanwhile.
         with self._unprepared() as connection:
-            left = growing.missing(connection)
+            left = tables.missing(connection)
         for name in left:
             if name not in self._lacks:
                 logger.warning("the store goes on without this release's %s: %s", name, failed.get(name))
@@ -253,7 +314,7 @@ class Database:
         for tries_left in reversed(range(len(metadata.tables) + 1)):
             try:
                 with self._unprepared() as connection:
-                    growing.create(connection)
+                    tables.create(connection)
             except StoreError:
                 # Another process may create a table between the check and the creation.
                 if not tries_left:
@@ -265,47 +326,6 @@ class Database:
         with self._unprepared() as connection:
             _SAY_VERSION(connection, {"version": SCHEMA_VERSION})
             connection.execute(sa.delete(versions).where(versions.c.version < SCHEMA_VERSION))
-
-
-def _quick_engine(url: str, patience: float) -> sa.Engine:
-    """Make the engine for single statements, which need no round trips for a transaction.
-
-    A question waits for its answer for `patience` seconds. Raises ConfigurationError.
-    """
-    shown = without_password(url)
-    try:
-        parsed = sa.make_url(url)
-    except (ArgumentError, ValueError):
-        raise ConfigurationError(f"store: {shown!r} is not a database URL") from None
-    is_postgres = parsed.get_backend_name() == "postgresql"
-    try:
-        # Parameters are the arguments of jobs, which belong in no log.
-        options = postgres.options(parsed, patience) if is_postgres else sqlite.OPTIONS
-        engine = sa.create_engine(parsed, hide_parameters=True, **options)
-    except ImportError as error:
-        raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {error}") from None
-    except (ArgumentError, TypeError, ValueError) as error:
-        why = (
-            f"no driver has the name {parsed.drivername!r}" if isinstance(error, NoSuchModuleError) else error
-        )
-        raise ConfigurationError(f"store: {shown!r} is not a store that ojs-bridge knows: {why}") from None
-    if is_postgres:
-        postgres.share(engine, patience)
-    elif parsed.database and ":memory:" not in parsed.database:
-        sqlite.share(engine, synchronous="NORMAL", patience=patience)
-    else:
-        why = "would be gone with the process: name a file, as in sqlite:///ojs.db"
-        raise ConfigurationError(f"store: {shown!r} {why}")
-    return engine
-
-
-def _durable_engine(quick: sa.Engine, patience: float) -> sa.Engine:
-    """Make the engine for transactions. Except on SQLite it has the same connections."""
-    if quick.dialect.name == "postgresql":
-        return quick.execution_options(isolation_level="READ COMMITTED")
-    durable = sa.create_engine(quick.url, hide_parameters=True, **sqlite.OPTIONS)
-    sqlite.share(durable, synchronous="FULL", patience=patience)
-    return durable
 
 
 class MemoryDatabase(Database):

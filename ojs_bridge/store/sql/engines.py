@@ -1,17 +1,126 @@
-"""The special needs of PostgreSQL: an answer, or an error, in time, even on a network that loses packets."""
+"""The engines, and the special needs of each database.
+
+SQLite: processes share a file, and no connection stays open across a fork. PostgreSQL: an answer, or an
+error, in time, even on a network that loses packets.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import os
 import selectors
+import sqlite3
+import threading
 import time
-from typing import Any
+from typing import Any, Literal
+from weakref import WeakSet
 
 import sqlalchemy as sa
-from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError, NoSuchModuleError
+
+from ...errors import ConfigurationError
+from ..protocol import without_password
 
 logger = logging.getLogger("ojs_bridge")
+
+
+def quick(url: str, patience: float) -> sa.Engine:
+    """Make the engine for single statements, which need no round trips for a transaction.
+
+    A question waits for its answer for `patience` seconds. Raises ConfigurationError.
+    """
+    shown = without_password(url)
+    try:
+        parsed = sa.make_url(url)
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(f"store: {shown!r} is not a database URL") from None
+    is_postgres = parsed.get_backend_name() == "postgresql"
+    try:
+        # Parameters are the arguments of jobs, which belong in no log.
+        options = _postgres_options(parsed, patience) if is_postgres else _SQLITE_OPTIONS
+        engine = sa.create_engine(parsed, hide_parameters=True, **options)
+    except ImportError as error:
+        raise ConfigurationError(f"store: the driver of {shown!r} is not installed: {error}") from None
+    except (ArgumentError, TypeError, ValueError) as error:
+        why = (
+            f"no driver has the name {parsed.drivername!r}" if isinstance(error, NoSuchModuleError) else error
+        )
+        raise ConfigurationError(f"store: {shown!r} is not a store that ojs-bridge knows: {why}") from None
+    if is_postgres:
+        _share_postgres(engine, patience)
+    elif parsed.database and ":memory:" not in parsed.database:
+        _share_file(engine, synchronous="NORMAL", patience=patience)
+    else:
+        why = "would be gone with the process: name a file, as in sqlite:///ojs.db"
+        raise ConfigurationError(f"store: {shown!r} {why}")
+    return engine
+
+
+def durable(quick: sa.Engine, patience: float) -> sa.Engine:
+    """Make the engine for transactions. Except on SQLite it has the same connections."""
+    if quick.dialect.name == "postgresql":
+        return quick.execution_options(isolation_level="READ COMMITTED")
+    engine = sa.create_engine(quick.url, hide_parameters=True, **_SQLITE_OPTIONS)
+    _share_file(engine, synchronous="FULL", patience=patience)
+    return engine
+
+
+#: SQLAlchemy chooses another pool for a database in memory.
+_SQLITE_OPTIONS: dict[str, Any] = {"poolclass": sa.QueuePool}
+#: A thread waits for a busy file at least for so many seconds.
+_BUSY_SECONDS = 5.0
+
+#: A thread holds this lock while it uses a connection, so that no process forks meanwhile. A child would
+#: inherit SQLite's note that the file is locked, and wait for ever for a thread that it does not have.
+in_use = threading.RLock()
+_engines: WeakSet[sa.Engine] = WeakSet()
+
+
+def _share_file(engine: sa.Engine, *, synchronous: Literal["FULL", "NORMAL"], patience: float) -> None:
+    """Let many processes read and write the engine's file, forked children too.
+
+    A write with NORMAL waits for no disk. It outlasts every crash, except one of the whole machine.
+    """
+    busy = busy_seconds(patience)
+
+    def set_up(connection: Any, _record: object) -> None:
+        connection.execute(f"PRAGMA busy_timeout={math.ceil(busy * 1000)}")
+        _write_ahead(connection, busy)
+        connection.execute(f"PRAGMA synchronous={synchronous}")
+
+    sa.event.listen(engine, "connect", set_up)
+    _engines.add(engine)
+
+
+def busy_seconds(patience: float) -> float:
+    """Return how long a thread waits for a file that others write to."""
+    return max(2 * patience, _BUSY_SECONDS)
+
+
+def _write_ahead(connection: Any, seconds: float) -> None:
+    """Switch to a write-ahead log; SQLite itself does not wait for a process that does the same now."""
+    give_up_at = time.monotonic() + seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > give_up_at:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _before_fork() -> None:
+    in_use.acquire()
+    for engine in tuple(_engines):
+        engine.dispose()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=in_use.release, after_in_child=in_use.release)
+
 
 CONNECT_SECONDS = 5
 #: How long a question that got no answer in time waits for the server to break it off.
@@ -27,8 +136,8 @@ BOUND = sa.text(
 )
 
 
-def options(url: sa.URL, patience: float) -> dict[str, Any]:
-    """Return an engine's options, so that no worker waits for minutes for a silent host."""
+def _postgres_options(url: sa.URL, patience: float) -> dict[str, Any]:
+    """Return the options of PostgreSQL's engine, so that no worker waits for minutes for a silent host."""
     seconds = math.ceil(patience)
     waits = {
         # Otherwise the client would write as the database does: in SQL_ASCII it could not read a text.
@@ -43,7 +152,7 @@ def options(url: sa.URL, patience: float) -> dict[str, Any]:
     return {"connect_args": given, "isolation_level": "AUTOCOMMIT", "pool_timeout": patience}
 
 
-def share(engine: sa.Engine, patience: float) -> None:
+def _share_postgres(engine: sa.Engine, patience: float) -> None:
     """Test an engine's connections before they are used, and bound the time of each answer."""
     _test_rested(engine)
     if engine.dialect.driver == "psycopg":
