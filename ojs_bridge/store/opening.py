@@ -54,10 +54,10 @@ def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_S
 
 def _redis_store(url: str, namespace: str, patience: float) -> Store:
     try:
-        from .redis import RedisStore
+        from .redis import RedisServer, RedisStore
     except ImportError:
         raise _missing(url, "redis-py", "redis") from None
-    return RedisStore(url, namespace, patience=patience)
+    return RedisStore(RedisServer(url, namespace, patience=patience))
 
 
 def _sql_store(url: str, namespace: str, patience: float) -> Store:

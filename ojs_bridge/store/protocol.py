@@ -228,12 +228,8 @@ def counts_of(kinds: Sequence[tuple[Sequence[str], int, datetime, datetime]]) ->
     )
 
 
-class Store(Parking, Reserving, Documenting, Rating, Protocol):
-    """All that is kept: dead letters, error entries, parked retries, reservations, documents, rates.
-
-    Many threads and processes may call every method. All methods but `record_rates` are safe to repeat. All
-    raise StoreError.
-    """
+class Keeping(Protocol):
+    """The store's methods for the whole of it."""
 
     def prepare(self) -> None:
         """Create what is missing; raises StoreError for a store of a newer version."""
@@ -243,6 +239,13 @@ class Store(Parking, Reserving, Documenting, Rating, Protocol):
 
     def clock(self) -> datetime:
         """Return the time of the store's own machine."""
+
+    def close(self) -> None:
+        """Close connections."""
+
+
+class Burying(Protocol):
+    """The store's methods for dead letters, and for the errors of jobs that are not dead yet."""
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Write a dead letter and settle the job's reservation, in one step.
@@ -305,6 +308,16 @@ class Store(Parking, Reserving, Documenting, Rating, Protocol):
     def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
         """Count the dead letters that match a filter, in all and by kind."""
 
+    def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
+        """Index the texts of dead letters for `list`; `text_of` returns None for a letter it cannot read.
+
+        It yields and ends as `group_older` does.
+        """
+
+
+class Grouping(Protocol):
+    """The store's methods for the groups of dead letters."""
+
     def groups(
         self,
         where: LetterFilter,
@@ -332,14 +345,58 @@ class Store(Parking, Reserving, Documenting, Rating, Protocol):
     def forget_groups(self, *, before: datetime) -> int:
         """Forget the first deaths, before a time, of groups without letters; return how many."""
 
-    def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
-        """Index the texts of dead letters for `list`; `text_of` returns None for a letter it cannot read.
 
-        It yields and ends as `group_older` does.
-        """
+class Store(Keeping, Burying, Grouping, Parking, Reserving, Documenting, Rating, Protocol):
+    """All that is kept: dead letters, error entries, parked retries, reservations, documents, rates.
 
-    def close(self) -> None:
-        """Close connections."""
+    Many threads and processes may call every method. All methods but `record_rates` are safe to repeat. All
+    raise StoreError.
+    """
+
+
+class StoreOfParts:
+    """A store made of parts, each of which can be read alone: its methods are theirs."""
+
+    def __init__(
+        self,
+        whole: Keeping,
+        letters: Burying,
+        groups: Grouping,
+        parked: Parking,
+        reservations: Reserving,
+        documents: Documenting,
+        rates: Rating,
+    ) -> None:
+        self.prepare, self.schema = whole.prepare, whole.schema
+        self.clock, self.close = whole.clock, whole.close
+
+        self.bury, self.bury_all = letters.bury, letters.bury_all
+        self.keep_errors, self.kept_errors = letters.keep_errors, letters.kept_errors
+        self.forget_errors, self.index_texts = letters.forget_errors, letters.index_texts
+        self.list, self.cursor_after, self.count = letters.list, letters.cursor_after, letters.count
+        self.get, self.letters_beginning = letters.get, letters.letters_beginning
+        self.claim, self.unclaim = letters.claim, letters.unclaim
+        self.delete, self.prune, self.stats = letters.delete, letters.prune, letters.stats
+
+        self.groups, self.group_sizes = groups.groups, groups.group_sizes
+        self.group_older, self.forget_groups = groups.group_older, groups.forget_groups
+
+        self.park, self.unpark = parked.park, parked.unpark
+        self.claim_due, self.claim_parked = parked.claim_due, parked.claim_parked
+        self.unclaim_parked, self.list_parked = parked.unclaim_parked, parked.list_parked
+        self.get_parked, self.parked_beginning = parked.get_parked, parked.parked_beginning
+        self.reschedule, self.cancel_parked = parked.reschedule, parked.cancel_parked
+        self.count_parked = parked.count_parked
+
+        self.reserve, self.extend = reservations.reserve, reservations.extend
+        self.settle, self.release = reservations.settle, reservations.release
+        self.expire, self.expire_before = reservations.expire, reservations.expire_before
+
+        self.write_document, self.get_document = documents.write_document, documents.get_document
+        self.list_documents, self.count_documents = documents.list_documents, documents.count_documents
+        self.forget_documents = documents.forget_documents
+
+        self.record_rates, self.rates, self.forget_rates = rates.record_rates, rates.rates, rates.forget_rates
 
 
 def without_password(url: str) -> str:

@@ -402,13 +402,13 @@ def test_no_script_on_valkey_reads_many_kinds(valkey_url: str, monkeypatch: pyte
     prints = ["0" * 15 + digit for digit in "ab"]
     for n in range(1201):
         store.bury(died(f"j-{n}", n % 4 + 0.5, type=f"t{n}", fault=prints[n % 2]))
-    run, asked = store._redis.run, list[int]()
+    run, asked = store.server.run, list[int]()
 
     def counted(name: str, keys: Sequence[bytes], words: Sequence[Word]) -> Any:
         asked.append(len(words))
         return run(name, keys, words)
 
-    monkeypatch.setattr(store._redis, "run", counted)
+    monkeypatch.setattr(store.server, "run", counted)
     assert [(found.count, found.deaths) for found in groups(store, order="count")] == [
         (601, (301, 0, 300, 0)),
         (600, (0, 300, 0, 300)),
@@ -423,17 +423,17 @@ def test_what_workers_of_the_release_before_do_on_valkey_is_put_right(valkey_url
     store = open_store(valkey_url)
     assert isinstance(store, RedisStore)
     fill(store)
-    grouped = store._redis.keys("letters:by_fault", "letters:faults", "letters:fault_of")
-    store._redis.ask("DEL", *grouped)
+    grouped = store.server.keys("letters:by_fault", "letters:faults", "letters:fault_of")
+    store.server.ask("DEL", *grouped)
     assert groups(store) == []
     assert sum(store.group_older()) == 6
     assert names(groups(store)) == [USER, GONE, NO]
-    before = [store._redis.ask("DUMP", key) for key in grouped]
+    before = [store.server.ask("DUMP", key) for key in grouped]
     store.bury(died("a3", 4, "gone"))
     [gone] = store.claim(["c1"], now=NOW, seconds=9).letters
     store.prune([gone], now=NOW + HOUR)
     for key, dump in zip(grouped, before, strict=True):
-        store._redis.ask("RESTORE", key, 0, dump, "REPLACE")
+        store.server.ask("RESTORE", key, 0, dump, "REPLACE")
     assert ids(store, LetterFilter(group=USER)) == ["a2", "a1"]
     assert ids(store, LetterFilter(group=GONE)) == []
     assert sum(store.group_older()) == 1
@@ -448,14 +448,14 @@ def test_groups_of_the_release_before_on_valkey_are_made_anew(valkey_url: str) -
     fill(store)
     before = ("letters:by_group", "letters:groups", "letters:grouped")
     for new, old in zip(("letters:by_fault", "letters:faults", "letters:fault_of"), before, strict=True):
-        store._redis.ask("RENAME", store._redis.key(new), store._redis.key(old))
-    store._redis.ask("DEL", store._redis.key("letters:first_deaths"))
+        store.server.ask("RENAME", store.server.key(new), store.server.key(old))
+    store.server.ask("DEL", store.server.key("letters:first_deaths"))
     assert groups(store) == []
     assert sum(store.group_older()) == 6
     assert {group.fingerprint: group.first_at for group in groups(store)} == {
         USER: NOW, GONE: NOW + 2 * HOUR, NO: NOW + HOUR
     }  # fmt: skip
-    assert store._redis.ask("EXISTS", *store._redis.keys(*before)) == 0
+    assert store.server.ask("EXISTS", *store.server.keys(*before)) == 0
 
 
 @pytest.fixture
@@ -468,7 +468,7 @@ def redis_store(valkey_url: str) -> RedisStore:
 
 def ungroup(store: RedisStore, *names: str) -> None:
     """Delete what the groups of a store are made of, or some of it."""
-    store._redis.ask("DEL", *store._redis.keys(*(names or ("letters:by_fault", "letters:fault_of"))))
+    store.server.ask("DEL", *store.server.keys(*(names or ("letters:by_fault", "letters:fault_of"))))
 
 
 def test_a_comparison_goes_on_where_it_was_ended(redis_store: RedisStore) -> None:
@@ -493,14 +493,14 @@ def test_no_script_returns_the_records_of_letters(
     for n in range(20):
         redis_store.bury(died(f"j-{n}", 0, "x" * 10_000))
     ungroup(redis_store)
-    run, told = redis_store._redis.run, list[str]()
+    run, told = redis_store.server.run, list[str]()
 
     def heard(name: str, keys: Sequence[bytes], words: Sequence[Word]) -> Any:
         answer = run(name, keys, words)
         told.append(repr(answer))
         return answer
 
-    monkeypatch.setattr(redis_store._redis, "run", heard)
+    monkeypatch.setattr(redis_store.server, "run", heard)
     assert sum(redis_store.group_older()) == 20
     assert max(map(len, told)) < 10_000
 
@@ -515,14 +515,14 @@ def test_a_part_of_the_groups_that_is_lost_is_put_right(redis_store: RedisStore,
     redis_store.delete(["c1"], claimed.claim)
     assert sum(redis_store.group_older()) == 5
     assert names(groups(redis_store)) == [USER, NO]
-    assert redis_store._redis.ask("ZCARD", redis_store._redis.key("letters:by_fault")) == 5
+    assert redis_store.server.ask("ZCARD", redis_store.server.key("letters:by_fault")) == 5
 
 
 def test_a_damaged_letter_on_valkey_stops_no_other(redis_store: RedisStore) -> None:
     """It is in the group of letters without an error."""
     fill(redis_store)
     ungroup(redis_store)
-    redis_store._redis.ask("HSET", redis_store._redis.key("letters"), "a1", b"\xff")
-    redis_store._redis.ask("HDEL", redis_store._redis.key("letters"), "b1")
+    redis_store.server.ask("HSET", redis_store.server.key("letters"), "a1", b"\xff")
+    redis_store.server.ask("HDEL", redis_store.server.key("letters"), "b1")
     assert sum(redis_store.group_older()) == 6
     assert redis_store.count(LetterFilter(group=fingerprint("", "Unknown", ""))) == 2

@@ -13,7 +13,7 @@ from ..protocol import NAMED, Group, Letter, LetterFilter, Order
 from ..records import group_in
 from .index import LOT, lots, moment, rows_of, time_of
 from .letters import RedisLetters, wanted_kinds
-from .server import Word
+from .server import RedisServer, Word
 
 #: A kind of letters: its texts, their number, the places of the oldest and the newest.
 Kind: TypeAlias = tuple[Sequence[str], int, bytes, bytes]
@@ -25,12 +25,14 @@ _BEGINNING = (b"0", b"0", b"0")
 _TRIED = 20
 
 
-class RedisGroups(RedisLetters):
-    """The part of a store that holds dead letters and their groups."""
+class RedisGroups:
+    """The part of a store that groups its dead letters."""
 
-    _is_compared = False
-    #: Where the comparison is, in the three scans of its script.
-    _compared: tuple[bytes, ...] = _BEGINNING
+    def __init__(self, server: RedisServer, letters: RedisLetters) -> None:
+        self._server, self._letters = server, letters
+        self._is_compared = False
+        #: Where the comparison is, in the three scans of its script.
+        self._compared: tuple[bytes, ...] = _BEGINNING
 
     def groups(
         self,
@@ -50,11 +52,11 @@ class RedisGroups(RedisLetters):
             is_named = where.group in (None, texts[0]) and texts[0] not in but
             return is_named and (wanted is None or wanted(texts[1:]))
 
-        for kind in self._group_index.counts(is_wanted, where.since, where.until):
+        for kind in self._letters.group_index.counts(is_wanted, where.since, where.until):
             kinds_of[kind[0][0]].append(kind)
         named = sorted(kinds_of, key=lambda name: (_rank(kinds_of[name], order), name), reverse=True)
         chosen = named[offset : offset + limit]
-        first = self._redis.ask("HMGET", self._first_deaths, *chosen) if chosen else []
+        first = self._server.ask("HMGET", self._letters.first_deaths, *chosen) if chosen else []
         found = (
             self._group(name, kinds_of[name], known, where, times)
             for name, known in zip(chosen, first, strict=True)
@@ -69,7 +71,7 @@ class RedisGroups(RedisLetters):
             return where.group in (None, texts[0]) and (wanted is None or wanted(texts[1:]))
 
         found: dict[str, tuple[int, datetime]] = {}
-        for texts, count, _, last in self._group_index.counts(is_wanted, where.since, where.until):
+        for texts, count, _, last in self._letters.group_index.counts(is_wanted, where.since, where.until):
             known, newest = found.get(texts[0], (0, time_of(last)))
             found[texts[0]] = known + count, max(newest, time_of(last))
         return found
@@ -105,16 +107,16 @@ class RedisGroups(RedisLetters):
         head: list[Word] = [len(times), *map(moment, times)]
         deaths = [0] * (len(times) - 1)
         for lot in lots(kinds, max(1, LOT * 3 // len(times))):
-            found = self._redis.run("deaths", self._group_keys[:1], [*head, *lot])
+            found = self._server.run("deaths", self._letters.group_keys[:1], [*head, *lot])
             deaths = [*map(add, deaths, found)]
         return tuple(deaths)
 
     def _sample(self, name: str, newest: bytes, where: LetterFilter) -> Letter | None:
         """Return the newest letter of a group, or one that is still there."""
-        found = self.get(newest.decode().partition(":")[2])
-        if found and found.group == name and self.cursor_after(found) == newest.decode():
+        found = self._letters.get(newest.decode().partition(":")[2])
+        if found and found.group == name and self._letters.cursor_after(found) == newest.decode():
             return found
-        others = self.list(replace(where, group=name), limit=_TRIED, cursor=None).letters
+        others = self._letters.list(replace(where, group=name), limit=_TRIED, cursor=None).letters
         return others[0] if others else None
 
     def group_older(self) -> Iterator[int]:
@@ -129,34 +131,36 @@ class RedisGroups(RedisLetters):
             yield self._compare_some()
         self._is_compared, self._compared = True, _BEGINNING
         # What workers of earlier releases kept; one that still runs makes its groups again.
-        self._redis.ask("UNLINK", *self._redis.keys("letters:by_group", "letters:groups", "letters:grouped"))
+        self._server.ask(
+            "UNLINK", *self._server.keys("letters:by_group", "letters:groups", "letters:grouped")
+        )
 
     def forget_groups(self, *, before: datetime) -> int:
         """Forget the first deaths of groups that are gone."""
         forgotten, cursor = 0, b"0"
         while True:
-            cursor, rows = self._redis.ask("HSCAN", self._first_deaths, cursor, "COUNT", _SCANNED)
+            cursor, rows = self._server.ask("HSCAN", self._letters.first_deaths, cursor, "COUNT", _SCANNED)
             old = [name for name, at in rows_of(rows) if time_of(at) < before]
             if old:
-                keys = (self._first_deaths, self._group_keys[0])
-                forgotten += int(self._redis.run("forget_groups", keys, old))
+                keys = (self._letters.first_deaths, self._letters.group_keys[0])
+                forgotten += int(self._server.run("forget_groups", keys, old))
             if cursor == b"0":
                 return forgotten
 
     def _have_as_many(self) -> bool:
-        by_group, _, grouped = self._group_keys
-        asked = (("HLEN", self._letter_entries), ("HLEN", grouped), ("ZCARD", by_group))
-        return len({self._redis.ask(*words) for words in asked}) == 1
+        by_group, _, grouped = self._letters.group_keys
+        asked = (("HLEN", self._letters.entries), ("HLEN", grouped), ("ZCARD", by_group))
+        return len({self._server.ask(*words) for words in asked}) == 1
 
     def _compare_some(self) -> int:
         """Compare some letters and their groups. Their records, which may be large, are read one by one."""
-        keys = (self._letter_entries, *self._group_keys)
-        *compared, ungrouped = self._redis.run("ungrouped", keys, (*self._compared, _SCANNED))
+        keys = (self._letters.entries, *self._letters.group_keys)
+        *compared, ungrouped = self._server.run("ungrouped", keys, (*self._compared, _SCANNED))
         words: list[Word] = []
         for letter_id, entry in rows_of(ungrouped):
-            record = self._redis.ask("HGET", self._letters, letter_id) or b""
+            record = self._server.ask("HGET", self._letters.records, letter_id) or b""
             words += (letter_id, group_in(record.decode(errors="replace")), entry)
-        done = int(self._redis.run("group", (*keys, self._first_deaths), words)) if words else 0
+        done = int(self._server.run("group", (*keys, self._letters.first_deaths), words)) if words else 0
         self._compared = tuple(compared)
         return done
 

@@ -7,8 +7,7 @@ from datetime import datetime
 from typing import Any, TypeAlias, TypeVar
 
 from ..records import from_ms, index_text, matches, to_ms
-from .namespace import RedisNamespace
-from .server import Word
+from .server import RedisServer, Word
 
 #: Added to the milliseconds of a time, so that they are never negative: digits have the order of time.
 _YEAR_ONE_MS = 62_135_596_800_000
@@ -26,8 +25,8 @@ Wanted: TypeAlias = Callable[[Sequence[str]], bool]
 class RedisIndex:
     """The pages of the records under the keys `records`, `by_time`, `by_kind` and `kinds`."""
 
-    def __init__(self, redis: RedisNamespace, keys: Sequence[bytes], *, newest_first: bool) -> None:
-        self._redis = redis
+    def __init__(self, server: RedisServer, keys: Sequence[bytes], *, newest_first: bool) -> None:
+        self._server = server
         *self._keys, self._kinds = keys
         self._newest_first = newest_first
 
@@ -50,7 +49,7 @@ class RedisIndex:
         after = _read_cursor(cursor) if cursor is not None else high if newest else low
         after = min(after, high) if newest else max(after, low)
         order = "newest" if newest else "oldest"
-        found = rows_of(self._redis.run("page", self._keys, (limit + 1, order, after, *(kinds or ()))))
+        found = rows_of(self._server.run("page", self._keys, (limit + 1, order, after, *(kinds or ()))))
         found = [row for row in found if low.encode() <= row[0] < high.encode()]
         more = found[limit - 1][0].decode() if len(found) > limit else None
         return found[:limit], more
@@ -60,9 +59,9 @@ class RedisIndex:
         keys = self._keys[1:]
         span: list[Word] = [_low(since), _high(until)]
         if wanted is None:
-            return int(self._redis.run("count", keys, span))
+            return int(self._server.run("count", keys, span))
         found = lots(self._kinds_of(wanted), LOT)
-        return sum(int(self._redis.run("count", keys, [*span, *lot])) for lot in found)
+        return sum(int(self._server.run("count", keys, [*span, *lot])) for lot in found)
 
     def counts(
         self, wanted: Wanted | None, since: datetime | None, until: datetime | None
@@ -70,7 +69,7 @@ class RedisIndex:
         """Yield each wanted kind that a span of time has: its texts, number, first and last place."""
         for lot in lots(self._kinds_of(wanted), LOT):
             words: list[Word] = [_low(since), _high(until), *lot]
-            for kind, n, first, last in self._redis.run("stats", self._keys[2:], words):
+            for kind, n, first, last in self._server.run("stats", self._keys[2:], words):
                 yield texts_of(kind), n, first, last
 
     def _kinds_of(self, wanted: Wanted | None) -> list[bytes]:
@@ -78,7 +77,7 @@ class RedisIndex:
         found: dict[bytes, None] = {}
         cursor = b"0"
         while True:
-            cursor, kinds = self._redis.ask("SSCAN", self._kinds, cursor, "COUNT", LOT)
+            cursor, kinds = self._server.ask("SSCAN", self._kinds, cursor, "COUNT", LOT)
             found.update((kind, None) for kind in kinds if wanted is None or wanted(texts_of(kind)))
             if cursor == b"0":
                 return [*found]

@@ -14,9 +14,8 @@ from ..protocol import EVERY_LETTER, Claim, Claimed, Letter, LetterFilter, Page,
 from ..records import index_id, index_text, letter_from_json, letter_to_json, to_ms
 from ..reservations import Settle
 from .index import RedisIndex, Wanted, entry_of, place_of, rows_of, time_of, wanting
-from .namespace import RedisNamespace
 from .reservations import settle_words
-from .server import Word
+from .server import RedisServer, Word
 
 LARGEST_PLACE = 2**63 - 1
 #: How many ids the server looks through at once: it answers nobody else meanwhile.
@@ -26,17 +25,17 @@ _SCANNED = 5_000
 class RedisLetters:
     """The part of a store that holds dead letters: hashes of records, and an index for listings."""
 
-    def __init__(self, redis: RedisNamespace) -> None:
-        self._redis = redis
-        listed = redis.keys("letters", "letters:by_time", "letters:by_kind", "letters:kinds")
-        self._letters = listed[0]
-        self._letter_entries, self._letter_claims = redis.keys("letters:entries", "letters:claims")
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        listed = server.keys("letters", "letters:by_time", "letters:by_kind", "letters:kinds")
+        self.records = listed[0]
+        self.entries, self._letter_claims = server.keys("letters:entries", "letters:claims")
         # Workers of earlier releases keep other groups, under other keys.
-        self._group_keys = redis.keys("letters:by_fault", "letters:faults", "letters:fault_of")
-        self._first_deaths = redis.key("letters:first_deaths")
-        self._letter_keys = (*listed, self._letter_entries, self._letter_claims, *self._group_keys)
-        self._letter_index = RedisIndex(redis, listed, newest_first=True)
-        self._group_index = RedisIndex(redis, [*listed[:2], *self._group_keys[:2]], newest_first=True)
+        self.group_keys = server.keys("letters:by_fault", "letters:faults", "letters:fault_of")
+        self.first_deaths = server.key("letters:first_deaths")
+        self._letter_keys = (*listed, self.entries, self._letter_claims, *self.group_keys)
+        self._letter_index = RedisIndex(server, listed, newest_first=True)
+        self.group_index = RedisIndex(server, [*listed[:2], *self.group_keys[:2]], newest_first=True)
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Settle the job's reservation; write its letter in place of an earlier one and of kept entries."""
@@ -47,14 +46,14 @@ class RedisLetters:
         self._bury(letters, None)
 
     def _bury(self, letters: Sequence[Letter], settle: Settle | None) -> bool:
-        keys = [*self._letter_keys, self._first_deaths, *(self._kept(letter.id) for letter in letters)]
+        keys = [*self._letter_keys, self.first_deaths, *(self._kept(letter.id) for letter in letters)]
         words: list[Word] = ["", "", ""]
         if settle:
-            keys.append(self._redis.reservation_key(settle.reservation))
+            keys.append(self._server.reservation_key(settle.reservation))
             words = [*settle_words(settle)]
         for letter in letters:
             words += (index_id(letter.id), letter_to_json(letter), _entry(letter), letter.group)
-        return bool(self._redis.run("bury", keys, words))
+        return bool(self._server.run("bury", keys, words))
 
     def index_texts(self, _text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
         """Write nothing."""
@@ -67,17 +66,17 @@ class RedisLetters:
                 raise StoreError(f"place: {place} is out of range")
         if entries:
             words = [word for place, entry in entries for word in (place, json.dumps(entry))]
-            self._redis.run("keep_errors", (self._kept(job_id),), words)
+            self._server.run("keep_errors", (self._kept(job_id),), words)
 
     def kept_errors(self, job_id: str) -> list[PlacedEntry]:
         """Return the kept entries with their places, oldest first."""
-        found = self._redis.ask("HGETALL", self._kept(job_id))
+        found = self._server.ask("HGETALL", self._kept(job_id))
         kept = [(int(place), json.loads(record)) for place, record in rows_of(found)]
         return sorted(kept, key=lambda placed: placed[0])
 
     def forget_errors(self, job_id: str) -> None:
         """Delete the kept entries of a job."""
-        self._redis.ask("DEL", self._kept(job_id))
+        self._server.ask("DEL", self._kept(job_id))
 
     def list(
         self,
@@ -115,11 +114,11 @@ class RedisLetters:
         words: list[Word] = [to_ms(now)]
         for letter in letters:
             words += (index_id(letter.id), _entry(letter))
-        return int(self._redis.run("prune", self._letter_keys, words))
+        return int(self._server.run("prune", self._letter_keys, words))
 
     def get(self, letter_id: str) -> Letter | None:
         """Return a dead letter, or None."""
-        record = self._redis.ask("HGET", self._letters, index_id(letter_id))
+        record = self._server.ask("HGET", self.records, index_id(letter_id))
         return None if record is None else letter_from_json(record.decode())
 
     def letters_beginning(self, text: str, limit: int) -> Sequence[str]:
@@ -128,8 +127,8 @@ class RedisLetters:
         found: set[str] = set()
         cursor = b"0"
         while len(found) < limit:
-            words = ("HSCAN", self._letter_entries, cursor, "MATCH", begins, "COUNT", _SCANNED)
-            cursor, rows = self._redis.ask(*words)
+            words = ("HSCAN", self.entries, cursor, "MATCH", begins, "COUNT", _SCANNED)
+            cursor, rows = self._server.ask(*words)
             found.update(letter_id.decode() for letter_id, _ in rows_of(rows))
             if cursor == b"0":
                 break
@@ -140,16 +139,16 @@ class RedisLetters:
         token = secrets.randbits(62)
         until = to_ms(now + timedelta(seconds=seconds))
         words: tuple[Word, ...] = (to_ms(now), until, token, *map(index_id, letter_ids))
-        records = self._redis.run("claim_letters", (self._letters, self._letter_claims), words)
+        records = self._server.run("claim_letters", (self.records, self._letter_claims), words)
         return Claimed(token, tuple(letter_from_json(record.decode()) for record in records))
 
     def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
         """End the claims that are still ours."""
-        self._redis.run("unclaim_letters", (self._letter_claims,), (claim, *map(index_id, letter_ids)))
+        self._server.run("unclaim_letters", (self._letter_claims,), (claim, *map(index_id, letter_ids)))
 
     def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
         """Delete the letters whose claim is still ours. A letter that is buried anew has no claim."""
-        return int(self._redis.run("delete_letters", self._letter_keys, (claim, *map(index_id, letter_ids))))
+        return int(self._server.run("delete_letters", self._letter_keys, (claim, *map(index_id, letter_ids))))
 
     def stats(self, where: LetterFilter = EVERY_LETTER) -> Stats:
         """Count the letters of some kind, in all and by queue, type and last error type."""
@@ -157,10 +156,10 @@ class RedisLetters:
         return counts_of([(texts[-3:], n, time_of(first), time_of(last)) for texts, n, first, last in found])
 
     def _index(self, where: LetterFilter) -> RedisIndex:
-        return self._letter_index if where.group is None else self._group_index
+        return self._letter_index if where.group is None else self.group_index
 
     def _kept(self, job_id: str) -> bytes:
-        return self._redis.key(f"kept:{index_id(job_id)}")
+        return self._server.key(f"kept:{index_id(job_id)}")
 
 
 def _entry(letter: Letter) -> str:

@@ -10,8 +10,7 @@ from datetime import datetime
 from ..rates import BOUNDS, KEPT, SECONDS, Rate, Span, begun
 from ..records import from_ms, index_text, to_ms
 from .index import lots, rows_of
-from .namespace import RedisNamespace
-from .server import Word
+from .server import RedisServer, Word
 
 #: How long Redis remembers a writer's last batch, so that a batch is not counted twice after a lost answer.
 _KNOWN_MS = 3_600_000
@@ -22,8 +21,8 @@ _AT_ONCE = 24
 class RedisRates:
     """The part of a store that holds rates."""
 
-    def __init__(self, redis: RedisNamespace) -> None:
-        self._redis = redis
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
 
     def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:
         """Add to the counts, in one step, unless this batch of the writer was added."""
@@ -35,8 +34,8 @@ class RedisRates:
         for (span, at), fields in added.items():
             words += [at + int((KEPT[span].total_seconds() + SECONDS[span]) * 1000), len(fields)]
             words += [word for field in fields.items() for word in field]
-        keys = [self._redis.key(f"rates:writer:{writer}"), *(self._key(*one) for one in added)]
-        self._redis.run("record_rates", keys, words)
+        keys = [self._server.key(f"rates:writer:{writer}"), *(self._key(*one) for one in added)]
+        self._server.run("record_rates", keys, words)
 
     def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:
         """Return the rates of the spans that begin in a time, by time."""
@@ -48,7 +47,7 @@ class RedisRates:
         """Do nothing: the hashes expire."""
 
     def _read(self, span: Span, times: Sequence[int]) -> Iterator[Rate]:
-        found = self._redis.run("rates", [self._key(span, at) for at in times])
+        found = self._server.run("rates", [self._key(span, at) for at in times])
         for at, words in zip(times, found, strict=True):
             counts: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
             for field, count in rows_of(words):
@@ -59,7 +58,7 @@ class RedisRates:
                 yield Rate(from_ms(at), type_, queue, outcome, tuple(counts[told]))
 
     def _key(self, span: Span, at: int) -> bytes:
-        return self._redis.key(f"rates:{span}:{at // 1000}")
+        return self._server.key(f"rates:{span}:{at // 1000}")
 
 
 def _fields(rate: Rate) -> Iterator[tuple[str, int]]:

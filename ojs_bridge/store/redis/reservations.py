@@ -9,8 +9,7 @@ from typing import Any
 from ...errors import StoreError
 from ..records import from_ms, to_ms
 from ..reservations import Grant, Reservation, ReserveAnswer, Settle
-from .namespace import RedisNamespace
-from .server import Script, Word, lua
+from .server import RedisServer, Script, Word, lua
 
 #: How long an unsettled record outlives its reservation.
 OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
@@ -30,8 +29,8 @@ _WITHOUT_TIME = {
 class RedisReservations:
     """The part of a store that holds reservations."""
 
-    def __init__(self, redis: RedisNamespace) -> None:
-        self._redis = redis
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
 
     def reserve(
         self,
@@ -47,7 +46,7 @@ class RedisReservations:
         end = to_ms(until)
         words: list[Word] = [_fence(reservation), publication, holder, to_ms(now), end]
         words += (end + OUTLIVE_MS, mark)
-        told: int | list[Any] = self._redis.run("reserve", self._keys(reservation), words)
+        told: int | list[Any] = self._server.run("reserve", self._keys(reservation), words)
         if isinstance(told, int):
             return _WITHOUT_TIME[told]
         grant = Grant.HELD if len(told) == _OF_ONE_HELD else Grant.LOST
@@ -62,21 +61,21 @@ class RedisReservations:
             return []
         end = to_ms(until)
         words: list[Word] = [holder, end, end + OUTLIVE_MS, *map(_fence, reservations)]
-        return [reservations[n] for n in self._redis.run("extend", self._keys(*reservations), words)]
+        return [reservations[n] for n in self._server.run("extend", self._keys(*reservations), words)]
 
     def settle(self, settle: Settle) -> bool:
         """Mark a reservation as settled; False when the record has another fence or holder."""
-        return bool(self._redis.run("settle", self._keys(settle.reservation), settle_words(settle)))
+        return bool(self._server.run("settle", self._keys(settle.reservation), settle_words(settle)))
 
     def release(self, settle: Settle) -> bool:
         """Release a reservation unused; False when the record has another fence or holder, or is settled."""
         words = (*settle_words(settle), settle.mark)
-        return bool(self._redis.run("release", self._keys(settle.reservation), words))
+        return bool(self._server.run("release", self._keys(settle.reservation), words))
 
     def expire(self, reservations: Sequence[Reservation]) -> None:
         """Delete the records of settled reservations that have the same fence and were never lost."""
         if reservations:
-            self._redis.run("expire", self._keys(*reservations), [*map(_fence, reservations)])
+            self._server.run("expire", self._keys(*reservations), [*map(_fence, reservations)])
 
     def expire_before(self, now: datetime, *, limit: int) -> int:  # noqa: ARG002
         """Do nothing: Redis deletes settled records itself."""
@@ -84,10 +83,10 @@ class RedisReservations:
 
     def joint(self, companion: str, *, run_id: str, database: int) -> Joint | None:
         """Return a joint with a companion; None where the store is not on the server with this `run_id`."""
-        return Joint(self._redis, companion, database) if self._redis.run_id() == run_id else None
+        return Joint(self._server, companion, database) if self._server.run_id() == run_id else None
 
     def _keys(self, *reservations: Reservation) -> list[bytes]:
-        return [*map(self._redis.reservation_key, reservations)]
+        return [*map(self._server.reservation_key, reservations)]
 
 
 class Joint:
@@ -97,28 +96,28 @@ class Joint:
     first, and returns 1 for a deleted message and 0 for one that was not there.
     """
 
-    def __init__(self, redis: RedisNamespace, companion: str, database: int) -> None:
-        self._redis = redis
-        self._databases = (database, redis.database)
+    def __init__(self, server: RedisServer, companion: str, database: int) -> None:
+        self._server = server
+        self._databases = (database, server.database)
         code = f"local function companion(keys, words)\n{companion}\nend\n"
         self._script = Script(code + lua("settle_along"))
 
     def settle(self, settle: Settle, keys: Sequence[bytes], words: Sequence[Word]) -> tuple[bool, bool]:
         """Settle a reservation, run the companion, and return whether each was done; raises StoreError."""
-        key = self._redis.reservation_key(settle.reservation)
+        key = self._server.reservation_key(settle.reservation)
         done = self._run((key, *keys), (*settle_words(settle), *self._databases, *words))
         return bool(done & 1), bool(done & 2)
 
     def works(self, keys: Sequence[bytes], words: Sequence[Word]) -> bool:
         """Run the companion alone; return whether the server allows that."""
         try:
-            keys = (self._redis.key("schema"), *keys)
+            keys = (self._server.key("schema"), *keys)
             return bool(self._run(keys, ("", "", "", *self._databases, *words)))
         except StoreError:
             return False
 
     def _run(self, keys: Sequence[bytes], words: Sequence[Word]) -> int:
-        done: int = self._redis.run(self._script, keys, words)
+        done: int = self._server.run(self._script, keys, words)
         return done
 
 

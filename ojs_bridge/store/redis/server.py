@@ -1,12 +1,14 @@
-"""One Redis or Valkey: its connections, its scripts and its errors."""
+"""One namespace of a Redis or Valkey: its connections, scripts and errors, its keys and their version."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime, timedelta, timezone
 from functools import cache
 from importlib import resources
 from typing import Any, TypeAlias
@@ -17,7 +19,12 @@ from redis.connection import Connection, parse_url
 
 from ...errors import ConfigurationError, StoreError, Unstorable
 from ..protocol import REDIS_SCHEMES, without_password
+from ..records import index_id
+from ..reservations import Reservation
 
+logger = logging.getLogger("ojs_bridge")
+
+SCHEMA_VERSION = 1
 CONNECT_SECONDS = 5
 _FAILURES = (redis.RedisError, OSError, MemoryError, UnicodeError)
 
@@ -37,13 +44,13 @@ class Script:
 
 
 class RedisServer:
-    """The connections of one process. One caller at a time uses a connection.
+    """The connections of one process to a namespace, whose keys are all in one slot of a cluster.
 
-    redis-py connects, authenticates, packs and parses. Its client and its pool are not used: they more than
-    double the CPU time of a question, and each job asks two questions.
+    One caller at a time uses a connection. redis-py connects, authenticates, packs and parses. Its client and
+    its pool are not used: they more than double the CPU time of a question, and each job asks two questions.
     """
 
-    def __init__(self, url: str, patience: float) -> None:
+    def __init__(self, url: str, namespace: str, *, patience: float) -> None:
         self.shown = without_password(url)
         self._address = self._first_address = _address(url, patience)
         self._free: list[Any] = []
@@ -52,25 +59,73 @@ class RedisServer:
             self._connection()
         except (TypeError, ValueError, redis.RedisError) as error:
             raise ConfigurationError(f"store: {self.shown!r} is not a Redis URL: {error}") from None
+        # A brace would end the hash tag.
+        tag = namespace.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+        self._prefix = f"ojs:{{{tag}}}:".encode()
+        # Workers of earlier releases use the same name, and may run beside this one.
+        self._reservations = self.key("turn:")
+        self._prepared = False
 
     @property
     def database(self) -> int:
         """The number of the database."""
         return int(self._address.get("db") or 0)
 
-    def run(self, script: Script, keys: Sequence[bytes], words: Sequence[Word] = ()) -> Any:
-        """Return a script's answer, in numbers and bytes; raises StoreError."""
-        given = (len(keys), *keys, *words)
+    def prepare(self) -> None:
+        """Write the version of the keys; warn of settings with which the server loses data.
+
+        Raises StoreError for a newer version.
+        """
+        self.schema()
+        if not self._prepared:
+            self._prepared = True
+            self._warn()
+
+    def schema(self) -> int:
+        """Write the version unless there is one, and return it; raises StoreError for a newer version."""
+        version: int = self._run(script_of("version"), (self.key("schema"),), (SCHEMA_VERSION,))
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"the store has schema {version}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
+            )
+        return version
+
+    def clock(self) -> datetime:
+        """Return the server's time."""
+        seconds, microseconds = self.ask("TIME")
+        return datetime.fromtimestamp(int(seconds), timezone.utc) + timedelta(microseconds=int(microseconds))
+
+    def run_id(self) -> str | None:
+        """Return the unique id of this server; None where INFO is not allowed."""
         try:
-            try:
-                return self._answer("EVALSHA", script.sha, *given)
-            except redis.exceptions.NoScriptError:
-                return self._answer("EVAL", script.code, *given)
-        except _FAILURES as error:
-            raise self._failed(error) from error
+            answer: bytes = self.ask("INFO", "server")
+        except StoreError:
+            return None
+        lines = dict(line.split(":", 1) for line in answer.decode().splitlines() if ":" in line)
+        return lines.get("run_id")
+
+    def key(self, name: str) -> bytes:
+        """Return a key of the namespace."""
+        return self._prefix + name.encode()
+
+    def keys(self, *names: str) -> list[bytes]:
+        """Return keys of the namespace."""
+        return [*map(self.key, names)]
+
+    def reservation_key(self, reservation: Reservation) -> bytes:
+        """Return the key of a reservation's record."""
+        return self._reservations + index_id(reservation.key).encode()
+
+    def run(self, script: str | Script, keys: Sequence[bytes], words: Sequence[Word] = ()) -> Any:
+        """Return a script's answer, in numbers and bytes; raises StoreError. A name is that of its file."""
+        if not self._prepared:
+            self.prepare()
+        return self._run(script_of(script) if isinstance(script, str) else script, keys, words)
 
     def ask(self, *words: Word) -> Any:
         """Return the answer to a command; raises StoreError."""
+        if not self._prepared:
+            self.prepare()
         try:
             return self._answer(*words)
         except _FAILURES as error:
@@ -82,6 +137,32 @@ class RedisServer:
         with suppress(IndexError):
             while True:
                 self._free.pop().disconnect()
+
+    def _run(self, script: Script, keys: Sequence[bytes], words: Sequence[Word]) -> Any:
+        given = (len(keys), *keys, *words)
+        try:
+            try:
+                return self._answer("EVALSHA", script.sha, *given)
+            except redis.exceptions.NoScriptError:
+                return self._answer("EVAL", script.code, *given)
+        except _FAILURES as error:
+            raise self._failed(error) from error
+
+    def _warn(self) -> None:
+        policy = self._setting("maxmemory-policy")
+        if policy not in (None, "noeviction") and self._setting("maxmemory") not in (None, "0"):
+            advice = "set maxmemory-policy noeviction, not"
+            logger.warning("the store %r may evict what it keeps: %s %s", self.shown, advice, policy)
+        if self._setting("appendonly") == "no" and self._setting("save") == "":
+            logger.warning("the store %r keeps nothing over a restart: set appendonly yes", self.shown)
+
+    def _setting(self, name: str) -> str | None:
+        """Return a setting of the server; None where CONFIG is not allowed."""
+        try:
+            answer: list[bytes] = self.ask("CONFIG", "GET", name)
+        except StoreError:
+            return None
+        return answer[1].decode() if len(answer) > 1 else None
 
     def _answer(self, *words: Word) -> Any:
         try:
@@ -160,6 +241,12 @@ def lua(name: str) -> str:
     code = resources.files(__package__).joinpath("lua", f"{name}.lua").read_text("utf-8")
     needed = re.search("^-- NEEDS: (.*)$", code, re.MULTILINE)
     return "\n".join((*map(lua, needed[1].split(", ") if needed else ()), code))
+
+
+@cache
+def script_of(name: str) -> Script:
+    """Return the script of a `.lua` file."""
+    return Script(lua(name))
 
 
 def _address(url: str, patience: float) -> dict[str, Any]:

@@ -54,8 +54,9 @@ _LISTED = sa.select(letters.c.record, letters.c.discarded_ms, letters.c.id)
 class SQLLetters:
     """The part of a store that holds dead letters. A text that is of no letter any more leaves the index."""
 
-    def __init__(self, database: Database, texts: SQLTexts) -> None:
-        self._db, self._texts = database, texts
+    def __init__(self, database: Database) -> None:
+        self._db, self._texts = database, SQLTexts(database)
+        self.index_texts = self._texts.index_texts
 
     def bury(self, letter: Letter, settle: Settle | None = None) -> bool:
         """Settle the job's reservation; write its letter in place of an earlier one and of kept entries."""
