@@ -15,7 +15,7 @@ from typer.cli import get_docs_for_click
 
 from ojs_bridge import Bridge, RetryPolicy, Snooze
 from ojs_bridge.cli.program import program
-from ojs_bridge.config import sources
+from ojs_bridge.config.settings import SETTINGS
 from ojs_bridge.engine import events
 from ojs_bridge.engine.events import Event
 from ojs_bridge.http.openapi import document
@@ -65,7 +65,7 @@ def settings() -> str:
             "none" if setting.default in (None, {}, ()) else f"`{setting.default}`",
             said[name],
         )
-        for name, setting in sources.SETTINGS.items()
+        for name, setting in SETTINGS.items()
     )
     return table(("In code, Django and TOML", "Variable", "In the variable", "Default", "Meaning"), rows)
 
@@ -74,7 +74,7 @@ def in_code_only() -> str:
     """Return the arguments of a bridge that no variable and no file can set."""
     return table(
         ("Argument", "Meaning"),
-        ((f"`{name}`", said) for name, said in arguments().items() if name not in sources.SETTINGS),
+        ((f"`{name}`", said) for name, said in arguments().items() if name not in SETTINGS),
     )
 
 

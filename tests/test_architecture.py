@@ -41,9 +41,9 @@ WALKS = {
 SIZES = {
     "files in celery": 26,  # 16
     "files in dramatiq": 22,  # 14
-    "files": 196,  # 150
-    "lines of code": 20_226,  # 16,500
-    "private functions of up to three lines that are called once": 91,  # 60
+    "files": 192,  # 150
+    "lines of code": 20_215,  # 16,500
+    "private functions of up to three lines that are called once": 85,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,
 }

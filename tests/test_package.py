@@ -16,7 +16,7 @@ import pytest
 
 import ojs_bridge
 from ojs_bridge.celery import compat as celery_compat
-from ojs_bridge.config.sources import tomllib
+from ojs_bridge.config.policies import tomllib
 from ojs_bridge.dramatiq import compat as dramatiq_compat
 
 PACKAGE = Path(ojs_bridge.__file__).parent

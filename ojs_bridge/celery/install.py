@@ -9,7 +9,7 @@ from typing import Any
 from celery import Celery, Task
 
 from ..bridge import Bridge
-from ..config.policy_files import PoliciesOrFile
+from ..config.policies import PoliciesOrFile
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
 from . import compat

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..bridge import Bridge
-from ..config.sources import layered
+from ..config.settings import layered
 from ..errors import ConfigurationError, InvalidRetryPolicy, StoreError
 from ..operations.letters import needed
 from ..operations.retention import Retention

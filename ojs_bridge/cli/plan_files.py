@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..config.policy_files import load, read_toml
+from ..config.policies import load, read_toml
 from ..engine.layers import NUMBERS
 from ..errors import ConfigurationError
 from ..migration.plan import Planned

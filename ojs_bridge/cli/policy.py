@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from rich.text import Text
 from typer import Argument, Option
 
-from ..config.policy_files import Named, read_file
+from ..config.policies import Named, read_file
 from ..config.settings import the_retry
 from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..rules.duration import spoken

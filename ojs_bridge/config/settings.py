@@ -1,12 +1,17 @@
-"""The settings of a bridge and of an `install`, as found in their sources, and checked."""
+"""The settings of a bridge and of an `install`: their sources, in order, and their checks."""
 
 from __future__ import annotations
 
+import functools
+import json
+import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, TypeGuard, get_args
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..engine import events
 from ..engine.retry_on import imported
@@ -14,16 +19,20 @@ from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..operations.retention import Retention
 from ..rules.duration import read_duration
 from ..rules.failures import ErrorMap, Mapped
-from ..rules.job import MIN_HEADER_BUDGET, MIN_HISTORY
+from ..rules.job import HEADER_BUDGET, MIN_HEADER_BUDGET, MIN_HISTORY
 from ..rules.policy import AnyPartial, RetryPolicy
 from ..store import PATIENCE_SECONDS, Store, open_store, without_password
-from .policies import Policies
-from .policy_files import PoliciesOrFile, load
-from .sources import Found, layered
+from .policies import Policies, PoliciesOrFile, load, read_toml
+
+logger = logging.getLogger("ojs_bridge")
 
 #: The native retries of a job from before the bridge count as attempts; or not, if they exceed its policy.
 InFlight: TypeAlias = Literal["counted", "afresh"]
 
+_PREFIX = "OJS_BRIDGE_"
+_PYPROJECT = "pyproject.toml"
+#: The variables that are no settings of a bridge.
+_OTHERS = {"APP", "CANARY", "CONFIG", "METRICS_PORT", "OPERATOR_TOKEN", "READER_TOKEN", "TOKENS"}
 _LIMITS = tuple(field.name for field in fields(Retention))
 
 
@@ -93,24 +102,17 @@ def begins_afresh(in_flight: InFlight) -> bool:
     return in_flight == "afresh"
 
 
-def _is_store(value: object) -> TypeGuard[Store]:
-    # A store may delegate with __getattr__, which isinstance does not see on Python 3.12.
-    return all(hasattr(value, name) for name in ("bury", "park", "reserve"))
-
-
 def _store(found: Found, namespace: str, reservation: timedelta) -> Store | None:
-    store = found.value
+    store: Any = found.value
     if isinstance(store, str):
-        return open_store(store, namespace, patience=_patience(reservation))
-    if store is None or _is_store(store):
-        return store
+        # The longest wait for a store is less than a reservation lasts.
+        patience = min(max(reservation.total_seconds() / 3, 2.0), PATIENCE_SECONDS)
+        return open_store(store, namespace, patience=patience)
+    # A store may delegate with __getattr__, which isinstance does not see on Python 3.12.
+    if store is None or all(hasattr(store, name) for name in ("bury", "park", "reserve")):
+        return cast("Store | None", store)
     shown = without_password(repr(store))
     raise ConfigurationError(f"{found.place}: {shown} is neither a URL such as sqlite:///ojs.db nor a store")
-
-
-def _patience(reservation: timedelta) -> float:
-    """Return the seconds to wait for a store: less than a reservation lasts."""
-    return min(max(reservation.total_seconds() / 3, 2.0), PATIENCE_SECONDS)
 
 
 def _retry(found: Found) -> AnyPartial | None:
@@ -128,7 +130,10 @@ def _errors(found: Found) -> dict[type[BaseException], Mapped]:
         raise ConfigurationError(f"{found.place}: {errors!r} must map exception classes to error types")
     if found.in_code:
         return dict(errors)
-    named = {imported(found.place, name): _pair(mapped) for name, mapped in errors.items()}
+    named: dict[Any, Any] = {
+        imported(found.place, name): tuple(mapped) if isinstance(mapped, list) else mapped
+        for name, mapped in errors.items()
+    }
     try:
         ErrorMap(named)
     except ConfigurationError as error:
@@ -136,25 +141,18 @@ def _errors(found: Found) -> dict[type[BaseException], Mapped]:
     return named
 
 
-def _pair(mapped: Any) -> Any:
-    return tuple(mapped) if isinstance(mapped, list) else mapped
-
-
 def _listeners(found: Found) -> tuple[Callable[[events.Event], object], ...]:
     listeners = found.value
     if callable(listeners) or isinstance(listeners, str) or not isinstance(listeners, Iterable):
         raise ConfigurationError(f"{found.place}: {listeners!r} must be a list of callables")
     if not found.in_code:
-        listeners = [_made(imported(found.place, name)) for name in listeners]
+        named = [imported(found.place, name) for name in listeners]
+        listeners = [one() if isinstance(one, type) else one for one in named]
     listeners = tuple(listeners)
     for listener in listeners:
         if not callable(listener):
             raise ConfigurationError(f"{found.place}: {listener!r} is not callable")
     return listeners
-
-
-def _made(listener: Any) -> Any:
-    return listener() if isinstance(listener, type) else listener
 
 
 def _at_least(found: Found, least: int, unit: str) -> int:
@@ -203,3 +201,162 @@ def _retention_of(told: Any) -> Retention:
     if not isinstance(queues, Mapping):
         raise ConfigurationError(f"queues: {queues!r} must be a table of max_age and max_count by queue")
     return Retention(**{**told, "queues": {queue: _retention_of(own) for queue, own in queues.items()}})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A setting as it was found; the `place` of a setting in code is its own name."""
+
+    place: str
+    said: Any
+    read: Callable[[str, Any], Any] = lambda _place, said: said
+
+    @property
+    def in_code(self) -> bool:
+        """Whether the setting was given in code, or is the default."""
+        return self.place in SETTINGS
+
+    @property
+    def value(self) -> Any:
+        """The value; raises ConfigurationError for a text that cannot be read."""
+        return self.read(self.place, self.said)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The reader of a setting from a variable's text, and its default."""
+
+    read: Callable[[str, str], Any]
+    default: Any = None
+
+
+def layered(**given: Any) -> dict[str, Found]:
+    """Return every setting: as given in code, if that is not None; or as found; or its default.
+
+    Raises ConfigurationError for an unknown key in Django's settings or in the TOML table.
+    """
+    found = {name: Found(name, setting.default) for name, setting in SETTINGS.items()}
+    said = {name: Found(name, value) for name, value in given.items() if value is not None}
+    return {**found, **_in_toml(), **_in_environment(), **_in_django(), **said}
+
+
+def _in_django() -> Mapping[str, Found]:
+    """Return `OJS_BRIDGE` of Django's settings; Django is not imported if nothing has imported it."""
+    conf: Any = sys.modules.get("django.conf")
+    if conf is None or not (conf.settings.configured or os.environ.get("DJANGO_SETTINGS_MODULE")):
+        return {}
+    told = getattr(conf.settings, "OJS_BRIDGE", None)
+    return {} if told is None else _table(told, "settings.OJS_BRIDGE")
+
+
+def _in_environment() -> Mapping[str, Found]:
+    found = {}
+    for variable, text in os.environ.items():
+        if not variable.startswith(_PREFIX) or not text:
+            continue
+        name = variable.removeprefix(_PREFIX)
+        if name.isupper() and name.lower() in SETTINGS:
+            found[name.lower()] = Found(variable, text, SETTINGS[name.lower()].read)
+        elif name not in _OTHERS:
+            _warn_of(variable)
+    return found
+
+
+@functools.cache
+def _warn_of(variable: str) -> None:
+    """Warn once of a variable that is misspelt, or meant for a newer release."""
+    logger.warning("%s is not a variable that ojs-bridge knows: it has no effect", variable)
+
+
+def _in_toml() -> Mapping[str, Found]:
+    """Return the keys of the file that OJS_BRIDGE_CONFIG names, or the table of a pyproject.toml."""
+    named = os.environ.get("OJS_BRIDGE_CONFIG")
+    path = Path(named or _PYPROJECT)
+    if path.name != _PYPROJECT:
+        return _table(_read(path), str(path))
+    told = _own_table(path, needed=bool(named))
+    return {} if told is None else _table(told, f"{path}: tool.ojs-bridge")
+
+
+def _own_table(path: Path, *, needed: bool) -> Any:
+    """Return `[tool.ojs-bridge]` of a pyproject.toml, or None; a file without that table may be damaged."""
+    try:
+        told = _read(path)
+    except ConfigurationError:
+        if needed or _mentions_us(path):
+            raise
+        return None
+    tools = told.get("tool")
+    return tools.get("ojs-bridge") if isinstance(tools, Mapping) else None
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        return read_toml(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"OJS_BRIDGE_CONFIG: {str(path)!r} cannot be read: {error.strerror}"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path}: is not TOML: {error}") from None
+
+
+def _mentions_us(path: Path) -> bool:
+    try:
+        return b"[tool.ojs-bridge" in path.read_bytes()
+    except OSError:
+        return False
+
+
+def _table(told: object, place: str) -> dict[str, Found]:
+    """Return the settings of a table; raises ConfigurationError for an unknown key."""
+    if not isinstance(told, Mapping):
+        shown = without_password(repr(told))
+        raise ConfigurationError(f"{place}: {shown} must be a table of settings")
+    for key in told:
+        if key not in SETTINGS:
+            raise ConfigurationError(f"{place}: {key}: is not a setting; there are {', '.join(SETTINGS)}")
+    return {key: Found(f"{place}: {key}", value) for key, value in told.items() if value is not None}
+
+
+def _text(_place: str, text: str) -> str:
+    return text
+
+
+def _integer(place: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigurationError(f"{place}: {text!r} must be an integer") from None
+
+
+def _boolean(place: str, text: str) -> bool:
+    found = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
+    if found is None:
+        raise ConfigurationError(f"{place}: {text!r} must be true, false, 1 or 0")
+    return found
+
+
+def _json(place: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{place}: {text!r} is not JSON: {error}") from None
+
+
+#: The settings by name: as an argument in code, as a key in a table, and in capitals as a variable.
+SETTINGS = {
+    "store": Setting(_text),
+    "namespace": Setting(_text, "ojs"),
+    "retry": Setting(_json),
+    "policies": Setting(_text),
+    "errors": Setting(_json, {}),
+    "listeners": Setting(_json, ()),
+    "history": Setting(_integer, MIN_HISTORY),
+    "header_budget": Setting(_integer, HEADER_BUDGET),
+    "reservation": Setting(_text, "PT1M"),
+    "park_after": Setting(_text, "PT1M"),
+    "fail_open": Setting(_boolean, default=False),
+    "retention": Setting(_json),
+    "reliable_fetch": Setting(_boolean, default=True),
+}

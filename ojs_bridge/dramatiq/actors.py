@@ -11,7 +11,7 @@ from dramatiq import Actor, Message
 from dramatiq.middleware.middleware import MiddlewareError
 
 from ..bridge import Bridge
-from ..config.policy_files import PoliciesOrFile
+from ..config.policies import PoliciesOrFile
 from ..config.settings import InFlight, begins_afresh, the_policies
 from ..engine.canary import Canary, Percentages
 from ..engine.layers import INTERVALS, WAITS, Layers, in_ojs

@@ -6,7 +6,7 @@ from dramatiq.broker import Broker
 from dramatiq.middleware import Retries
 
 from ..bridge import Bridge
-from ..config.policy_files import PoliciesOrFile
+from ..config.policies import PoliciesOrFile
 from ..config.settings import InFlight
 from ..engine.canary import Percentages
 from ..errors import ConfigurationError

@@ -12,7 +12,7 @@ from dramatiq.common import q_name
 from dramatiq.middleware import Middleware, Retries
 
 from ..bridge import Bridge
-from ..config.policy_files import PoliciesOrFile
+from ..config.policies import PoliciesOrFile
 from ..config.settings import InFlight
 from ..engine.canary import Percentages
 from ..engine.private_names import missing_vital

@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 
 from ..bridge import Bridge
 from ..errors import ConfigurationError
-from ..instrumentation import stored
+from ..instrumentation.metrics import gauges_text
 from ..operations.letters import needed
 from . import openapi
 from .admin import ADMIN, MANIFEST, Admin
@@ -115,7 +115,7 @@ def guarded(bridge: Bridge, access: Access) -> Starlette:
 async def _metrics(bridge: Bridge, request: Request) -> Response:
     read_query(request, Asked)
     try:
-        told = await run_in_threadpool(stored.text, bridge)
+        told = await run_in_threadpool(gauges_text, bridge)
     except ImportError as missing:
         raise Refusal(501, "unsupported", str(missing)) from None
     return Response(told, media_type="text/plain; version=0.0.4; charset=utf-8")

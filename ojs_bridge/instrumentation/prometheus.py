@@ -23,7 +23,7 @@ from ..engine.instruments import Instrument
 from ..engine.runs import Refuse, Run
 from ..errors import ConfigurationError
 from ..rules.decision import Decision
-from .measuring import METRICS, Measured, Metric, of_end, of_event, of_sending, of_start
+from .metrics import METRICS, Measured, Metric, of_end, of_event, of_sending, of_start
 
 logger = logging.getLogger("ojs_bridge")
 

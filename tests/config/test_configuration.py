@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, Retention
-from ojs_bridge.config import sources
-from ojs_bridge.config.settings import Settings, settings_of, the_policies
-from ojs_bridge.config.sources import SETTINGS
+from ojs_bridge.config import policies, settings
+from ojs_bridge.config.settings import SETTINGS, Settings, settings_of, the_policies
 from tests.cli.running import run
 from tests.lives import KEEP, live_and_die
 
@@ -238,11 +237,11 @@ def test_what_the_document_shows() -> None:
     [table] = re.findall(r"^```toml\n(.+?)```", FRAMEWORKS, re.MULTILINE | re.DOTALL)
     shown = [*re.findall(r"^OJS_BRIDGE = (\{.*?\})$", FRAMEWORKS, re.MULTILINE | re.DOTALL)]
     assert len(shown) == 2
-    for told in (*map(ast.literal_eval, shown), sources.tomllib.loads(table)["tool"]["ojs-bridge"]):
+    for told in (*map(ast.literal_eval, shown), policies.tomllib.loads(table)["tool"]["ojs-bridge"]):
         assert told.keys() <= SETTINGS.keys()
 
 
 def test_the_documented_variables() -> None:
     """The page names every variable that is no setting; the settings on it are made from the code."""
     others = DOCUMENTED.partition("## Variables that are no settings")[2]
-    assert set(re.findall(r"OJS_BRIDGE_(\w+)", others)) == sources._OTHERS
+    assert set(re.findall(r"OJS_BRIDGE_(\w+)", others)) == settings._OTHERS

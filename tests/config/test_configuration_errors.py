@@ -10,9 +10,8 @@ import pytest
 
 import ojs_bridge
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy
-from ojs_bridge.config import sources
-from ojs_bridge.config.settings import settings_of, the_policies
-from ojs_bridge.config.sources import SETTINGS
+from ojs_bridge.config import settings
+from ojs_bridge.config.settings import SETTINGS, settings_of, the_policies
 from tests.config.test_configuration import write_table
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
@@ -140,7 +139,7 @@ def test_a_named_file_must_be_right(
 
 def test_an_unknown_variable(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The log has one warning, with the name of the variable and without its value."""
-    sources._warn_of.cache_clear()
+    settings._warn_of.cache_clear()
     monkeypatch.setenv("OJS_BRIDGE_STOER", "redis://:secret@h")
     monkeypatch.setenv("OJS_BRIDGE_APP", "shop:app")
     with caplog.at_level(logging.WARNING, "ojs_bridge"):
@@ -157,4 +156,4 @@ def test_every_variable_is_known() -> None:
     for file in Path(ojs_bridge.__file__).parent.glob("**/*.py"):
         spoken |= set(re.findall(r"OJS_BRIDGE_([A-Z_]+[A-Z])", file.read_text(encoding="utf-8")))
     assert spoken >= {"STORE", "CONFIG"}
-    assert {name for name in spoken if name.lower() not in SETTINGS} <= sources._OTHERS
+    assert {name for name in spoken if name.lower() not in SETTINGS} <= settings._OTHERS

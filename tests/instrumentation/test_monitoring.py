@@ -15,9 +15,7 @@ import pytest
 
 from ojs_bridge import Bridge
 from ojs_bridge.http.guarding import Access, tokens_of
-from ojs_bridge.instrumentation import stored
-from ojs_bridge.instrumentation.measuring import METRICS
-from ojs_bridge.instrumentation.stored import GAUGES
+from ojs_bridge.instrumentation.metrics import GAUGES, METRICS, gauges_text
 from ojs_bridge.operations import health
 from ojs_bridge.operations.health import Beat
 from tests.http.doors import OPERATOR, READER, House, client_at, house, with_token
@@ -185,7 +183,7 @@ def test_a_broker_that_is_away_is_told(shop: House) -> None:
     assert 'ojs_broker_up{framework="outbox"} 0.0' in shop.client.get("/metrics").text
     bridge, outbox = bridge_with_outbox(f"redis://127.0.0.1:{free_port()}")
     outbox.raises = ConnectionError("down")
-    text = stored.text(bridge)
+    text = gauges_text(bridge)
     assert b"ojs_store_up 0.0" in text
     assert b'ojs_broker_up{framework="outbox"} 0.0' in text
 
@@ -197,7 +195,7 @@ def test_scrapes_do_not_pile_up_behind_a_silent_store(monkeypatch: pytest.Monkey
         monkeypatch.setattr(health.Probe.check, "__defaults__", (0.2,))
         before = [thread.name for thread in threading.enumerate()].count("ojs-health-store")
         for _ in range(3):
-            assert b"ojs_store_up 0.0" in stored.text(bridge)
+            assert b"ojs_store_up 0.0" in gauges_text(bridge)
         after = [thread.name for thread in threading.enumerate()].count("ojs-health-store")
         assert after - before == 1
 

@@ -12,8 +12,8 @@ from dramatiq.brokers.stub import StubBroker
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from ojs_bridge.instrumentation.measuring import ENQUEUED
-from ojs_bridge.instrumentation.opentelemetry_metrics import Meters
+from ojs_bridge.instrumentation.metrics import ENQUEUED
+from ojs_bridge.instrumentation.opentelemetry import Meters
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting, client
 from tests.on_dramatiq.fleet import Fleet as OnStub

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ojs_bridge import Bridge, ConfigurationError, Event, ReplayRule
-from ojs_bridge.instrumentation.measuring import REPLAYED, of_event
+from ojs_bridge.instrumentation.metrics import REPLAYED, of_event
 from ojs_bridge.operations.replaying import PERIOD
 from tests.lives import FRAMEWORK, Outbox
 from tests.servers import eventually

@@ -1,15 +1,109 @@
-"""The gauges of what a store knows, for Prometheus; `ojs-bridge serve` shows them."""
+"""The metrics of the Open Job Spec, what they are made of, and the gauges of what a store knows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
 
 from ..bridge import Bridge
+from ..engine.events import Event
+from ..engine.runs import Refuse, Run
 from ..errors import StoreError
 from ..operations.health import Check
-from ..rules.job import parse_time
+from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.job import Job, parse_time
+
+_BY_JOB = ("queue", "type")
+
+
+# Metrics are keys: each job looks some up, and the hash of an equal value would cost more than all else.
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """A counter, or a histogram of seconds if it has buckets."""
+
+    name: str
+    told: str
+    labels: tuple[str, ...] = _BY_JOB
+    buckets: tuple[float, ...] = ()
+
+
+_LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_WAITS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600)
+
+ENQUEUED = Metric("ojs.job.enqueued", "Jobs that this process has sent")
+ENQUEUE_DURATION = Metric("ojs.job.enqueue_duration", "Time to send a job", buckets=_LONG)
+DURATION = Metric(
+    "ojs.job.duration", "Time of a run, until its outcome has a place", (*_BY_JOB, "state"), _LONG
+)
+QUEUE_TIME = Metric("ojs.job.queue_time", "Time from when a job was sent or due to its run", buckets=_WAITS)
+PRUNED = Metric("ojs.dead_letter.pruned_total", "Dead letters that retention or an operator has deleted", ())
+CANCELLED = Metric("ojs.job.cancelled", "Parked retries that an operator has cancelled")
+ADDED = Metric("ojs.dead_letter.added_total", "Jobs that have become dead letters")
+REPLAYED = Metric("ojs.dead_letter.retried_total", "Dead letters that were sent back")
+COMPLETED = Metric("ojs.job.completed", "Jobs that have succeeded")
+FAILED = Metric("ojs.job.failed", "Jobs that have ended without success")
+RETRIED = Metric("ojs.job.retried", "Failed attempts that are followed by another one")
+_OF_EVENTS = {
+    "job.cancelled": CANCELLED,
+    "dead_letter.retried": REPLAYED,
+    "dead_letter.replayed": REPLAYED,
+}
+_OF_DECISIONS: dict[type, tuple[Metric, ...]] = {
+    Complete: (COMPLETED,),
+    RetryAt: (RETRIED,),
+    Discarded: (FAILED,),
+    DeadLettered: (FAILED, ADDED),
+    SnoozeUntil: (),
+    GiveBack: (),
+}
+#: The spec's states of a job, by the decision about its run.
+STATES: dict[type, str] = {
+    Complete: "completed",
+    RetryAt: "retryable",
+    Discarded: "discarded",
+    DeadLettered: "discarded",
+    SnoozeUntil: "scheduled",
+    GiveBack: "available",
+}
+METRICS = (
+    *(ENQUEUED, ENQUEUE_DURATION, DURATION, QUEUE_TIME),
+    *(COMPLETED, FAILED, RETRIED, CANCELLED, ADDED, REPLAYED, PRUNED),
+)
+
+#: A metric, its value, and its labels in their order.
+Measured: TypeAlias = tuple[Metric, float, tuple[str, ...]]
+
+
+def of_sending(type_: str, queue: str, seconds: float) -> Iterator[Measured]:
+    """Yield what a job that was sent adds to which metrics."""
+    yield ENQUEUED, 1, (queue, type_)
+    yield ENQUEUE_DURATION, seconds, (queue, type_)
+
+
+def of_start(job: Job, now: datetime) -> Iterator[Measured]:
+    """Yield what a run that begins adds; when a job was sent is not always known."""
+    if (due := job.due_at) is not None:
+        yield QUEUE_TIME, max((now - due).total_seconds(), 0), (job.queue, job.type)
+
+
+def of_end(run: Run | Refuse, decision: Decision, seconds: float) -> Iterator[Measured]:
+    """Yield what a decision that was carried out adds."""
+    job, kind = run.job, type(decision)
+    for metric in _OF_DECISIONS[kind]:
+        yield metric, 1, (job.queue, job.type)
+    if isinstance(run, Run):
+        yield DURATION, seconds, (job.queue, job.type, STATES[kind])
+
+
+def of_event(event: Event) -> Iterator[Measured]:
+    """Yield what an operator's or retention's event adds."""
+    if event.type == "dead_letter.pruned":
+        yield PRUNED, event.data["count"], ()
+    elif metric := _OF_EVENTS.get(event.type):
+        yield metric, 1, (event.data["queue"], event.data["job_type"])
+
 
 #: The gauges: what they say, and their labels.
 GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -36,8 +130,8 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
 Sample: TypeAlias = tuple[str, tuple[str, ...], float]
 
 
-def text(bridge: Bridge) -> bytes:
-    """Return the gauges in Prometheus' text form; raises ImportError without Prometheus' client."""
+def gauges_text(bridge: Bridge) -> bytes:
+    """Return a store's gauges in Prometheus' text form; raises ImportError without Prometheus' client."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
         from prometheus_client.core import GaugeMetricFamily
@@ -55,8 +149,7 @@ def text(bridge: Bridge) -> bytes:
 
     registry = CollectorRegistry()
     registry.register(Stored())
-    found: bytes = generate_latest(registry)
-    return found
+    return bytes(generate_latest(registry))
 
 
 def _samples(bridge: Bridge) -> list[Sample]:
@@ -68,11 +161,12 @@ def _samples(bridge: Bridge) -> list[Sample]:
         stats, parked = bridge.dead_letters.stats(), bridge.retries.count()
     except StoreError:
         return [("ojs_store_up", (), 0.0), *found]
+    due = _fact(checks, "retries", "oldest_due_at")
     found += [
         ("ojs_store_up", (), 1.0),
         ("ojs_workers_seen", (), _fact(checks, "workers", "seen") or 0),
         ("ojs_retries_parked", (), parked),
-        ("ojs_retry_overdue_seconds", (), _overdue(checks, now)),
+        ("ojs_retry_overdue_seconds", (), max((now - parse_time(due)).total_seconds(), 0) if due else 0),
     ]
     for place in ("queue", "host"):
         rows = _fact(checks, "workers", f"{place}s") or ()
@@ -100,8 +194,3 @@ def _of_brokers(checks: Mapping[str, Check], now: datetime) -> Iterator[Sample]:
 
 def _fact(checks: Mapping[str, Check], name: str, fact: str) -> Any:
     return checks[name].facts.get(fact)
-
-
-def _overdue(checks: Mapping[str, Check], now: datetime) -> float:
-    due = _fact(checks, "retries", "oldest_due_at")
-    return max((now - parse_time(due)).total_seconds(), 0) if due else 0
