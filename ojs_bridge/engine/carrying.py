@@ -32,10 +32,6 @@ logger = logging.getLogger("ojs_bridge")
 
 T = TypeVar("T")
 
-#: The kinds of brokers that only tests use, and after how many seconds a test has waited for long.
-IN_MEMORY = frozenset({"memory", "stub"})
-LONG_IN_TESTS = 1.0
-
 
 class NotCarried(Exception):
     """A decision found no place, because of `error`; it may find one later."""
@@ -56,7 +52,6 @@ class Carrying:
         self.store = context.store
         #: Returns the time, in UTC.
         self.now = context.clock
-        self._hints = True
         #: A retry that is due later than that waits in the store.
         self.park_after = park_after
         self._events = context.events
@@ -289,7 +284,6 @@ class Carrying:
         if not isinstance(decision, Complete):
             with Harmless(job):
                 events.log(job, decision)
-                self._hint(job, decision)
         if job.operation:
             self.tell_operation(job, decision)
         if self._rates or self._events or self.instruments:
@@ -304,22 +298,6 @@ class Carrying:
             with Harmless(job):
                 for fate in fates_of(job, decision, self.now()):
                     self.store.write_document(fate)
-
-    def _hint(self, job: Job, decision: Decision) -> None:
-        """Tell a test that waits for real how not to wait, once."""
-        if (
-            not self._hints
-            or not isinstance(decision, (RetryAt, SnoozeUntil))
-            or decision.delay <= LONG_IN_TESTS
-        ):
-            return
-        self._hints = False
-        if any(publisher.system in IN_MEMORY for publisher in self.context.publishers.values()):
-            logger.warning(
-                "job %s: it goes on in %.1f s, and its broker is in memory: a test need not wait for that, "
-                "see ojs_bridge.testing.virtual_time, or the fixture `ojs` of pytest",
-                *(job, decision.delay),
-            )
 
     def _tell(self, run: Run | Refuse, decision: Decision) -> None:
         seconds = time.monotonic() - run.since if isinstance(run, Run) else 0.0

@@ -74,7 +74,6 @@ class VirtualEngine(Engine):
             heart=_StillHeart,
         )
         self.revive()
-        self._hints = False
         self._has_jitter = jitter is not None
         self._rng = random.Random(jitter)
         #: How many runs have begun.
