@@ -60,7 +60,6 @@ class Bridge:
         polling_retry: how often it is tried again when the bridge looks for due retries.
     """
 
-    _scheduler: Scheduler | None = None
     # A callable of C, because each step of a job asks for the time.
     _now = staticmethod(partial(datetime.now, timezone.utc))
     _beat: Beat
@@ -99,7 +98,7 @@ class Bridge:
         )
         self._polling = polling_retry
         context = self._context(settings, storage_retry, redact)
-        self._assemble(settings, context, checked(replay_rules), Engine)
+        self._assemble(settings, context, checked(replay_rules))
 
     def _context(self, settings: Settings, storage_retry: StorageRetry, redact: Redaction | None) -> Context:
         return Context(
@@ -116,9 +115,10 @@ class Bridge:
         settings: Settings,
         context: Context,
         rules: tuple[ReplayRule, ...],
-        engine: Callable[..., Engine],
+        engine: Callable[..., Engine] = Engine,
+        scheduler: type[Scheduler] = Scheduler,
     ) -> None:
-        """Make the parts of the bridge; a test makes them of other settings, and with its own engine."""
+        """Make the parts of the bridge; a test makes them anew, with an engine and a scheduler of its own."""
         #: The settings as they were found.
         self.settings = settings
         self.store = settings.store
@@ -133,6 +133,8 @@ class Bridge:
             fail_open=settings.fail_open,
         )
         self._rules = rules
+        self._scheduler_type = scheduler
+        self._scheduler: Scheduler | None = None
         self.dead_letters = DeadLetters(context, settings.retention, rules)
         self.broker_letters = BrokerLetters(context)
         self.retries = ParkedRetries(context)
@@ -179,7 +181,7 @@ class Bridge:
         if self.store and self._scheduler is None:
             context = self.engine.context
             self._beat = Beat(context, framework, queues)
-            self._scheduler = Scheduler(
+            self._scheduler = self._scheduler_type(
                 self.store,
                 context.publishers,
                 context.clock,

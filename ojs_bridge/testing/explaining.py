@@ -16,8 +16,8 @@ from ..rules.duration import spoken
 from ..rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, ErrorMap, Failure, Outcome, outcome_of
 from ..rules.job import Job
 from ..rules.policy import AnyPartial, RetryPolicy
-from .entering import adapters
-from .working import instance_of
+from .parts import instance_of
+from .virtual import adapters
 
 #: How an error turns into an outcome: a task's framework has rules of its own.
 Translation: TypeAlias = Callable[[BaseException, Run], Outcome]

@@ -35,8 +35,7 @@ from ..celery.outcomes import task_outcome
 from ..engine.runs import Run, TaskPolicy
 from ..errors import ConfigurationError
 from ..rules.failures import Outcome
-from .bridging import Clock, WorkerDied
-from .working import Agenda, Handler
+from .parts import Agenda, Clock, Handler, WorkerDied
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -32,8 +32,7 @@ from ..engine.runs import Run, TaskPolicy
 from ..messages import HEADER
 from ..rules.failures import Outcome
 from ..rules.job import parse_time
-from .bridging import VirtualEngine, WorkerDied, turn
-from .working import Agenda, Handler
+from .parts import Agenda, Handler, VirtualEngine, WorkerDied
 
 #: Dramatiq adds up to so much to a delay, because brokers cut off the fraction of a millisecond.
 _ADDED = timedelta(milliseconds=2)
@@ -224,16 +223,29 @@ def _in_memory(broker: Any, agenda: Agenda) -> Iterator[MemoryBroker]:
     queues = {"queues": fresh.queues, "delay_queues": fresh.delay_queues}
     ours = {"ojs_agenda": agenda, "ojs_engine": bridge.engine, "ojs_order": deque()}
     declared = [name for name in before["queues"] if name not in before["delay_queues"]]
-    turn(broker, MemoryBroker, {**vars(fresh), **kept, **queues, **ours})
+    _turn(broker, MemoryBroker, {**vars(fresh), **kept, **queues, **ours})
     try:
         for name in declared:
             broker.declare_queue(name)
         yield broker
     finally:
         new = [name for name in broker.queues if name not in broker.delay_queues and name not in declared]
-        turn(broker, cls, before)
+        _turn(broker, cls, before)
         for name in new:
             broker.declare_queue(name)
+
+
+def _turn(one: Any, cls: type, state: dict[str, Any]) -> None:
+    """Give an object a class and a state."""
+    try:
+        one.__class__ = cls
+    except TypeError:
+        # The object's own class has another layout, as with ABC or Generic first among its bases. A class on
+        # top of it has its layout, and looks for its methods in `cls` alone.
+        own = type(one)
+        meta = type(cls.__name__, (type(own),), {"mro": lambda made: [made, *cls.__mro__]})
+        one.__class__ = meta(cls.__name__, (own,), {"__module__": cls.__module__})
+    one.__dict__ = state
 
 
 @contextmanager

@@ -3,23 +3,108 @@
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
 
 from ..bridge import Bridge
 from ..engine.events import Event
 from ..engine.scheduler import Scheduler
-from ..operations.letters import MAX_PAGE, every_page
+from ..errors import ConfigurationError
+from ..operations.letters import MAX_PAGE, every_page, needed
 from ..rules.duration import read_duration
 from ..store import Letter, Parked
-from .bridging import Clock, VirtualBridge, WorkerDied
-from .jobs import Job, jobs_of
-from .working import Agenda, Handler, VirtualWorker, instance_of
+from .parts import (
+    Agenda,
+    Clock,
+    Handler,
+    VirtualEngine,
+    VirtualWorker,
+    WorkerDied,
+    engine_of,
+    instance_of,
+)
 
 #: After so many deliveries in one run a test is told that its jobs do not end.
 MOST = 10_000
+
+#: How a job has ended; None for a job that goes on.
+End: TypeAlias = Literal["completed", "discarded", "dead_letter", "cancelled"]
+
+_ENDS: dict[str, End] = {
+    "job.completed": "completed",
+    "job.discarded": "discarded",
+    "job.cancelled": "cancelled",
+}
+_GIVE = "give it to virtual_time(...), or return it from a fixture `ojs_app`"
+
+
+@contextmanager
+def virtual_time(target: Any = None, *, jitter: int | None = None) -> Iterator[VirtualTime]:
+    """Run the jobs of a Celery app or a Dramatiq broker in a test, in memory, and without waiting.
+
+    The target is by default the current Celery app or the global Dramatiq broker, if it has a bridge. Within
+    the block its bridge has a store in memory and a clock that only the test moves. The messages and the
+    results are in memory, too. After the block everything is as it was. Without a seed `jitter`, delays have
+    no jitter. Raises ConfigurationError.
+    """
+    adapter, target = _adapter(target)
+    bridge, clock = adapter.bridge_of(target), Clock()
+    if isinstance(bridge.engine, VirtualEngine):
+        raise ConfigurationError(f"virtual time: {target!r} is under virtual time already")
+    agenda = Agenda(clock)
+    with engine_of(bridge, clock, jitter) as engine, adapter.worker_of(target, agenda) as worker:
+        yield VirtualTime(bridge, engine, clock, agenda, worker)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of a test. After a replay, all fields but `events` describe the replay only."""
+
+    id: str
+    type: str
+    events: tuple[Event, ...]
+
+    @property
+    def outcome(self) -> End | None:
+        """How the job has ended; None if it waits for its next attempt, or for a worker."""
+        last = next((event for event in reversed(self._latest) if event.type in _ENDS), None)
+        if last is None:
+            return None
+        return "dead_letter" if last.data.get("dead_lettered") else _ENDS[last.type]
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts have begun, those whose worker has died included."""
+        return max((event.data.get("attempt", 0) for event in self._latest), default=0)
+
+    @property
+    def waits(self) -> list[float]:
+        """The seconds before each retry; a snooze is none."""
+        return [event.data["delay_ms"] / 1000 for event in self._of("job.retrying")]
+
+    @property
+    def errors(self) -> list[str]:
+        """The error type of each attempt that has failed."""
+        return [event.data["error"]["type"] for event in self._of("job.failed")]
+
+    @property
+    def reason(self) -> str:
+        """Why the job ended, or goes on, in the words of the log; "" for a success."""
+        return next((event.data["reason"] for event in reversed(self._latest) if "reason" in event.data), "")
+
+    @property
+    def _latest(self) -> tuple[Event, ...]:
+        replays = [place for place, event in enumerate(self.events) if event.type == "dead_letter.retried"]
+        return self.events[replays[-1] + 1 :] if replays else self.events
+
+    def _of(self, type_: str) -> list[Event]:
+        return [event for event in self._latest if event.type == type_]
 
 
 class NothingRan(AssertionError):
@@ -32,14 +117,15 @@ class VirtualTime:
     `bridge` is the bridge of the app or broker; its store is in memory.
     """
 
-    def __init__(self, bridge: VirtualBridge, clock: Clock, agenda: Agenda, worker: VirtualWorker) -> None:
-        self.bridge: Bridge = bridge
-        self._engine = bridge.engine
-        self._recorder = bridge.recorder
+    def __init__(
+        self, bridge: Bridge, engine: VirtualEngine, clock: Clock, agenda: Agenda, worker: VirtualWorker
+    ) -> None:
+        self.bridge = bridge
+        self._engine, self._recorder = engine, engine.recorder
         self._clock, self._agenda, self._worker = clock, agenda, worker
-        publishers = self._engine.context.publishers
+        publishers, store = engine.context.publishers, needed(engine.store, "virtual time")
         self._publisher = publishers[worker.framework]
-        self._scheduler = Scheduler(bridge.store, publishers, clock, self._engine.give_up)
+        self._scheduler = Scheduler(store, publishers, clock, engine.give_up)
         self._failures: defaultdict[str, deque[BaseException | type[BaseException]]] = defaultdict(deque)
         self._delivering = False
         self._dues: list[datetime] = []
@@ -63,7 +149,7 @@ class VirtualTime:
     @property
     def jobs(self) -> list[Job]:
         """All jobs that have begun, in order."""
-        return jobs_of(self._recorder.events)
+        return _jobs_of(self._recorder.events)
 
     @property
     def dead_letters(self) -> tuple[Letter, ...]:
@@ -84,11 +170,11 @@ class VirtualTime:
 
         Raises NothingRan, and RuntimeError for jobs that do not end.
         """
-        return self._told(self._go)
+        return self._first_of(self._go)
 
     def step(self) -> Job:
         """Run one attempt, and jump over the delay before it; return its job. Raises NothingRan."""
-        return self._told(self._go_once)
+        return self._first_of(self._go_once)
 
     def advance(self, time: str | timedelta) -> None:
         """Let time pass, such as `"PT1H"`; what is due meanwhile is run at its time."""
@@ -113,10 +199,10 @@ class VirtualTime:
             self._worker.put_in(name, lambda own: _failing(own, self._failures[name]))
         self._failures[name].extend([error] * times)
 
-    def _told(self, go: Callable[[], object]) -> Job:
+    def _first_of(self, go: Callable[[], object]) -> Job:
         before = len(self._recorder.events)
         go()
-        new = jobs_of(self._recorder.events[before:])
+        new = _jobs_of(self._recorder.events[before:])
         if not new:
             raise NothingRan(
                 "no job under the bridge has run: send one first, in the test and to the app or broker of "
@@ -180,6 +266,15 @@ class VirtualTime:
         self._dues = [retry.next_retry_at for retry in self.parked]
 
 
+def _jobs_of(events: Iterable[Event]) -> list[Job]:
+    """Return the jobs that events tell of, in the order of their first events."""
+    of_jobs: dict[str, list[Event]] = {}
+    for event in events:
+        if event.subject:
+            of_jobs.setdefault(event.subject, []).append(event)
+    return [Job(id_, str(of_job[0].data["job_type"]), tuple(of_job)) for id_, of_job in of_jobs.items()]
+
+
 def _failing(own: Handler, failures: deque[BaseException | type[BaseException]]) -> Handler:
     def run(*args: Any, **kwargs: Any) -> Any:
         if failures:
@@ -187,3 +282,33 @@ def _failing(own: Handler, failures: deque[BaseException | type[BaseException]])
         return own(*args, **kwargs)
 
     return run
+
+
+def _adapter(target: Any) -> tuple[ModuleType, Any]:
+    """Return the module that knows the framework of an app or broker, and the app or broker."""
+    known = [*adapters()]
+    found = [(adapter, one) for adapter in known if (one := target or adapter.current()) is not None]
+    fitting = [(adapter, one) for adapter, one in found if isinstance(one, adapter.TARGET)]
+    if len(fitting) == 1:
+        [(adapter, one)] = fitting
+        return adapter, one
+    if target is not None:
+        raise ConfigurationError(f"virtual time: {target!r} is neither a Celery app nor a Dramatiq broker")
+    if fitting:
+        raise ConfigurationError(f"virtual time: there are a Celery app and a Dramatiq broker: {_GIVE}")
+    raise ConfigurationError(
+        "virtual time: neither the current Celery app nor the global Dramatiq broker has a bridge: import "
+        f"the module of your app or broker, or {_GIVE}"
+    )
+
+
+def adapters() -> Iterator[ModuleType]:
+    """Yield the module of each framework that this process has imported."""
+    if "celery" in sys.modules:
+        from . import on_celery
+
+        yield on_celery
+    if "dramatiq" in sys.modules:
+        from . import on_dramatiq
+
+        yield on_dramatiq

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
 import dramatiq
@@ -13,10 +14,12 @@ from celery._state import _tls
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from kombu import pools
+from starlette.testclient import TestClient
 
 from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery.attach import attach
 from ojs_bridge.dramatiq import install
+from ojs_bridge.http import app_for
 from ojs_bridge.testing import virtual_time
 from tests.testing.conftest import CRM, NOWHERE, Shop, amqp_shop, celery_shop, dramatiq_shop, rabbitmq_shop
 
@@ -98,6 +101,36 @@ def test_everything_is_as_it_was(kind: Any) -> None:
         assert shop.bridge.dead_letters.list().letters == ojs.dead_letters
     assert looked_at(shop) == before
     assert shop.bridge.store is None
+
+
+@pytest.mark.parametrize("kind", [celery_shop, dramatiq_shop])
+def test_a_page_that_was_made_before_shows_the_letters_of_the_test(kind: Any) -> None:
+    shop = kind(Bridge("memory://"))
+    page = TestClient(app_for(shop.bridge, open_to_all=True))
+    task = shop.task(down, **CRM)
+
+    def shown() -> list[str]:
+        return [job["id"] for job in page.get("/ojs/v1/dead-letter").json()["jobs"]]
+
+    with virtual_time(shop.target) as ojs:
+        sent = shop.send(task)
+        ojs.run()
+        assert shown() == [sent]
+    assert shown() == []
+
+
+def test_two_bridges_have_a_time_and_a_store_each() -> None:
+    celery, broker = celery_shop(Bridge()), dramatiq_shop(Bridge())
+    one, other = celery.task(down, **CRM), broker.task(down, **CRM)
+    with virtual_time(celery.target) as outer:
+        celery.send(one)
+        with virtual_time(broker.target) as inner:
+            broker.send(other)
+            inner.run()
+            assert (outer.elapsed, len(outer.events)) == (timedelta(0), 0)
+            assert len(inner.dead_letters) == 1
+        assert outer.run().outcome == "dead_letter"
+        assert [letter.framework for letter in outer.dead_letters] == ["celery"]
 
 
 def test_an_error_in_the_test_restores_too() -> None:
