@@ -42,7 +42,7 @@ SIZES = {
     "files in celery": 26,  # 16
     "files in dramatiq": 22,  # 14
     "files": 189,  # 150
-    "lines of code": 20_187,  # 16,500
+    "lines of code": 20_189,  # 16,500
     "private functions of up to three lines that are called once": 85,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

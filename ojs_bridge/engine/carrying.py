@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing_extensions import assert_never
 from ..errors import InvalidState, StoreError
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
 from ..rules.failures import MAX_MESSAGE, Failure, cut, safe_repr
-from ..rules.job import Header, Job, format_time
+from ..rules.job import Header, Job
 from ..rules.policy import RetryPolicy
 from ..store import Settle, Store
 from . import events
@@ -210,7 +211,7 @@ class Carrying:
             self._write(begun, store.bury, letter)
             return
         # Another job had this id, and the store has forgotten its run.
-        own = replace(letter, id=f"{letter.id}~{format_time(letter.discarded_at)}")
+        own = replace(letter, id=f"{letter.id}~{uuid.uuid4().hex}")
         self._write(begun, store.bury, own)
         with Harmless(job):
             self.context.history.forget(job)

@@ -48,8 +48,11 @@ class History:
         kept = dict(self._store.kept_errors(job.letter_id))
         length = job.errors_dropped + len(job.errors)
         if len(kept) + len(whole) < length and (earlier := self._store.get(job.letter_id)):
-            # This job has ended before; its delivery came again because it was not acknowledged in time.
-            kept = {**dict(enumerate(earlier.errors[:length])), **kept}
+            # This job has ended before; its delivery came again because it was not acknowledged in time. The
+            # letter of another job under its id has none of its errors.
+            times = {entry.get("timestamp") for entry in job.errors}
+            if any(entry.get("timestamp") in times for entry in earlier.errors):
+                kept = {**dict(enumerate(earlier.errors[:length])), **kept}
         history = {**carried, **kept, **whole}
         return tuple(history[place] for place in sorted(history))
 

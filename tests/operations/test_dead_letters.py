@@ -14,8 +14,9 @@ from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, ConfigurationError, Event, Letter, LetterNotFound
 from ojs_bridge.engine.ports import Override
+from ojs_bridge.rules.decision import DeadLettered
 from ojs_bridge.rules.job import Header
-from tests.lives import FRAMEWORK, KEEP, Outbox, bridge_with_outbox, live_and_die
+from tests.lives import FRAMEWORK, KEEP, Outbox, attempt, bridge_with_outbox, delivered, live_and_die
 from tests.on_dramatiq.fleet import Fleet
 from tests.servers import eventually
 
@@ -99,6 +100,42 @@ def test_a_job_under_the_id_of_one_that_is_forgotten_has_a_letter_of_its_own(url
     assert [entry["message"] for entry in third.errors][::3] == ["second 1", "third 1"]
     bridge.dead_letters.delete("j-1")
     assert bridge.dead_letters.get("j-1") == third
+
+
+@pytest.mark.requirement("DLQ-001")
+def test_two_such_jobs_that_die_at_the_same_time_have_two_letters(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bridge, _ = bridge_with_outbox(url, retry={**KEEP, "max_attempts": 1})
+    live_and_die(bridge, "j-1", "first")
+    dying = [attempt(bridge, delivered("j-1")[0], ConnectionError(word)) for word in ("second", "third")]
+    now = bridge.engine.now()
+    monkeypatch.setattr(type(bridge.engine), "now", lambda _: now)
+    for n, (job, run, decision) in enumerate(dying):
+        assert isinstance(decision, DeadLettered)
+        own = ({**job.errors[0], "timestamp": f"2026-11-20T10:00:0{n}.000Z"},)
+        bridge.engine.bury(run, job._replace(errors=own), decision, FRAMEWORK, {"args": [n]})
+    found = {letter.errors[0]["message"] for letter in bridge.dead_letters.list().letters}
+    assert found == {"first 1", "second", "third"}
+
+
+@pytest.mark.requirement("DLQ-002")
+def test_a_history_is_completed_from_an_earlier_letter_of_the_same_job_only(url: str, tmp_path: Path) -> None:
+    """Its last delivery came again, and the store has no more what the header has no room for."""
+    policy = {**KEEP, "max_attempts": 15}
+    bridge, _ = bridge_with_outbox(url, retry=policy)
+
+    def die_again(last: str, message: str) -> list[str]:
+        job, run, decision = attempt(bridge, delivered("j-1", 15, last)[0], ConnectionError(message))
+        assert isinstance(decision, DeadLettered)
+        bridge.engine.bury(run, job, decision, FRAMEWORK, {"args": ["j-1"]})
+        return [str(entry["message"]) for entry in bridge.dead_letters.list().letters[0].errors]
+
+    last = live_and_die(bridge, "j-1", "first")
+    assert die_again(last, "first 15") == [f"first {n}" for n in range(1, 16)]
+    elsewhere, _ = bridge_with_outbox(f"sqlite:///{tmp_path}/other.db", retry=policy)
+    last = live_and_die(elsewhere, "j-1", "second")
+    assert die_again(last, "second 15") == [f"second {n}" for n in range(5, 16)]
 
 
 @pytest.mark.requirement("DLQ-001")
