@@ -142,10 +142,10 @@ def test_precedence() -> None:
     )
     assert (task.policy.max_attempts, task.policy.jitter) == (6, False)
     assert task.policy.max_interval == timedelta(seconds=8)
-    job = task.for_job({"max_attempts": 7})
+    job = task.of_job({"max_attempts": 7}).policy
     assert (job.max_attempts, job.jitter, job.max_interval) == (7, False, timedelta(seconds=8))
-    assert task.for_job(None) is task.policy
-    assert task.for_job({}) is task.policy
+    assert task.of_job(None) is task
+    assert task.of_job({}) is task
 
 
 @pytest.mark.requirement("RET-16")
@@ -155,7 +155,7 @@ def test_a_policy_is_validated_after_the_merge() -> None:
         Bridge(retry={"max_interval": "PT5S"}).engine.task(Layers(task={"initial_interval": "PT6S"}))
     task = Bridge(retry={"max_interval": "PT5S"}).engine.task()
     with pytest.raises(InvalidRetryPolicy, match="max_interval"):
-        task.for_job({"initial_interval": "PT6S"})
+        task.of_job({"initial_interval": "PT6S"})
 
 
 def test_precedence_of_error_maps() -> None:

@@ -22,6 +22,7 @@ from celery.exceptions import Reject
 from celery.worker import state
 
 from ..engine.waiting import Outage
+from ..errors import StoreError
 from ..rules.decision import Decision
 from ..store import Reservation
 from . import compat
@@ -72,6 +73,11 @@ class Hold(Reject):  # type: ignore[misc]
 
     def __str__(self) -> str:
         return str(self.reason)
+
+
+def until_begun(error: BaseException) -> Hold:
+    """Return the exception that has the worker hold a delivery until its job can begin."""
+    return Hold(repr(error), needs_store=isinstance(error, StoreError))
 
 
 class _Unsaid(logging.Filter):

@@ -6,17 +6,19 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from numbers import Real
 from typing import Any
 
 from billiard import common, current_process, pool
 from celery import Task
-from celery.exceptions import Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, WorkerShutdown, WorkerTerminate
 
+from ..engine.engine import Engine
 from ..engine.harmless import let_through
 from ..engine.runs import Run
+from ..rules.decision import Complete
 from ..rules.failures import ErrorMap, Failure, Outcome, outcome_of, text_of
 from . import compat
 from .wish import Wish, countdown_of, until
@@ -28,6 +30,38 @@ _SOFT_TIMEOUT = compat.soft_timeout_signal(pool)
 
 class HandlerFailed(Exception):
     """Stands for an exception that Celery's pools cannot carry, such as MemoryError or SystemExit."""
+
+
+class LostAttempt(Exception):
+    """The worker that ran this attempt is gone: the attempt has failed, and its task is not run."""
+
+
+class RefusedJob(Exception):
+    """The message's retry state or policy cannot be read, so its task was not run."""
+
+
+def ignored(why: str) -> Exception:
+    """Return the exception by which Celery acknowledges a message and stores nothing."""
+    signal: Exception = Ignore(why)
+    return signal
+
+
+def given_back(why: str) -> Exception:
+    """Return the exception by which Celery gives a message back to its queue."""
+    signal: Exception = Reject(why, requeue=True)
+    return signal
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """A run that succeeded; it is settled after Celery has stored its result and sent what follows."""
+
+    engine: Engine
+    run: Run
+
+    def settle(self) -> None:
+        """Settle the run; never raises."""
+        self.engine.settle(self.run, Complete())
 
 
 def task_outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run, now: datetime) -> Outcome:

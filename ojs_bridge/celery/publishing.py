@@ -94,7 +94,9 @@ class CeleryPublisher:
         due: datetime | None = None,
     ) -> None:
         try:
-            sending.publish(self._app, kept, changes, self._bridge.engine.now(), due=due, options=route)
+            sending.publish(
+                self._app, sending.Outgoing(kept, changes, route or {}), self._bridge.engine.now(), due
+            )
         except sending.out_of_reach(self._app) as error:
             raise Unreachable(repr(error)) from error
         except (SerializationError, FrameSyntaxError, struct.error, ValueError, TypeError) as error:

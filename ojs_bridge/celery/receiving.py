@@ -17,7 +17,6 @@ from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..engine.harmless import Harmless
-from ..engine.ports import Ended, Onward, Outlet
 from ..messages import HEADER, parameters_of
 from ..rules.failures import MAX_MESSAGE, cut, nests_deeper, safe_repr
 from ..rules.job import MAX_DEPTH, Job, count_of, decoded
@@ -125,70 +124,39 @@ def _check_stamps(names: Any, stamps: Any) -> None:
         raise InvalidTaskError(f"stamps: {stamps!r} must be an object")
 
 
-class _AsItCame(Outlet):
-    """The outlet of a message that no worker can handle: the message is kept as it came."""
-
-    framework = FRAMEWORK
-    #: Celery's main process has the message until it finds a place, whatever stands in the way.
-    can_wait = True
-    unreachable = (Exception,)
-
-    def __init__(self, task: Task, message: Any) -> None:
-        app = task.app
-        parts = wires.carried(message, message.body, None, app)
-        wire = wires.delivered(app, parts, message.properties or {}, message.delivery_info or {})
-        self._task = task
-        self._wire = replace(wire, headers={name: _flat(value) for name, value in wire.headers.items()})
-        self.job = self._read()
-
-    def _read(self) -> Job:
-        """Return as much of the job as can be read; without an id it has none."""
-        headers = self._wire.headers
-        said, retries = headers.get("id"), count_of(headers.get("retries")) or 0
-        job_id = "" if said is None else str(said)
-        bare = Job(job_id, self._task.name, self._wire.queue, 1 + retries, fence=retries)
-        job = decoded(headers.get(HEADER), bare, headers.get("retries"))
-        return job if isinstance(job, Job) else bare
-
-    def kept(self, onward: Onward | None) -> dict[str, Any]:  # noqa: ARG002 - as the engine calls it
-        """Return the message as the store keeps it; raises LookupError for one without an id."""
-        if not self.job.id:
-            raise LookupError("the message has no id, by which a dead letter is found")
-        return {**wires.to_json(self._wire), "parameters": [*parameters_of(self._task.run)]}
-
-    def dead_letter(self, ended: Ended, *, in_store: bool) -> None:  # noqa: ARG002 - as the engine calls it
-        """Put a message that the store does not have into its queue's own dead queue."""
-        if not in_store:
-            app = self._task.app
-            sending.is_buried(attach(app).engine, app, self._wire, {}, can_wait=self.can_wait)
-
-    def prepare(self, onward: Onward) -> bool:  # noqa: ARG002 - as the engine calls it
-        """Send nothing on: the job has ended."""
-        return False
-
-    def _never(self, *_: Any, **__: Any) -> None:
-        """Do nothing: a job that cannot be handled has no other end."""
-
-    publish = sent = complete = release = discard = _never
-
-
 def _is_kept(task: Task, message: Any, error: Exception) -> bool:
     """Keep a message as a dead letter, or as it is in its queue's dead queue; False if both fail.
 
     The message then stays in the worker's main process, unacknowledged: its queue would send it back at once.
     """
-    engine = attach(task.app).engine
+    app, engine = task.app, attach(task.app).engine
     try:
-        outlet = _AsItCame(task, message)
-        refused = engine.unbegun(outlet.job, error)
+        parts = wires.carried(message, message.body, None, app)
+        wire = wires.delivered(app, parts, message.properties or {}, message.delivery_info or {})
+        wire = replace(wire, headers={name: _flat(value) for name, value in wire.headers.items()})
+        refused = engine.unbegun(_job_of(task, wire), error)
         with engine.at_once():
-            engine.carry(refused, refused.decision, outlet)
-        with Harmless(outlet.job):
-            task.backend.mark_as_failure(outlet.job.id, error)
+            # A dead letter is found by its id.
+            letter = sending.Outgoing(wire, parameters=parameters_of(task.run)) if refused.job.id else None
+            ended = engine.after(refused.job, refused.decision)
+            if not engine.is_buried(refused, ended, refused.decision, FRAMEWORK, letter):
+                sending.is_buried(engine, app, wire, {}, can_wait=True)
+        engine.settle(refused, refused.decision)
+        with Harmless(refused.job):
+            task.backend.mark_as_failure(refused.job.id, error)
     except Exception:
         logger.critical("a message of %s stays unacknowledged: it cannot be kept", task.name, exc_info=True)
         return False
     return True
+
+
+def _job_of(task: Task, wire: wires.Wire) -> Job:
+    """Return as much of the job as can be read; without an id it has none."""
+    headers = wire.headers
+    said, retries = headers.get("id"), count_of(headers.get("retries")) or 0
+    bare = Job("" if said is None else str(said), task.name, wire.queue, 1 + retries, fence=retries)
+    job = decoded(headers.get(HEADER), bare, headers.get("retries"))
+    return job if isinstance(job, Job) else bare
 
 
 def _flat(value: Any) -> Any:

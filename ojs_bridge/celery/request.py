@@ -16,15 +16,14 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 from celery.worker.request import Request
 
-from ..engine.runs import Drop, Postpone, Refuse, Run
 from ..messages import HEADER
 from ..rules.job import Job
 from ..store import Reservation
 from . import compat
 from .attach import attach
-from .execution import TaskRun
 from .holding import Hold, forget, hold
 from .results import count_in_chord
+from .run import TaskRun
 from .sending import REJECTED
 from .wire import KEY, OUTCOME, carried, chain_of, known
 
@@ -93,9 +92,9 @@ class OJSRequest(Request):  # type: ignore[misc]
 
     def ojs_send_on(self) -> bool:
         """Publish the message anew, and acknowledge it; False if it cannot be published."""
-        execution = self._ojs_execution()
-        with execution.engine.at_once():
-            sent = isinstance(execution.send_on(), Ignore)
+        run = self._ojs_run()
+        with run.engine.at_once():
+            sent = isinstance(run.send_on(), Ignore)
         if sent:
             compat.task_ready(state)(self)
             self.acknowledge()
@@ -108,7 +107,7 @@ class OJSRequest(Request):  # type: ignore[misc]
             self.request_dict["properties"] = {**self.request_dict["properties"], OUTCOME: why.outcome}
         return hold(self.app, self, why, again)
 
-    def _ojs_execution(self) -> TaskRun:
+    def _ojs_run(self) -> TaskRun:
         # A run takes the message out of its context, and another run may follow.
         return TaskRun(self.task, copy(compat.context(self)))
 
@@ -125,11 +124,9 @@ class OJSRequest(Request):  # type: ignore[misc]
         """Leave the message to the broker, its attempt unused: the worker's shutdown ended the process."""
         self._ojs_settled = True
         compat.task_ready(state)(self)
-        execution = self._ojs_execution()
-        with execution.engine.at_once():
-            begun = execution.resume(self.worker_pid)
-            if isinstance(begun, Run):
-                execution.engine.release(begun)
+        run = self._ojs_run()
+        with run.engine.at_once():
+            run.give_back(self.worker_pid)
 
     def _ojs_end(
         self, exc: Exception, exc_info: Any, process: int | None, natively: Callable[[], object]
@@ -137,10 +134,10 @@ class OJSRequest(Request):  # type: ignore[misc]
         """Have a crash judged; `natively` lets Celery end a job that does not go on."""
         self._ojs_settled = True
         try:
-            execution = self._ojs_execution()
+            run = self._ojs_run()
             # The worker's main process must not wait.
-            with execution.engine.at_once():
-                signal = self._ojs_judged(execution, exc, process)
+            with run.engine.at_once():
+                signal = run.crashed(exc, process)
         except Exception as error:
             logger.exception("job %s: its crash cannot be judged", known(self))
             signal = Hold(repr(error))
@@ -160,23 +157,6 @@ class OJSRequest(Request):  # type: ignore[misc]
             if hasattr(signal, REJECTED):
                 self.reject(requeue=False)
             natively()
-
-    def _ojs_judged(self, execution: TaskRun, exc: Exception, process: int | None) -> Exception:
-        """Carry out the decision on a crash; return the exception that tells Celery of it."""
-        # The process is not known if the child died at once.
-        begun = execution.resume(process)
-        match begun:
-            case Drop():
-                # The child had ended the job, and died before it could report that.
-                logger.info("job %s: %s", known(self), begun.reason)
-                dropped: Exception = Ignore(begun.reason)
-                return dropped
-            case Postpone():
-                return execution.postpone(begun)
-            case Refuse():
-                return execution.conclude(begun, begun.decision, exc)
-            case Run():
-                return execution.conclude(begun, execution.judge_crash(begun, exc), exc)
 
     def _ojs_report_retry(self, signal: Retry, exc: Exception, exc_info: Any) -> None:
         if self.task.acks_late:

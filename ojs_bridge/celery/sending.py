@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -103,28 +103,20 @@ def _can_confirm(app: Celery) -> bool:
     return bool(_connection(app).transport.driver_type == "amqp")
 
 
-def publish(
-    app: Celery,
-    wire: Wire,
-    changes: Mapping[str, Any],
-    now: datetime,
-    *,
-    due: datetime | None = None,
-    options: Mapping[str, Any] | None = None,
-    told: bool = True,
-) -> None:
+def publish(app: Celery, outgoing: Outgoing, now: datetime, due: datetime | None = None) -> None:
     """Publish a message again with some headers changed; everything else is as it came.
 
-    Celery's own sender does it, so that its publish signals, retry policy and queue declarations hold, and
-    where `told`, its `task-sent` event. Raises whatever publishing raises.
+    Celery's own sender does it, so that its publish signals, retry policy and queue declarations hold.
+    Raises whatever publishing raises.
     """
+    wire, options = outgoing.wire, outgoing.options
     headers, compression = _own_headers(wire)
     properties = {"priority": None, **wire.properties}
     delivery_mode = properties.pop("delivery_mode", None)
     if due is not None:
         headers["eta"] = min(due, now + _hop(app)).isoformat()
-    headers = AsSent({**headers, **changes})
-    event = _sent_event(headers) if told and app.conf.task_send_sent_event else None
+    headers = AsSent({**headers, **(outgoing.changes or {})})
+    event = _sent_event(headers) if outgoing.told and app.conf.task_send_sent_event else None
     message = compat.task_message(amqp)(headers, properties, wire.body, event)
 
     def send(producer: Any, **route: Any) -> None:
@@ -139,9 +131,9 @@ def publish(
             **route,
         )
 
-    asked = _route(app, wire, options or {})
+    asked = _route(app, wire, options)
     route = _delayed(app, wire, asked, due - now if due else timedelta(0))
-    chosen = (options or {}).get("exchange")
+    chosen = options.get("exchange")
     try:
         _send(app, send, route, queue=None if chosen else _queue_name(wire, asked), delays=route is not asked)
     except Unroutable:
@@ -378,10 +370,10 @@ def is_buried(engine: Engine, app: Celery, wire: Wire, changes: Mapping[str, Any
     except (Unroutable, FrameSyntaxError, struct.error) as error:
         if can_wait and not engine.store_answers():
             raise
-        task, kept = app.tasks.get(wire.headers.get("task")), parked_message(wire, changes, {})
+        task = app.tasks.get(wire.headers.get("task"))
+        kept: Any = Outgoing(wire, changes, parameters=parameters_of(task.run) if task else ()).kept()
         if engine.context.redactor:
-            names = parameters_of(task.run) if task else ()
-            kept, _ = engine.context.redactor.message({**kept, "parameters": names})
+            kept, _ = engine.context.redactor.message(kept)
         logger.critical(
             "job %s (%s): its dead letter has no place, %s cannot be had: %s. Its message is rejected: only "
             "a dead-letter exchange of its queue keeps it. This is the message: %s",
@@ -392,8 +384,24 @@ def is_buried(engine: Engine, app: Celery, wire: Wire, changes: Mapping[str, Any
     return True
 
 
-def parked_message(wire: Wire, changes: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as the store keeps it, with the route that `options` ask for."""
-    route = {name: getattr(value, "name", value) for name, value in _chosen(options).items()}
-    headers = {**wire.headers, **changes, "eta": None}
-    return {**to_json(replace(wire, headers=headers)), "route": route}
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message as it came, or as it goes on: with changed headers, and the `options` of a retry.
+
+    `parameters` are the names of what its task takes. Celery's event `task-sent` tells of it where `told`.
+    """
+
+    wire: Wire
+    changes: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Iterable[str] = ()
+    told: bool = True
+
+    def kept(self) -> dict[str, Any]:
+        """Return the message as the store keeps it, with the route that its options ask for."""
+        names = {"parameters": [*self.parameters]}
+        if self.changes is None:
+            return {**to_json(self.wire), **names}
+        route = {name: getattr(value, "name", value) for name, value in _chosen(self.options).items()}
+        headers = {**self.wire.headers, **self.changes, "eta": None}
+        return {**to_json(replace(self.wire, headers=headers)), "route": route, **names}

@@ -22,11 +22,11 @@ from ..rules.policy import PartialPolicy
 from . import compat
 from .attach import RUNNING, check_signatures, header_for, prepare
 from .canary import Outside
-from .execution import TaskRun
 from .holding import Hold
 from .native_options import AUTORETRYING, refuse_native
 from .receiving import Handler, keeping
 from .request_class import RequestClass, keep
+from .run import TaskRun
 from .wire import EAGER_RETRIES, KEY, is_broadcast, known
 from .wish import Wish
 
@@ -67,21 +67,27 @@ class Bridged:
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Run the task: under the bridge in a worker and in `apply`, plainly in a direct call."""
         request = self.request
-        if request.called_directly or run_of(request) or runs_natively(request):
+        entered = vars(request).get(RUNNING)
+        # A message may have a header of that name.
+        if request.called_directly or entered is NATIVELY or isinstance(entered, TaskRun):
             return super().__call__(*args, **kwargs)  # type: ignore[misc]
         try:
-            execution = _execution_of(self, request)
-            body = _body(self, natively=execution is None)
+            run = None if _is_native(self, request) else TaskRun(self, request)
+            setattr(request, RUNNING, run or NATIVELY)
+            if run and request.headers and HEADER in request.headers:
+                # Its task may pass its headers on to other jobs.
+                request.headers = {k: v for k, v in request.headers.items() if k != HEADER}
+            body = _body(self, natively=run is None)
         except TaskPredicate:
             raise
         except Exception as error:
             if request.is_eager:
                 raise
             raise _unbegun(self, request, error) from None
-        if execution is None:
+        if run is None:
             return body(*args, **kwargs)
         try:
-            return execution.run(body, args, kwargs)
+            return run.run(body, args, kwargs)
         finally:
             # The run and its request know each other: together they would keep the job's arguments alive.
             delattr(request, RUNNING)
@@ -155,13 +161,13 @@ class ReplacedMethods(Task):  # type: ignore[misc]
         `exc` is raised, or MaxRetriesExceededError. The next run has the `options`: those of `apply_async`,
         without those that say how to publish.
         """
-        execution = run_of(self.request)
-        if execution is None:
+        run = run_of(self.request)
+        if run is None:
             native: Callable[..., Retry] = super().retry
             return native(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
-        given = execution.given(partly=(args is None) is not (kwargs is None))
+        given = run.given(partly=(args is None) is not (kwargs is None))
         wish = Wish(self, given, exc, args, kwargs, eta, countdown, options, max_retries)
-        answer = execution.ask(wish)
+        answer = run.ask(wish)
         if throw or answer is not wish.signal:
             raise answer
         return wish.signal
@@ -210,22 +216,6 @@ def run_of(request: Any) -> TaskRun | None:
     return found if isinstance(found, TaskRun) else None
 
 
-def runs_natively(request: Any) -> bool:
-    """Return whether Celery itself runs a request's job, which is outside the canary or a broadcast."""
-    return vars(request).get(RUNNING) is NATIVELY
-
-
-def _execution_of(task: Any, request: Any) -> TaskRun | None:
-    """Return a request's run under the bridge; None where Celery itself runs its job."""
-    if _is_native(task, request):
-        setattr(request, RUNNING, NATIVELY)
-        return None
-    execution = TaskRun(task, request)
-    setattr(request, RUNNING, execution)
-    _hide_state(request)
-    return execution
-
-
 def _is_native(task: Any, request: Any) -> bool:
     """Return whether a job is outside the canary or a broadcast; any other's request has its message."""
     outside: Outside | None = task.ojs_outside
@@ -250,18 +240,12 @@ def autoretrying_outside(task: Task) -> Callable[..., Any]:
 def _unbegun(task: Any, request: Any, error: Exception) -> Exception:
     """Keep a job that could not be begun; return the exception that tells Celery of it."""
     try:
-        execution = run_of(request) or TaskRun(task, request)
+        run = run_of(request) or TaskRun(task, request)
         vars(request).pop(RUNNING, None)
-        return execution.unbegun(error)
+        return run.unbegun(error)
     except Exception:
         logger.critical("job %s waits in its worker as it came", known(request), exc_info=error)
         return Hold(repr(error))
-
-
-def _hide_state(request: Any) -> None:
-    """Hide the job's state from its task, which may pass its headers on to other jobs."""
-    if request.headers and HEADER in request.headers:
-        request.headers = {name: value for name, value in request.headers.items() if name != HEADER}
 
 
 @functools.cache

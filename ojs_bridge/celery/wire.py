@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, TypeAlias
 
-from celery import Celery
+from celery import Celery, Task
 from celery.utils.functional import maybe_list
 from celery.utils.saferepr import saferepr
 from celery.utils.time import maybe_make_aware
@@ -20,7 +20,9 @@ from kombu.entity import Queue, binding
 from kombu.serialization import dumps, loads, registry
 from kombu.utils import json as kombu_json
 
-from ..rules.job import Job, count_of
+from ..errors import InvalidState
+from ..messages import CREATED, HEADER
+from ..rules.job import Job, count_of, decoded
 from . import compat
 
 #: The property in which a request takes its message along to the process that runs the task.
@@ -275,6 +277,29 @@ def _revived(values: Mapping[str, Any]) -> dict[str, Any]:
     text = json.dumps(values)
     revived: dict[str, Any] = kombu_json.loads(text) if _KOMBUS_OWN in text else dict(values)
     return revived
+
+
+def read(
+    task: Task, request: Any, headers: Mapping[str, Any], wire: Wire | None
+) -> tuple[Job | InvalidState, Job]:
+    """Return a request's job by the state in its headers, or the error in that, and as Celery alone has it.
+
+    An eagerly applied task has no delivery, but the message (`wire`) that it would have had.
+    """
+    app, retries = task.app, count_of(request.retries) or 0
+    own = wire.headers if wire else headers
+    bare = Job(
+        # A producer may send an id of another type.
+        id=str(request.id),
+        type=task.name,
+        queue=wire.queue if wire else queue_of(app, request.delivery_info or {}),
+        attempt=1 + retries,
+        fence=retries,
+        created_at=time_in(app, own.get(CREATED)),
+        expires=expiry(app, own),
+        chain=chain_of(own),
+    )
+    return decoded(headers.get(HEADER), bare, request.retries), bare
 
 
 def chain_of(headers: Mapping[str, Any]) -> str:

@@ -18,11 +18,15 @@ from kombu.compression import get_encoder
 from kombu.entity import Exchange, Queue
 from kombu.serialization import dumps
 
+from ..engine.runs import Run
+from ..messages import HEADER
 from ..rules.decision import Decision, RetryAt
 from ..rules.failures import safe_repr
+from ..rules.job import Header, Job
+from ..rules.policy import RetryPolicy
 from .attach import LATER, check_signatures
-from .native_options import attempts
-from .wire import Arguments
+from .native_options import attempts, retry_kwargs
+from .wire import EAGER_RETRIES, Arguments, Wire, arguments_of, with_arguments
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -107,6 +111,68 @@ class Asked(NamedTuple):
 
 
 NOTHING_ASKED = Asked()
+
+
+def automatic(task: Task, raised: BaseException, given: Callable[..., Arguments]) -> Asked:
+    """Return what a task's `retry_kwargs` ask for an error that Celery retries by itself.
+
+    `given` returns the arguments of the run.
+    """
+    options = retry_kwargs(task, raised)
+    if not options:
+        return NOTHING_ASKED
+    if options.pop("eta", None):
+        say_once(task, "eta", "a time in retry_kwargs would be the same for every job")
+    args, kwargs = options.pop("args", None), options.pop("kwargs", None)
+    try:
+        wish = Wish(
+            task,
+            given(partly=(args is None) is not (kwargs is None)),
+            None,
+            args,
+            kwargs,
+            None,
+            None,
+            options,
+        )
+    except (TypeError, ValueError) as error:
+        say_once(task, "**retry_kwargs", str(error))
+        return NOTHING_ASKED
+    return Asked(wish.arguments, wish.options)
+
+
+def are_changed(job: Job, wire: Wire, given: Arguments) -> bool:
+    """Return whether a run has changed its arguments, and a message can carry them."""
+    try:
+        came = arguments_of(wire)
+        if (list(given[0]), given[1]) == (list(came[0]), came[1]):
+            return False
+        with_arguments(wire, *given)
+    except Exception as error:  # noqa: BLE001 - the arguments are of the user's classes
+        logger.warning("job %s: its retry has the arguments as they came: %r", job, error)
+        return False
+    return True
+
+
+def limited(task: Task, begun: Run, wish: Wish) -> Run:
+    """Return a run under the `max_retries` of a `self.retry(...)`, unless an owner has set a limit."""
+    limit = wish.max_attempts
+    if limit is None:
+        return begun
+    if not begun.layers.limit_is_native:
+        if limit != begun.policy.runs:
+            say_once(task, "max_retries", f"its policy has max_attempts={begun.policy.max_attempts}")
+        return begun
+    return begun._replace(policy=RetryPolicy.merge(begun.policy, {"max_attempts": limit}))
+
+
+def eager_signature(task: Task, request: Any, asked: Asked, job: Job, header: Header) -> Any:
+    """Return the signature by which an eager retry runs at once."""
+    args, kwargs = asked.arguments or (None, None)
+    headers = {**(request.headers or {}), **(asked.options.get("headers") or {}), HEADER: header.text}
+    retries = job.attempt - 1
+    options = {**asked.options, "headers": headers, EAGER_RETRIES: retries}
+    return task.signature_from_request(request, args, kwargs, retries=retries, **options)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from ..engine.runs import TaskPolicy
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState
 from ..messages import RETRY_OPTION
 from ..rules.job import Job
-from .native_options import INTERVAL_OPTIONS, NATIVE_FIELDS, OF_RETRIES, options_as_policy
+from .native_options import INTERVAL_OPTIONS, NATIVE_FIELDS, NO_RETRIES, OF_RETRIES, ONCE, options_as_policy
 from .translate import WORKER_ERRORS, InvalidOptions, bare_job, job_of, names_exceptions
 
 logger = logging.getLogger("ojs_bridge")
@@ -29,10 +29,6 @@ logger = logging.getLogger("ojs_bridge")
 RETRY_ON_OPTION = "ojs_retry_on"
 #: The actor option that carries an error map.
 ERRORS_OPTION = "ojs_errors"
-
-#: The settings of a broker that has no `Retries`, and what Dramatiq then does with each of its actors.
-NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
-ONCE: Mapping[str, Any] = {"max_attempts": 1}
 
 
 class BootError(MiddlewareError, ConfigurationError):

@@ -16,7 +16,7 @@ from ..errors import StoreError
 from . import compat
 from .acknowledging import Ack, Ending
 from .brokers import is_rabbitmq, is_redis, redis_outages, told
-from .delivery import NATIVE, Delivery, Settlement, delivery_of
+from .delivery import NATIVE, Delivery, Exit, delivery_of
 from .on_rabbitmq import confirm, give_back, published_dead
 from .on_redis import Hands, enrich, forget, replace_on
 from .receiving import Wakes, readable, sound, taking
@@ -53,7 +53,7 @@ class SettlingConsumer(Consumer):
 
         def ack(message: MessageProxy) -> None:
             delivery: Delivery | None = message.ojs_delivery
-            if delivery is not None and delivery.settlement is not NATIVE:
+            if delivery is not None and delivery.exit is not NATIVE:
                 settle(message, acknowledge)
                 return
             try:
@@ -78,7 +78,7 @@ class SettlingConsumer(Consumer):
             logger.warning("job %s: its connection is gone, RabbitMQ delivers it again", bare_job(message))
             return
         try:
-            if delivery.settlement is NATIVE:
+            if delivery.exit is NATIVE:
                 otherwise(message)
             else:
                 self._carry_out(delivery, message, otherwise)
@@ -89,17 +89,17 @@ class SettlingConsumer(Consumer):
             self._hands.put(message)
 
     def _carry_out(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:
-        match delivery.settlement:
-            case Settlement.ENDING if delivery.ending:
+        match delivery.exit:
+            case Exit.ENDING if delivery.ending:
                 self._end(delivery.ending, message, otherwise)
-            case Settlement.DROP:
+            case Exit.DROP:
                 self._drop(delivery, message, otherwise)
-            case Settlement.DEAD:
+            case Exit.DEAD:
                 _bury(self._broker, self._inner, message)
-            case Settlement.HOLD | Settlement.UNBEGUN:
+            case Exit.HOLD | Exit.UNBEGUN:
                 time.sleep(HOLD_SECONDS)
                 self._give_back(delivery, message)
-            case Settlement.GIVE_BACK:
+            case Exit.GIVE_BACK:
                 self._give_back(delivery, message)
 
     def _drop(self, delivery: Delivery, message: MessageProxy, otherwise: Ack) -> None:

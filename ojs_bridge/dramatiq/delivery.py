@@ -15,7 +15,7 @@ from .compat import REDIS_ID, message_in, redelivered
 from .compat import message as inner
 
 
-class Settlement(enum.Enum):
+class Exit(enum.Enum):
     """The way in which a message leaves its consumer."""
 
     DROP = enum.auto()
@@ -38,7 +38,7 @@ class Settlement(enum.Enum):
 _DELIVERED = "ojs_delivered"
 
 #: Looked up once, because enumerations are slow and every job comes by here.
-NATIVE, HOLD, UNBEGUN = Settlement.NATIVE, Settlement.HOLD, Settlement.UNBEGUN
+NATIVE, HOLD, UNBEGUN = Exit.NATIVE, Exit.HOLD, Exit.UNBEGUN
 
 
 class Delivery:
@@ -46,11 +46,11 @@ class Delivery:
 
     __slots__ = (
         *("begun", "consumer", "ending", "is_given_back", "is_replaced", "received"),
-        *("settlement", "task", "within"),
+        *("exit", "task", "within"),
     )
 
     def __init__(self, consumer: Consumer | None = None, received: float | None = None) -> None:
-        self.settlement = NATIVE
+        self.exit = NATIVE
         #: The engine's answer to the delivery: UNBEGUN before it, None if there is no outcome to judge.
         self.begun: Any = UNBEGUN
         #: The end of a job that succeeded.
@@ -67,9 +67,9 @@ class Delivery:
         self.consumer = consumer
         self.received = received
 
-    def settle(self, settlement: Settlement) -> None:
+    def settle(self, exit_: Exit) -> None:
         """Say how it leaves, and that its run has no outcome to be judged."""
-        self.settlement, self.begun = settlement, None
+        self.exit, self.begun = exit_, None
 
 
 def keep_what_is_delivered() -> None:
@@ -117,25 +117,19 @@ def delivery_of(message: Any) -> Delivery:
     return found
 
 
-def mark(message: MessageProxy, settlement: Settlement) -> None:
+def mark(message: MessageProxy, exit_: Exit) -> None:
     """Say how a message leaves its consumer."""
-    delivery_of(message).settlement = settlement
-
-
-def leave_by(message: MessageProxy, ending: Ending) -> None:
-    """Say that a message of a job that succeeded leaves by its own ending."""
-    delivery = delivery_of(message)
-    delivery.ending, delivery.settlement = ending, Settlement.ENDING
+    delivery_of(message).exit = exit_
 
 
 def is_dropped(message: MessageProxy) -> bool:
     """Return whether a message left its broker for good, though StubBroker still shows it to unit tests."""
-    return delivery_of(message).settlement is Settlement.DROP
+    return delivery_of(message).exit is Exit.DROP
 
 
 def is_native(message: MessageProxy) -> bool:
     """Return whether Dramatiq itself settles a message."""
-    return delivery_of(message).settlement is NATIVE
+    return delivery_of(message).exit is NATIVE
 
 
 def publication(message: MessageProxy) -> str:

@@ -19,15 +19,15 @@ from ..engine.private_names import missing_vital
 from ..errors import ConfigurationError
 from ..messages import HEADER, RETRY_OPTION
 from . import compat
-from .actors import ERRORS_OPTION, NO_RETRIES, RETRY_ON_OPTION, Actors, BootError
+from .actors import ERRORS_OPTION, RETRY_ON_OPTION, Actors, BootError
 from .brokers import say_caveats
 from .compat import ConsumerThread, consumer_of_thread, consumer_threads, settings_of
 from .consumer import SettlingConsumer, wrap
 from .dead_queues import DramatiqDeadQueues
 from .holding import Holding
+from .native_options import NO_RETRIES
 from .on_rabbitmq import use_dead_queues_as_they_are
 from .other_middleware import count_members_once, hear_first
-from .processing import Processing
 from .publishing import (
     FRAMEWORK,
     SENT,
@@ -38,6 +38,7 @@ from .publishing import (
     sending_on,
     tell_apart,
 )
+from .run import Runs
 from .watch import Watch
 
 logger = logging.getLogger("ojs_bridge")
@@ -74,7 +75,7 @@ class OJSRetries(Retries):
         #: The actors and their policies, for the plan.
         self.actors = Actors(self.bridge, policies, canary, in_flight)
         self._holding = Holding()
-        self._processing = Processing(self.bridge, self.actors, self._holding)
+        self._runs = Runs(self.bridge, self.actors, self._holding)
         self._watches: dict[Any, Watch] = {}
         self._swapped = self._is_program = False
         #: The job that a thread sends, and the context in which instruments are told of it.
@@ -116,9 +117,9 @@ class OJSRetries(Retries):
         count_members_once(broker)
         wrap(broker)
         self._holding.boot(broker)
-        self._processing.boot(broker)
+        self._runs.boot(broker)
         if self.bridge.store:
-            hear_first(broker, self, self._processing.check)
+            hear_first(broker, self, self._runs.check)
         say_caveats(broker, self.bridge)
         self._try_store()
         # The worker begins to consume a little later.
@@ -184,11 +185,11 @@ class OJSRetries(Retries):
 
     def before_process_message(self, broker: Broker, message: Any) -> None:
         """Begin the job: it runs, waits for its time, or is refused."""
-        self._processing.begin(broker, message)
+        self._runs.begin(broker, message)
 
     def after_skip_message(self, broker: Broker, message: MessageProxy) -> None:
         """Leave a message to Dramatiq that another middleware skips."""
-        self._processing.skip(message)
+        self._runs.skip(message)
 
     def after_process_message(
         self,
@@ -199,7 +200,7 @@ class OJSRetries(Retries):
         exception: BaseException | None = None,
     ) -> None:
         """Have the outcome judged, and the decision carried out."""
-        if not self._processing.end(broker, message, exception):
+        if not self._runs.end(broker, message, exception):
             with sending_on():
                 super().after_process_message(broker, message, result=result, exception=exception)
 

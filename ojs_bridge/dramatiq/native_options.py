@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from dramatiq.broker import Broker, MessageProxy
 from dramatiq.logging import get_logger
 from dramatiq.middleware import Retries
 from dramatiq.middleware.retries import DEFAULT_MAX_BACKOFF, DEFAULT_MIN_BACKOFF
 
 from ..engine.layers import NativeJitter
+from ..engine.runs import Postpone, Refuse, Run
 from ..rules.backoff import Rng
 from ..rules.decision import DeadLettered, Discarded, RetryAt
 from ..rules.duration import format_duration
@@ -20,6 +23,10 @@ from .translate import RETRY_WHEN_SAID_NO, THROWN
 
 #: The logger of the stock `Retries`, so that a search in the logs finds its lines as before.
 logger = get_logger(Retries.__module__, Retries)
+
+#: The settings of a broker that has no `Retries`, and what Dramatiq then does with each of its actors.
+NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
+ONCE: Mapping[str, Any] = {"max_attempts": 1}
 
 #: The mean of the factor by which Dramatiq's jitter stretches a wait.
 _MEAN = 1.5
@@ -105,10 +112,30 @@ def say_end(message_id: str, decision: Discarded | DeadLettered) -> None:
     """Log the end of a failed job as the stock `Retries` does, if it has a line for it."""
     if decision.failure.final == THROWN:
         logger.info("Aborting message %r.", message_id)
-    elif is_exhausted(decision):
+    elif _is_exhausted(decision):
         logger.warning("Retries exceeded for message %r.", message_id)
 
 
-def is_exhausted(decision: Discarded | DeadLettered) -> bool:
+def _is_exhausted(decision: Discarded | DeadLettered) -> bool:
     """Return whether the stock `Retries` would say that a job's retries are exceeded."""
     return decision.cause == "exhausted" or decision.failure.final == RETRY_WHEN_SAID_NO
+
+
+def announce_exhaustion(
+    broker: Broker, message: MessageProxy, begun: Run | Refuse | Postpone, decision: Discarded | DeadLettered
+) -> None:
+    """Send the `on_retry_exhausted` of a job whose retries are exceeded, as the stock `Retries` does."""
+    if not _is_exhausted(decision) or not isinstance(begun, Run):
+        return
+    options = broker.get_actor(message.actor_name).options
+    target = message.options.get("on_retry_exhausted") or options.get("on_retry_exhausted")
+    if not target or (begun.layers.framework is ONCE and begun.layers.limit_is_native):
+        return  # A broker without `Retries` announces nothing.
+    limit = None if begun.policy.max_attempts >= LARGEST else begun.policy.runs - 1
+    counts = {"retries": begun.job.attempt - 1, "max_retries": limit}
+    try:
+        broker.get_actor(target).send(message.asdict(), counts)
+    except Exception:
+        logging.getLogger("ojs_bridge").exception(
+            "job %s: on_retry_exhausted %r was not sent", begun.job, target
+        )

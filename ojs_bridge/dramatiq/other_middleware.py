@@ -11,7 +11,7 @@ from dramatiq.middleware import GroupCallbacks, Middleware
 
 from ..engine.reservations import TakenOver
 from .compat import BARRIER_TTL, barrier_ttl, rate_limiter_backend
-from .delivery import Settlement, mark
+from .delivery import Exit, mark
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -25,7 +25,7 @@ def drop(message: Any, late: TakenOver) -> None:
     worker's, the message comes again, and the bridge sees what is left to do.
     """
     logger.warning("job %s: %s", late.job, late)
-    mark(message, Settlement.GIVE_BACK)
+    mark(message, Exit.GIVE_BACK)
     # Dramatiq logs an exception as an error unless the `throws` option has it.
     message.options.update(throws=TakenOver, store_results=False)
 

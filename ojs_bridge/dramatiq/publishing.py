@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import logging
 import math
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -17,16 +18,21 @@ import dramatiq
 from dramatiq.broker import Broker, MessageProxy
 
 from ..bridge import Bridge
+from ..engine.engine import Engine
 from ..engine.ports import Backlog, Override
 from ..errors import Unpublishable, Unreachable, Unroutable
-from ..messages import HEADER, RETRY_OPTION
-from ..rules.job import VERSION, Header
+from ..messages import HEADER, RETRY_OPTION, parameters_of
+from ..rules.job import VERSION, Header, Job
 from ..store import Letter, Parked
 from .brokers import backlog, is_rabbitmq, is_redis, outages, told
 from .compat import ConsumerThread
 from .dead_places import forget_shown
+from .holding import HELD_AT_MOST
 from .on_rabbitmq import confirm, have_queue, is_refusal
+from .on_redis import replacing
 from .translate import encodable, parked_options, replayed_options
+
+logger = logging.getLogger("ojs_bridge")
 
 FRAMEWORK = "dramatiq"
 #: Makes the header of a message with its own partial policy; raises InvalidRetryPolicy.
@@ -39,6 +45,20 @@ WISHING = frozenset((RETRY_OPTION, *_NESTS))
 SENT = frozenset((HEADER, "retries", "eta"))
 #: The options that the bridge has to read before a job runs; a message without them is plain.
 READ = frozenset((HEADER, *WISHING, "throws", "max_retries", "min_backoff", "max_backoff"))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message as it came, or as it goes on with changed `options`."""
+
+    message: Any
+    broker: Broker
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def kept(self) -> dict[str, Any]:
+        """Return the message as the store keeps it, with the names of its actor's parameters."""
+        names = parameters_of(self.broker.get_actor(self.message.actor_name).fn)
+        return {**original(self.message), "parameters": [*names]}
 
 
 def original(message: MessageProxy | dramatiq.Message[Any]) -> dict[str, Any]:
@@ -111,15 +131,12 @@ class DramatiqPublisher:
         try:
             have_queue(self._broker, message.queue_name)
             with sending_on():
-                self._broker.enqueue(message, delay=self._milliseconds_to(due))
+                self._broker.enqueue(
+                    message,
+                    delay=_milliseconds((due - self._bridge.engine.now()).total_seconds() if due else 0),
+                )
         except outages() as error:
             raise (Unroutable if is_refusal(error) else Unreachable)(told(error)) from error
-
-    def _milliseconds_to(self, due: datetime | None) -> int | None:
-        """Return the delay until a time, None for a time that is over."""
-        seconds = (due - self._bridge.engine.now()).total_seconds() if due else 0
-        # One more, because the broker cuts off the fraction of a millisecond.
-        return math.ceil(seconds * 1000) + 1 if seconds > 0 else None
 
 
 def _kept(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
@@ -151,6 +168,40 @@ def carry_wishes(options: dict[str, Any]) -> None:
         wish = each.pop(RETRY_OPTION, None)
         if wish is not None and HEADER not in each:
             each[HEADER] = {"v": VERSION, "attempt": 1, "retry": wish}
+
+
+def can_carry(message: MessageProxy, job: Job) -> bool:
+    """Return whether a message can carry the arguments as its actor has left them; else the log says why."""
+    try:
+        encodable(message)
+    except Exception as error:  # noqa: BLE001 - the application's own encoder may raise anything
+        logger.warning("job %s: its retry has the arguments as they came: %r", job, error)
+        return False
+    return True
+
+
+def send_on(
+    engine: Engine, broker: Broker, delivered: MessageProxy, message: dramatiq.Message[Any], at: datetime
+) -> None:
+    """Enqueue the message that carries a delivered job on, due at a time; raises the broker's errors."""
+    # RabbitMQ takes a message back that a worker holds for too long: a long delay is several short ones.
+    most = HELD_AT_MOST if is_rabbitmq(broker) else math.inf
+
+    def enqueue() -> None:
+        seconds = min((at - engine.now()).total_seconds(), most)
+        have_queue(broker, message.queue_name)
+        with sending_on():
+            broker.enqueue(message, delay=_milliseconds(seconds))
+
+    # A crash between two steps would leave two messages of one job, which only a store tells apart.
+    swaps = engine.store is None and is_redis(broker)
+    with replacing(delivered) if swaps else nullcontext():
+        engine.context.storage_retry.run(enqueue, retry_on=outages())
+
+
+def _milliseconds(seconds: float) -> int | None:
+    """Return a delay for the broker; one more, because the broker cuts off the fraction of a millisecond."""
+    return math.ceil(seconds * 1000) + 1 if seconds > 0 else None
 
 
 class _Sending(threading.local):

@@ -23,7 +23,7 @@ from . import events
 from .context import Context
 from .harmless import Harmless
 from .keeping import fates_of, letter_of, parked_of
-from .ports import Ended, Onward, Outlet
+from .ports import M, Message, Onward, Outlet, Settlement
 from .rates import Rates
 from .reservations import Reservations, TakenOver, was_lost
 from .runs import Postpone, Refuse, Run
@@ -63,7 +63,7 @@ class Carrying:
             context.store, context.storage_retry, reservation, context.clock, fail_open=fail_open
         )
 
-    def carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet) -> None:
+    def carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> None:
         """Carry a decision out, and settle the run.
 
         If the job's own message stands in the way, the job becomes a dead letter. Raises TakenOver, and
@@ -83,13 +83,13 @@ class Carrying:
                 raise NotCarried(decision, worse) from worse
         self.settle(begun, decision)
 
-    def postpone(self, begun: Postpone, outlet: Outlet) -> Refuse | None:
+    def postpone(self, begun: Postpone, outlet: Outlet[M]) -> Refuse | None:
         """Send a job on that came before its time; return its refusal if no message can carry it.
 
         Raises TakenOver, and any error that may be over later.
         """
         try:
-            self._send_on(begun, self._onward(begun.job, begun.at, None), outlet)
+            self._send_on(begun, begun.job, begun.at, None, outlet)
         except Exception as error:
             # The worker that holds a reserved job ends it. Any other job would wait for ever.
             if outlet.can_wait and (begun.reservation is not None or isinstance(error, outlet.unreachable)):
@@ -98,55 +98,65 @@ class Carrying:
             return Refuse(begun.job, self.impossible(begun.job, None, error))
         return None
 
-    def _carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet) -> None:
+    def _carry(self, begun: Run | Refuse, decision: Decision, outlet: Outlet[M]) -> None:
+        job = self.after(begun.job, decision)
         match decision:
-            case Complete():
-                outlet.complete()
-            case GiveBack():
-                outlet.release(decision)
             case RetryAt() | SnoozeUntil():
-                onward = self._onward(self.after(begun.job, decision), decision.at, decision)
-                self._send_on(begun, onward, outlet)
-            case Discarded():
-                outlet.discard(Ended(begun, self.after(begun.job, decision), decision))
+                self._send_on(begun, job, decision.at, decision, outlet)
             case DeadLettered():
-                ended = Ended(begun, self.after(begun.job, decision), decision)
-                outlet.dead_letter(ended, in_store=self._is_buried(ended, decision, outlet))
+                in_store = self.is_buried(begun, job, decision, outlet.framework, outlet.message(None))
+                outlet.leave(Settlement(begun, job, decision, in_store=in_store))
+            case Complete() | GiveBack() | Discarded():
+                outlet.leave(Settlement(begun, job, decision))
             case _:
                 assert_never(decision)
 
-    def _onward(self, job: Job, at: datetime, decision: RetryAt | SnoozeUntil | None) -> Onward:
-        return Onward(job, self.header(job), at, decision)
-
-    def _send_on(self, begun: Run | Refuse | Postpone, onward: Onward, outlet: Outlet) -> None:
+    def _send_on(
+        self,
+        begun: Run | Refuse | Postpone,
+        job: Job,
+        at: datetime,
+        decision: RetryAt | SnoozeUntil | None,
+        outlet: Outlet[M],
+    ) -> None:
         """Park a job or publish it, as its time asks for; if that fails, do the other."""
-        if not outlet.prepare(onward):
-            return
+        onward = Onward(job, self.header(job), at, decision)
+        message = outlet.message(onward)
+        if message is not None:
+            parks = self.parks(at)
+            try:
+                self._put(begun, onward, message, outlet, parks=parks)
+            except outlet.unreachable as error:
+                if self.store is None:
+                    raise
+                self._put(begun, onward, message, outlet, parks=not parks)
+                logger.warning("job %s: %r; it is kept the other way", job, error)
+        outlet.leave(Settlement(begun, job, decision, message))
 
-        def park() -> None:
-            self.park(begun, onward, outlet.framework, outlet.kept(onward))
+    def _put(
+        self, begun: Run | Refuse | Postpone, onward: Onward, message: M, outlet: Outlet[M], *, parks: bool
+    ) -> None:
+        """Write a message that goes on to the store, or publish it; raises TakenOver."""
+        if parks:
+            self.park(begun, onward, outlet.framework, message.kept())
+        else:
+            outlet.publish(message, onward.at)
 
-        def publish() -> None:
-            outlet.publish(onward)
-
-        first, second = (park, publish) if self.parks(onward.at) else (publish, park)
-        try:
-            first()
-        except outlet.unreachable as error:
-            if self.store is None:
-                raise
-            second()
-            logger.warning("job %s: %r; it is kept the other way", onward.job, error)
-        outlet.sent(onward)
-
-    def _is_buried(self, ended: Ended, decision: DeadLettered, outlet: Outlet) -> bool:
+    def is_buried(
+        self,
+        begun: Run | Refuse,
+        job: Job,
+        decision: DeadLettered,
+        framework: str,
+        message: Message | None,
+    ) -> bool:
         """Write a dead letter to the store; False if the broker's dead queue is to keep it."""
-        if self.store is None:
+        if self.store is None or message is None:
             return False
         try:
-            self.bury(ended.begun, ended.job, decision, outlet.framework, outlet.kept(None))
+            self.bury(begun, job, decision, framework, message.kept())
         except Exception:
-            logger.exception("job %s: kept in the broker's dead queue, not in the store", ended.job)
+            logger.exception("job %s: kept in the broker's dead queue, not in the store", job)
             return False
         return True
 

@@ -159,7 +159,7 @@ class Engine(Carrying):
         Raises InvalidRetryPolicy for a policy that is invalid, or that no message can carry.
         """
         try:
-            wire = task.for_job(retry).to_ojs(only=retry)
+            wire = task.of_job(retry).policy.to_ojs(only=retry)
             return encode(job._replace(retry=wire, created_at=self.now()), budget=self._budget)
         except (NotExpressible, InvalidState) as error:
             raise InvalidRetryPolicy([str(error)]) from None
@@ -182,13 +182,15 @@ class Engine(Carrying):
         answer, it is asked again as long as `wait`, which pauses, returns True; then this raises StoreError,
         unless the delivery cannot wait. A job that runs within its caller needs no reservation.
         """
-        begun = self._due(job, bare, task)
-        if not isinstance(begun, Run):
-            return begun
-        found: Begun = begun
+        admitted = self.admit(job, bare, task)
+        if isinstance(admitted, Refuse):
+            return admitted
+        found: Begun = self.early(admitted.job) or admitted
+        if isinstance(found, Postpone):
+            return found
         if reserve:
             found = self._reservations.reserve(
-                begun, _sender(job, bare, publication), can_wait=can_wait, wait=wait
+                admitted, _sender(job, bare, publication), can_wait=can_wait, wait=wait
             )
         if isinstance(found, Run) and found.job.operation:
             self.tell_operation(found.job, None)
@@ -197,15 +199,6 @@ class Engine(Carrying):
             with Harmless(found.job):
                 self._events.emit([events.started(found.job, self.now())])
         return found
-
-    def _due(self, job: Job | InvalidState, bare: Job, task: TaskPolicy) -> Run | Refuse | Postpone:
-        """Return the run of a job, unless the job cannot be read, or its time has not come."""
-        begun = self.admit(job, bare, task)
-        if isinstance(begun, Refuse):
-            return begun
-        if task.afresh and job is bare:
-            begun = begun.afresh()
-        return self.early(begun.job) or begun
 
     def early(self, job: Job) -> Postpone | None:
         """Return the postponement of a job that came before its time, or None."""
@@ -217,10 +210,12 @@ class Engine(Carrying):
         if isinstance(job, InvalidState):
             return self.refuse(bare, job)
         try:
-            policy = task.for_job(job.retry)
+            own = task.of_job(job.retry)
         except InvalidRetryPolicy as error:
             return self.refuse(job, error)
-        return Run(job, policy, task, time.monotonic())
+        if task.afresh and job is bare and job.attempt > own.policy.runs:
+            job = job._replace(attempt=1)
+        return Run(job, own.policy, own, time.monotonic())
 
     def resume(
         self,
@@ -236,9 +231,12 @@ class Engine(Carrying):
         `process` is the number of that process, if it is known. The job is dropped if that process had ended
         it. It is postponed if another worker runs it, or if it came early.
         """
-        begun = self._due(job, bare, task)
-        if not isinstance(begun, Run):
+        begun = self.admit(job, bare, task)
+        if isinstance(begun, Refuse):
             return begun
+        early = self.early(begun.job)
+        if early:
+            return early
         found = self._reservations.reserve_from(process, begun, _sender(job, bare, publication))
         if isinstance(found, (Drop, Postpone)):
             return found

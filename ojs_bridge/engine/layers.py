@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -68,10 +68,6 @@ class Layers:
     task: AnyPartial | None = None
     job: AnyPartial | None = None
     retry_on: RetryOn | None = EVERY_FAILURE
-
-    def of_job(self, retry: AnyPartial | None) -> Layers:
-        """Return the layers of a job that may bring its own partial policy."""
-        return replace(self, job=retry) if retry else self
 
     def policy(self) -> RetryPolicy:
         """Merge the layers; raises InvalidRetryPolicy."""

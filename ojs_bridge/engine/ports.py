@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from ..rules.decision import DeadLettered, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.decision import Decision, RetryAt, SnoozeUntil
 from ..rules.failures import Failure
 from ..rules.job import Header, Job
 from ..store import Letter, Parked
-from .runs import Refuse, Run
+from .runs import Postpone, Refuse, Run
+
+
+class Message(Protocol):
+    """A message of one framework, as its adapter publishes it."""
+
+    def kept(self) -> Mapping[str, Any]:
+        """Return the message as the store keeps it, in JSON."""
+
+
+M = TypeVar("M", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +56,18 @@ class Onward:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A job as it has ended, with its last failure recorded."""
+class Settlement(Generic[M]):
+    """How a delivery leaves its queue: its job goes on by another message, or has ended.
 
-    begun: Run | Refuse
+    `job` is the job after the decision. Without a decision it came before its time. A dead letter that is not
+    `in_store` belongs into the broker's dead queue.
+    """
+
+    begun: Run | Refuse | Postpone
     job: Job
-    decision: Discarded | DeadLettered
+    decision: Decision | None
+    message: M | None = None
+    in_store: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +79,8 @@ class Backlog:
     oldest_at: datetime | None = None
 
 
-class Outlet(Protocol):
-    """One delivery; its adapter sends it on or ends it for the engine.
-
-    For a job that goes on, the engine calls `prepare`, then `publish` or `kept`, and last `sent`.
-    """
+class Outlet(Protocol[M]):
+    """One delivery; its adapter sends it on or ends it for the engine."""
 
     framework: str
 
@@ -79,29 +92,17 @@ class Outlet(Protocol):
     def can_wait(self) -> bool:
         """Whether the broker still has the message, so that the decision can wait for an outage to end."""
 
-    def prepare(self, onward: Onward) -> bool:
-        """Prepare to send a job on; False if the framework itself runs it again at once."""
+    def message(self, onward: Onward | None) -> M | None:
+        """Return the message of a job that goes on, or the message as it came.
 
-    def publish(self, onward: Onward) -> None:
-        """Publish a job that goes on, until it is due."""
+        None for a job that its framework runs again at once, without a message.
+        """
 
-    def kept(self, onward: Onward | None) -> Mapping[str, Any]:
-        """Return the message as the store keeps it: as the job goes on, or as it came."""
+    def publish(self, message: M, at: datetime) -> None:
+        """Publish a message, which is due at a time."""
 
-    def sent(self, onward: Onward) -> None:
-        """Have the delivery leave its queue: the job goes on elsewhere."""
-
-    def complete(self) -> None:
-        """Have the delivery leave its queue: its handler succeeded."""
-
-    def release(self, decision: GiveBack) -> None:
-        """Have the delivery go back to its queue as it is."""
-
-    def discard(self, ended: Ended) -> None:
-        """End a job that is not kept."""
-
-    def dead_letter(self, ended: Ended, *, in_store: bool) -> None:
-        """End a job that is a dead letter, in the store or else in the broker's dead queue."""
+    def leave(self, settlement: Settlement[M]) -> None:
+        """Have the delivery leave its queue: nothing of it is needed any more, or it belongs elsewhere."""
 
 
 class Publisher(Protocol):

@@ -33,15 +33,19 @@ class TaskPolicy:
         layers = replace(self.layers, message=native)
         return replace(self, layers=layers, policy=layers.policy())
 
-    def for_job(self, retry: AnyPartial | None) -> RetryPolicy:
-        """Return the policy of a job that brings its own partial one; raises InvalidRetryPolicy."""
-        return self.layers.of_job(retry).policy() if retry else self.policy
+    def of_job(self, retry: AnyPartial | None) -> TaskPolicy:
+        """Return the settings of a job that may bring its own partial policy; raises InvalidRetryPolicy."""
+        if not retry:
+            return self
+        layers = replace(self.layers, job=retry)
+        return replace(self, layers=layers, policy=layers.policy())
 
 
 class Run(NamedTuple):
     """The handler runs now under this policy; it began at the monotonic time `since`.
 
-    The worker of an `abandoned` run is dead, and another process ends the run.
+    `task` has the settings of the task, and those of the job itself. The worker of an `abandoned` run is
+    dead, and another process ends the run.
     """
 
     job: Job
@@ -54,12 +58,7 @@ class Run(NamedTuple):
     @property
     def layers(self) -> Layers:
         """Who said which field of the policy."""
-        return self.task.layers.of_job(self.job.retry)
-
-    def afresh(self) -> Run:
-        """Return the run at attempt 1 if its job is beyond its limit."""
-        is_beyond = self.job.attempt > self.policy.runs
-        return self._replace(job=self.job._replace(attempt=1)) if is_beyond else self
+        return self.task.layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 
 from ojs_bridge import Bridge
-from ojs_bridge.dramatiq import OJSRetries, execution, holding
+from ojs_bridge.dramatiq import OJSRetries, holding, publishing
 from ojs_bridge.dramatiq.acknowledging import Acknowledging, RedisAcknowledging
 from tests import faults
 from tests.contract.notes import UNACKNOWLEDGED, VARIABLE, Noting, Settings, bridge_of
@@ -112,7 +112,7 @@ def _bare_broker(settings: Settings) -> dramatiq.Broker:
 
 if VARIABLE in os.environ:
     settings = Settings.from_env()
-    holding.HELD_AT_MOST = execution.HELD_AT_MOST = settings.longest_wait
+    holding.HELD_AT_MOST = publishing.HELD_AT_MOST = settings.longest_wait
     broker, _ = make_broker(settings)
     if UNACKNOWLEDGED in os.environ:
         for place, names in {

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ojs_bridge import Bridge
 from ojs_bridge.engine.carrying import NotCarried
-from ojs_bridge.engine.ports import Ended, Onward
+from ojs_bridge.engine.ports import Onward, Settlement
 from ojs_bridge.engine.runs import Postpone, Refuse, Run
 from ojs_bridge.errors import StoreError
 from ojs_bridge.rules.decision import (
@@ -37,6 +36,14 @@ ENDS: list[Decision] = [
 ]
 
 
+class Letter(dict[str, bool]):
+    """A message that tells whether it goes on."""
+
+    def kept(self) -> Mapping[str, bool]:
+        """Return what the store keeps."""
+        return self
+
+
 @dataclass
 class Written:
     """An outlet; its broker answers with `raises`."""
@@ -47,42 +54,23 @@ class Written:
     raises: Exception | None = None
     asked: list[str] = field(default_factory=list)
 
-    def prepare(self, onward: Onward) -> bool:
-        """Write the call down."""
-        self.asked.append(f"prepare {onward.job.attempt}")
-        return True
+    def message(self, onward: Onward | None) -> Letter:
+        """Return a message that tells whether it goes on."""
+        return Letter(onward=onward is not None)
 
-    def publish(self, onward: Onward) -> None:
+    def publish(self, message: Letter, at: datetime) -> None:
         """Write the call down, or fail."""
         if self.raises:
             raise self.raises
-        self.asked.append(f"publish {onward.job.attempt}")
+        self.asked.append(f"publish {message}")
 
-    def kept(self, onward: Onward | None) -> Mapping[str, Any]:
-        """Return a message that tells whether it goes on."""
-        return {"onward": onward is not None}
-
-    def sent(self, onward: Onward) -> None:
-        """Write the call down."""
-        self.asked.append(f"sent {onward.job.attempt}")
-
-    def complete(self) -> None:
-        """Write the call down."""
-        self.asked.append("complete")
-
-    def release(self, decision: GiveBack) -> None:
-        """Write the call down."""
-        self.asked.append(f"release: {decision.reason}")
-
-    def discard(self, ended: Ended) -> None:
-        """Write the call down."""
-        self.asked.append(f"discard {len(ended.job.errors)}")
-
-    def dead_letter(self, ended: Ended, *, in_store: bool) -> None:
+    def leave(self, settlement: Settlement[Letter]) -> None:
         """Write the call down, or fail where the broker is to keep the letter."""
-        if self.raises and not in_store:
+        decision, job = settlement.decision, settlement.job
+        if self.raises and isinstance(decision, DeadLettered) and not settlement.in_store:
             raise self.raises
-        self.asked.append(f"dead letter {'in the store' if in_store else 'in the broker'}")
+        where = ", in the store" if settlement.in_store else ""
+        self.asked.append(f"{type(decision).__name__} {job.attempt} {len(job.errors)}{where}")
 
 
 @pytest.fixture
@@ -104,13 +92,13 @@ def retry_in(bridge: Bridge, seconds: float) -> RetryAt:
 
 
 def test_each_decision_has_its_way_out(bridge: Bridge) -> None:
-    """Each decision calls one method of the outlet."""
+    """The outlet is told of each decision, and where its letter is."""
     ways = []
     for decision in ENDS:
         outlet = Written()
         bridge.engine.carry(Refuse(JOB, DeadLettered("invalid", FAILURE, "why")), decision, outlet)
         ways += outlet.asked
-    assert ways == ["discard 1", "dead letter in the store", "complete", f"release: {GiveBack().reason}"]
+    assert ways == ["Discarded 1 1", "DeadLettered 1 1, in the store", "Complete 1 0", "GiveBack 1 0"]
     assert bridge.dead_letters.get("j-1").message == {"onward": False}
 
 
@@ -119,12 +107,13 @@ def test_the_time_of_a_retry_says_where_it_waits(bridge: Bridge, seconds: float,
     """A retry or a snooze that is due late waits in the store, another in the broker."""
     outlet = Written()
     bridge.engine.carry(begun(bridge), retry_in(bridge, seconds), outlet)
-    assert outlet.asked == ["prepare 2", *([] if parked else ["publish 2"]), "sent 2"]
+    published = [] if parked else ["publish {'onward': True}"]
+    assert outlet.asked == [*published, "RetryAt 2 1"]
     assert bridge.retries.count() == parked
     outlet = Written()
     at = bridge.engine.now() + timedelta(seconds=seconds)
     bridge.engine.carry(begun_again(bridge), SnoozeUntil(at, seconds, "why"), outlet)
-    assert outlet.asked == ["prepare 1", *([] if parked else ["publish 1"]), "sent 1"]
+    assert outlet.asked == [*published, "SnoozeUntil 1 0"]
 
 
 def begun_again(bridge: Bridge) -> Run:
@@ -139,7 +128,7 @@ def test_what_the_broker_does_not_take_is_parked(bridge: Bridge) -> None:
     """The retry is parked, though it is due soon."""
     outlet = Written(raises=ConnectionError("down"))
     bridge.engine.carry(begun(bridge), retry_in(bridge, 1), outlet)
-    assert outlet.asked == ["prepare 2", "sent 2"]
+    assert outlet.asked == ["RetryAt 2 1"]
     assert bridge.retries.get("j-1").message == {"onward": True}
 
 
@@ -158,7 +147,7 @@ def test_a_message_that_stands_in_its_own_way_is_a_dead_letter(bridge: Bridge, r
     """The job is a dead letter, whatever is wrong with its message."""
     outlet = Written(raises=raises, can_wait=False, unreachable=())
     bridge.engine.carry(begun(bridge), retry_in(bridge, 1), outlet)
-    assert outlet.asked == ["prepare 2", "dead letter in the store"]
+    assert outlet.asked == ["DeadLettered 1 1, in the store"]
     letter = bridge.dead_letters.get("j-1")
     assert (letter.cause, letter.error_type) == ("invalid", "external.timeout")
     assert str(raises) in letter.reason

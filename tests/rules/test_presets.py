@@ -165,7 +165,7 @@ def test_whether_it_travels_with_a_job(name: str) -> None:
     found, bridge, job = preset(name), Bridge(), Job("j-1", "t", "q")
     if found.expressible:
         sent = decode(bridge.engine.initial_header(job, bridge.engine.task(), found.policy).text, job)
-        assert bridge.engine.task().for_job(sent.retry).runs == GOLDEN[name].runs
+        assert bridge.engine.task().of_job(sent.retry).policy.runs == GOLDEN[name].runs
     else:
         with pytest.raises(InvalidRetryPolicy, match="exists only in Python code"):
             bridge.engine.initial_header(job, bridge.engine.task(), found.policy)

@@ -1,0 +1,450 @@
+"""The life of a delivery of a Celery task: it begins, runs, is judged, and its decision is carried out.
+
+An exception tells Celery how a delivery ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from datetime import datetime, timedelta
+from typing import Any
+
+from billiard.exceptions import WorkerLostError
+from celery import Task
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+
+from ..engine.carrying import NotCarried
+from ..engine.engine import Engine
+from ..engine.ports import Onward, Settlement
+from ..engine.reservations import TakenOver
+from ..engine.runs import Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from ..errors import InvalidState, StoreError, Unstorable
+from ..messages import HEADER, parameters_of
+from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.failures import outcome_of
+from ..rules.job import Job
+from . import sending
+from . import wire as wires
+from .attach import FRAMEWORK, attach, task_policy
+from .holding import Hold, Unsettled, portable, until_begun
+from .outcomes import (
+    LostAttempt,
+    RefusedJob,
+    Succeeded,
+    given_back,
+    ignored,
+    is_the_tasks_own,
+    shown_exception,
+    task_outcome,
+    undisturbed,
+)
+from .results import carried_on, reopen_chord, store_retry
+from .wire import KEY, OUTCOME, Arguments, Carried, Wire, known
+from .wish import NOTHING_ASKED, Asked, Wish, are_changed, automatic, eager_signature, limited
+
+logger = logging.getLogger("ojs_bridge")
+
+
+class TaskRun:
+    """One delivery of a task under the bridge, and its outlet; the engine decides, the run carries out."""
+
+    framework = FRAMEWORK
+
+    def __init__(self, task: Task, request: Any) -> None:
+        self._task = task
+        self._request = request
+        self.engine: Engine = attach(task.app).engine
+        # The properties of the bridge are hidden from the task.
+        properties = dict(request.properties or {})
+        #: The message; None for an eagerly applied task, which has none.
+        self._parts: Carried | None = properties.pop(KEY, None)
+        #: The decision on a run that has ended, if it could not be carried out yet.
+        self._unsettled: Unsettled | None = properties.pop(OUTCOME, None)
+        request.properties = properties
+        self._headers: Mapping[str, Any] = (request.headers or {}) if self._parts is None else self._parts[3]
+        #: The mark by which two messages of the job's first run differ; "" if the broker gives none.
+        self._publication = "" if self._parts is None else self._parts[4]
+        self._begun: Run | None = None
+        self._wish: Wish | None = None
+        #: What a retry changes of its job.
+        self._asked = NOTHING_ASKED
+        #: The task's error, as Celery shows it, and the exception that tells Celery of the end.
+        self._shown: Exception = Ignore()
+        self._signal: Any = self._shown
+
+    def run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the user's code and carry the decision out; raises the exception that tells Celery of it."""
+        if self._unsettled is not None:
+            with undisturbed():
+                raise self._safely(self._end, self._unsettled)
+        # Without a store, listeners and a state there is nothing to read and nobody to tell: the job begins
+        # only if it fails.
+        if not (self.engine.is_silent and HEADER not in self._headers):
+            try:
+                self._begin()
+            except SoftTimeLimitExceeded as struck:
+                if self.can_wait:
+                    raise until_begun(struck) from None
+                with undisturbed():
+                    raise self._safely(self._out_of_time, struck) from None
+        if self.engine.instruments and self._begun is not None:
+            return self._run_within(self._begun, body, args, kwargs)
+        return self._run(body, args, kwargs)
+
+    def _run_within(self, begun: Run, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the user's code within the instruments; an interrupt that strikes in one is the job's."""
+        try:
+            within = self.engine.instruments.running(FRAMEWORK, begun, self._headers)
+            within.__enter__()
+        except BaseException as exc:  # noqa: BLE001 - it is raised again in the place of the user's code
+            return self._run(_raise, (exc,), {})
+
+        def leave(*error: Any) -> None:
+            with undisturbed():
+                within.__exit__(*error)
+
+        with ExitStack() as stack:
+            stack.push(leave)
+            return self._run(body, args, kwargs)
+
+    def _run(self, body: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        try:
+            result = body(*args, **kwargs)
+        except (Ignore, Reject) as exc:
+            # The task itself has told Celery what to do with the message.
+            if self._begun is not None and isinstance(exc, Reject) and exc.requeue:
+                self.engine.release(self._begun)
+            elif self._begun is not None:
+                self.engine.settle_natively(self._begun)
+            raise
+        except BaseException as exc:  # noqa: BLE001 - an error of the pool is raised again below
+            # Raising it again adds this frame a second time.
+            raised = exc.with_traceback(exc.__traceback__ and exc.__traceback__.tb_next)
+        else:
+            if self._wish is None or self._wish.refused:
+                self._succeed()
+                return result
+            raised = self._wish.signal
+        if not is_the_tasks_own(raised, self._task, self._request):
+            if self._begun is not None:
+                self.engine.release(self._begun)
+            raise raised
+        with undisturbed():
+            signal = self._fail(raised)
+        raise signal
+
+    def _begin(self) -> Run:
+        """Return the run of the delivered job; if the job does not run, raise what tells Celery so."""
+        try:
+            job, bare = self._read()
+            begun = self.engine.begin(
+                job,
+                bare,
+                self._policy,
+                publication=self._publication,
+                can_wait=self.can_wait,
+                reserve=not self._request.is_eager,
+            )
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001 - Celery would take it for an error of the task
+            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
+                raise until_begun(error) from None
+            with undisturbed():
+                raise self.unbegun(error) from None
+        if isinstance(begun, Run):
+            self._begun = begun
+            return begun
+        with undisturbed():
+            raise self._safely(self._not_run, begun)
+
+    def _not_run(self, begun: Lost | Postpone | Drop | Refuse) -> Exception:
+        """Carry out the engine's answer to a delivery whose task is not run."""
+        match begun:
+            case Lost() if carried_on(self._task, self._request, begun.since):
+                self.engine.settle(begun.run, Complete())
+                return ignored("its worker had stored its success before it died")
+            case Lost():
+                decision = self.engine.judge(begun.run, begun.failure)
+                return self._conclude(begun.run, decision, LostAttempt(begun.failure.message))
+            case Postpone():
+                return self._postpone(begun)
+            case Refuse():
+                return self._refuse(begun)
+            case Drop():
+                return ignored(begun.reason)
+
+    def _end(self, unsettled: Unsettled) -> Exception:
+        """Carry out the decision on a run that has ended before."""
+        begun = self._resume(unsettled.process)
+        match begun:
+            case Run():
+                self._asked = Asked(unsettled.arguments, unsettled.options)
+                return self._conclude(begun, unsettled.decision, unsettled.shown)
+            case Postpone():
+                # Another worker may have the reservation: wait until it has run out.
+                return Hold(f"attempt {begun.job.attempt} is reserved", outcome=unsettled)
+            case _:
+                return self._not_run(begun)
+
+    def crashed(self, crash: Exception, process: int | None) -> Exception:
+        """Judge a job whose process was killed, or died, and return the exception that tells Celery of it.
+
+        `process` is the number of the process; None if the child died at once. If the broker still has the
+        message, the attempt is lost, whatever `retry_on` says.
+        """
+        begun = self._resume(process)
+        if not isinstance(begun, Run):
+            return self._not_run(begun)
+        lost = isinstance(crash, WorkerLostError) and self._task.acks_late
+        final = None if lost else begun.layers.retries.rules_out(crash)
+        decision = self.engine.judge(begun, outcome_of(crash, begun.task.errors, final))
+        return self._conclude(begun, decision, crash)
+
+    def give_back(self, process: int | None) -> None:
+        """Release the reservation of a run whose process ended with its worker: its attempt is not used."""
+        begun = self._resume(process)
+        if isinstance(begun, Run):
+            self.engine.release(begun)
+
+    def send_on(self) -> Exception:
+        """Publish the message of a job that waits anew, and return the exception that tells Celery of it."""
+        (job, _), at = self._read(), self.engine.now() + timedelta(seconds=1)
+        if not isinstance(job, Job):
+            return Hold("its message cannot be read")
+        return self._postpone(Postpone(job.waiting(at), at))
+
+    def unbegun(self, error: Exception) -> Exception:
+        """Keep a job that could not be begun, and return the exception that tells Celery of it."""
+        logger.error("job %s could not be begun", known(self._request), exc_info=error)
+        try:
+            job, bare = self._read()
+        except Exception:  # noqa: BLE001 - anything may be wrong with the message
+            job = bare = Job(str(self._request.id), str(self._task.name), "")
+        try:
+            return self._refuse(self.engine.unbegun(job if isinstance(job, Job) else bare, error))
+        except Exception as worse:  # noqa: BLE001 - the delivery itself is the last place for the job
+            return self._hold(worse)
+
+    def _resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
+        """Return the run that another process of this machine began and did not end."""
+        job, bare = self._read()
+        return self.engine.resume(job, bare, self._policy, publication=self._publication, process=process)
+
+    def _out_of_time(self, struck: SoftTimeLimitExceeded) -> Exception:
+        """End a job whose soft time limit has struck before the store has answered."""
+        job, bare = self._read()
+        begun = self.engine.admit(job, bare, self._policy)
+        decision = begun.decision if isinstance(begun, Refuse) else self.engine.judge(begun, struck)
+        return self._conclude(begun, decision, struck)
+
+    def _safely(self, end: Callable[[Any], Exception], what: Any) -> Exception:
+        """End a delivery that is not run; if that fails, keep its job as one that could not be begun."""
+        try:
+            return end(what)
+        except Exception as error:  # noqa: BLE001 - Celery would acknowledge the message
+            return self.unbegun(error)
+
+    def ask(self, wish: Wish) -> BaseException:
+        """Judge a call of `self.retry(...)`, and return what it raises; ValueError for an invalid time."""
+        begun = limited(self._task, self._as_of_now(self._begun or self._begin()), wish)
+        if "expires" in wish.options:
+            expires = wires.time_in(self._task.app, wish.options["expires"])
+            begun = begun._replace(job=begun.job._replace(expires=expires))
+        outcome = task_outcome(self._task, wish.signal, wish, begun, self.engine.now())
+        wish.decision = self.engine.judge(begun, outcome)
+        self._wish, self._begun = wish, begun
+        return wish.answer()
+
+    def given(self, *, partly: bool) -> Arguments:
+        """Return the arguments of this run; with `partly`, those that a retry keeps beside new ones."""
+        if partly and not self._request.is_eager and not (self._begun or self._begin()).layers.is_native:
+            return wires.arguments_of(self._wire)
+        return self._request.args or (), self._request.kwargs or {}
+
+    @property
+    def job(self) -> Job | None:
+        """The job of this run; None before it has begun."""
+        return self._begun and self._begun.job
+
+    def _succeed(self) -> None:
+        """End the run; a reserved run ends after Celery has stored its result and sent what follows."""
+        if self._begun is None:
+            return
+        end, job = Succeeded(self.engine, self._begun), self._begun.job
+        if job.replay_count:
+            reopen_chord(self._task, self._request)
+        if self._begun.reservation is None:
+            end.settle()
+            return
+        try:
+            self.engine.check(self._begun)
+        except TakenOver as late:
+            raise self._dropped(job, late) from None
+        self._request.ojs_ended = end
+
+    def _fail(self, raised: BaseException) -> Exception:
+        """Have a failure judged and its decision carried out."""
+        if self._wish and not self._wish.raised_as(raised):
+            self._wish = None
+        begun, wish = self._begun or self._begin(), self._wish
+        decision = None if wish is None else wish.decision
+        if decision is None:
+            try:
+                begun = self._as_of_now(begun)
+                outcome = task_outcome(self._task, raised, None, begun, self.engine.now())
+                decision = self.engine.judge(begun, outcome)
+            except Exception as error:
+                logger.exception("job %s: its failure cannot be judged", begun.job)
+                decision = self.engine.impossible(begun.job, None, error)
+        if isinstance(decision, (RetryAt, SnoozeUntil)):
+            self._asked = self._changes(begun, raised)
+        return self._conclude(begun, decision, shown_exception(raised, wish))
+
+    def _changes(self, begun: Run, raised: BaseException) -> Asked:
+        """Return what the next run has in another way: as the task's code, or its `retry_kwargs`, ask."""
+        wish = self._wish
+        asked = Asked(wish.arguments, wish.options) if wish else automatic(self._task, raised, self.given)
+        if asked.arguments or self._request.is_eager or not begun.layers.is_native:
+            return asked
+        given = self.given(partly=False)
+        return asked._replace(arguments=given) if are_changed(begun.job, self._wire, given) else asked
+
+    def _as_of_now(self, begun: Run) -> Run:
+        """Return a run under its task's settings as they are now: its code may have changed its options."""
+        task = self._policy.of_job(begun.job.retry)
+        return begun if task is begun.task else begun._replace(task=task, policy=task.policy)
+
+    def _conclude(self, begun: Run | Refuse, decision: Decision, shown: Exception) -> Exception:
+        """Have a decision carried out, and return the exception that tells Celery of it.
+
+        A decision that has no place now waits in the worker; if the worker dies, the attempt is lost. A run
+        that was taken over is dropped.
+        """
+        self._shown = self._signal = shown
+        cause = self._wish.cause if self._wish and shown is self._wish.error else shown
+        try:
+            self.engine.check(begun)
+            if isinstance(decision, (RetryAt, SnoozeUntil)):
+                self._signal = Retry(exc=cause, when=decision.delay, is_eager=self._request.is_eager)
+                # Celery raises a Retry while it handles the task's error, and shows the error's traceback.
+                self._signal.__context__ = shown
+                if not self._request.is_eager:
+                    # The next run may end before this one has told Celery.
+                    store_retry(self._task, self._request, self._signal)
+            self.engine.carry(begun, decision, self)
+        except TakenOver as late:
+            return self._dropped(begun.job, late)
+        except NotCarried as left:
+            if isinstance(begun, Run):
+                self.engine.expire(begun)
+            goes_on = isinstance(left.decision, (RetryAt, SnoozeUntil))
+            seen: Any = (cause or shown) if goes_on else shown
+            return self._hold(left.error, portable(Unsettled(os.getpid(), left.decision, seen, *self._asked)))
+        signal: Exception = self._signal
+        return signal
+
+    def _refuse(self, refused: Refuse) -> Exception:
+        """Keep a job that cannot be read as a dead letter."""
+        return self._conclude(refused, refused.decision, RefusedJob(refused.decision.reason))
+
+    def _postpone(self, begun: Postpone) -> Exception:
+        """Send a job on that came before its time."""
+        try:
+            refused = self.engine.postpone(begun, self)
+        except Exception as error:  # noqa: BLE001 - the job waits in the worker
+            return until_begun(error)
+        return self._signal if refused is None else self._refuse(refused)
+
+    def _dropped(self, job: Job, late: TakenOver) -> Exception:
+        """Log that the outcome of a run does not count; return what has Celery store nothing."""
+        logger.warning("job %s: %s", job, late)
+        # The worker that took the run over may have died since. The next delivery finds out.
+        return given_back(str(late)) if self.can_wait else ignored(str(late))
+
+    def _hold(self, error: Exception, outcome: Unsettled | None = None) -> Exception:
+        """Have the worker hold a delivery that has no other place, if the broker still has its message."""
+        if self.can_wait:
+            return Hold(repr(error), outcome=outcome)
+        logger.critical("job %s is lost, being acknowledged before it ran: %r", known(self._request), error)
+        return error
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether the broker still has the message, and takes it back."""
+        return bool(self._task.acks_late and not self._request.is_eager)
+
+    @property
+    def unreachable(self) -> tuple[type[Exception], ...]:
+        """The errors of a store or a broker that is out of reach."""
+        return (StoreError, *sending.out_of_reach(self._task.app))
+
+    def message(self, onward: Onward | None) -> sending.Outgoing | None:
+        """Return the message as it came, or as it goes on; None for an eager retry, which runs at once."""
+        if onward is not None and self._request.is_eager:
+            return None
+        wire, parameters = self._wire, parameters_of(self._task.run)
+        if onward is None:
+            return sending.Outgoing(wire, parameters=parameters)
+        arguments, options = self._asked
+        if arguments:
+            wire = wires.with_arguments(wire, *arguments)
+        if options:
+            wire = wires.with_options(wire, options)
+        changes = {**(options.get("headers") or {}), HEADER: onward.header.text}
+        if onward.decision is not None:
+            changes["retries"] = onward.job.attempt - 1
+        # Nobody is told of a postponement: Celery itself would hold the message.
+        return sending.Outgoing(wire, changes, options, parameters, told=onward.decision is not None)
+
+    def publish(self, message: sending.Outgoing, at: datetime) -> None:
+        """Publish a message, which is due at a time."""
+        self.engine.context.storage_retry.run(
+            lambda: sending.publish(self._task.app, message, self.engine.now(), at),
+            retry_on=self.unreachable,
+        )
+
+    def leave(self, settlement: Settlement[sending.Outgoing]) -> None:
+        """Choose the exception that ends the delivery, and bury what the store does not have."""
+        job, eager = settlement.job, self._request.is_eager
+        match settlement.decision:
+            case GiveBack(reason):
+                self._signal = given_back(reason)
+            case RetryAt() | SnoozeUntil() if eager:
+                # A due time would only postpone what runs at once.
+                now = self.engine.header(job._replace(next_retry_at=None))
+                self._signal.sig = eager_signature(self._task, self._request, self._asked, job, now)
+            case Discarded() | DeadLettered() as ended:
+                self._signal = self._shown
+                if isinstance(ended, DeadLettered) and not settlement.in_store and not eager:
+                    header = self.engine.last_header(job)
+                    state = {} if header is None else {HEADER: header.text}
+                    app, changes = self._task.app, {"retries": job.attempt, **state}
+                    if not sending.is_buried(self.engine, app, self._wire, changes, can_wait=self.can_wait):
+                        vars(self._shown)[sending.REJECTED] = True
+
+    @property
+    def _policy(self) -> TaskPolicy:
+        return task_policy(self._task.app, self._task)
+
+    @functools.cached_property
+    def _wire(self) -> Wire:
+        """The message; an eagerly applied task gets the one that it would have had."""
+        app, request = self._task.app, self._request
+        if self._parts is None:
+            return wires.eager(app, self._task.name, request, self._headers)
+        return wires.delivered(app, self._parts, request.properties or {}, request.delivery_info or {})
+
+    def _read(self) -> tuple[Job | InvalidState, Job]:
+        """Return the job by its message's state, or the error in that state, and as Celery alone has it."""
+        # The whole message takes time to make, and only a job that goes on needs it.
+        wire = self._wire if self._parts is None else None
+        return wires.read(self._task, self._request, self._headers, wire)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

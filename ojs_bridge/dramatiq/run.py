@@ -1,0 +1,447 @@
+"""The life of a delivery of a Dramatiq message: it begins, runs, is judged, and its decision is carried out.
+
+An exception keeps an actor from running, and a mark tells the consumer how a delivery leaves its queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+from typing import Any
+
+from dramatiq.broker import Broker, MessageProxy
+from dramatiq.middleware import Interrupt, SkipMessage
+from dramatiq.middleware.middleware import MiddlewareError
+
+from ..bridge import Bridge
+from ..engine.carrying import NotCarried
+from ..engine.ports import Onward, Settlement
+from ..engine.reservations import TakenOver
+from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unroutable, Unstorable
+from ..messages import HEADER
+from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
+from ..rules.job import Job
+from .acknowledging import Acknowledging, Ending, acknowledging_on
+from .actors import Actors
+from .brokers import told
+from .compat import message_in
+from .delivery import (
+    HOLD,
+    NATIVE,
+    UNBEGUN,
+    Delivery,
+    Exit,
+    delivery_of,
+    keep_what_is_delivered,
+    publication,
+    restore_arguments,
+)
+from .holding import GiveUp, Holding, is_old
+from .native_options import announce_exhaustion, say_end, say_retry
+from .on_rabbitmq import is_refusal
+from .other_middleware import drop
+from .publishing import FRAMEWORK, READ, Outgoing, can_carry, carry_wishes, send_on
+from .translate import (
+    LostAttempt,
+    Refused,
+    bare_job,
+    encodable,
+    failed_options,
+    job_of,
+    max_age,
+    names_exceptions,
+    next_options,
+    outcome,
+)
+
+logger = logging.getLogger("ojs_bridge")
+
+
+class NotSent(Exception):
+    """The broker did not take a message; the delivery is still there."""
+
+
+class Runs:
+    """The runs of one broker's deliveries, as its middleware hears of them."""
+
+    def __init__(self, bridge: Bridge, actors: Actors, holding: Holding) -> None:
+        self.bridge = bridge
+        self.actors = actors
+        self.holding = holding
+        self.acknowledging: Acknowledging | None = None
+
+    def boot(self, broker: Broker) -> None:
+        """Choose how a job that succeeded is acknowledged on this broker, and keep what is delivered."""
+        self.acknowledging = acknowledging_on(broker, self.bridge)
+        keep_what_is_delivered()
+
+    def begin(self, broker: Broker, message: Any) -> None:
+        """Begin a job: its actor runs, or this raises an exception that keeps the actor from running."""
+        # Attributes, not items of `__dict__`: building that costs more, and every job comes by here.
+        inside = message_in(message)
+        delivery = message.ojs_delivery
+        if delivery is None:
+            delivery = message.ojs_delivery = Delivery()
+        task = delivery.task = self.actors.task_of(inside)
+        if task is not None:
+            # If anything ends this delivery before its job has another place, the job goes back to its queue.
+            delivery.exit = UNBEGUN
+            # Without a store and listeners, nobody hears of a success: a plain job begins when it has failed.
+            is_plain = self.bridge.engine.is_silent and READ.isdisjoint(inside.options)
+            if is_plain and not (self.holding.is_stopping and self.holding.stops()):
+                return
+        elif HEADER not in inside.options:
+            return
+        if message.failed:
+            return
+        run = ActorRun(self, broker, message, delivery)
+        try:
+            run.let_wait() if task is None else run.begin(task)
+        except MiddlewareError:
+            raise
+        except GiveUp:
+            delivery.settle(Exit.GIVE_BACK)
+            message.options["store_results"] = False
+            raise SkipMessage("this worker shuts down") from None
+        except Exception as error:
+            # Dramatiq would log the error, and run the actor.
+            logger.exception("job %s: kept in the broker's dead queue", bare_job(message))
+            raise run.kept_dead(repr(error)) from None
+
+    def skip(self, message: MessageProxy) -> None:
+        """Leave a message to Dramatiq that another middleware skips."""
+        delivery = delivery_of(message)
+        if delivery.within is not None:
+            delivery.within.__exit__(None, None, None)
+        if isinstance(delivery.begun, Run):
+            self.bridge.engine.release(delivery.begun)
+        if delivery.begun is not None:
+            delivery.settle(NATIVE)
+
+    def end(self, broker: Broker, message: Any, exception: BaseException | None) -> bool:
+        """Have the outcome judged and the decision carried out; False if Dramatiq itself is to retry."""
+        delivery: Delivery = message.ojs_delivery or delivery_of(message)
+        within, delivery.within = delivery.within, None
+        if within is None:
+            return self._end(broker, message, delivery, exception)
+        try:
+            ended = self._end(broker, message, delivery, exception)
+        except BaseException as error:
+            within.__exit__(type(error), error, error.__traceback__)
+            raise
+        within.__exit__(None, None, None)
+        return ended
+
+    def _end(self, broker: Broker, message: Any, delivery: Delivery, exception: BaseException | None) -> bool:
+        if exception is None and delivery.exit is UNBEGUN:
+            delivery.exit = NATIVE
+            delivery.begun = None
+            return True
+        task = delivery.task
+        if task is UNBEGUN:
+            # Another middleware raised before the bridge saw the message.
+            task = delivery.task = self.actors.task_of(message_in(message))
+        if task is None:
+            # A delivery that was put aside, or goes back to its queue, comes again by itself.
+            return delivery.exit is not NATIVE
+        # Dramatiq calls this a second time when an interrupt breaks into the first.
+        begun, delivery.begun = delivery.begun, None
+        if begun is not None:
+            ActorRun(self, broker, message, delivery).end(task, begun, exception)
+        return True
+
+    def check(self, message: Any) -> None:
+        """Raise TakenOver for a job that succeeded after its reservation was taken over."""
+        delivery = delivery_of(message)
+        begun = delivery.begun
+        if not isinstance(begun, Run):
+            return
+        try:
+            self.bridge.engine.check(begun)
+        except TakenOver as late:
+            delivery.begun = None
+            self.holding.disarm(None)
+            drop(message, late)
+            raise
+
+
+class ActorRun:
+    """One delivery under the bridge, and its outlet; the engine decides, the run carries out."""
+
+    framework = FRAMEWORK
+    can_wait = True
+    unreachable = (NotSent, StoreError)
+
+    def __init__(self, runs: Runs, broker: Broker, message: MessageProxy, delivery: Delivery) -> None:
+        self._runs = runs
+        self._engine = runs.bridge.engine
+        self._holding = runs.holding
+        self._broker = broker
+        self._proxy = message
+        self._delivery = delivery
+        #: Whether the thread has waited; then no interrupt is armed any more.
+        self._held = False
+
+    def begin(self, task: TaskPolicy) -> None:
+        """Begin a job, and wait for the store if need be; raises what keeps its actor from running.
+
+        Raises GiveUp when the worker shuts down.
+        """
+        if self._holding.is_stopping and self._holding.stops():
+            raise GiveUp
+        self._delivery.settle(HOLD)
+        begun = self._begun(task)
+        if self._held:
+            self._holding.begins(self._proxy)
+        match begun:
+            case Postpone() | Drop():
+                raise SkipMessage(_why(begun))
+            case Refuse():
+                self._delivery.begun = begun
+                raise Refused(begun.decision.reason)
+            case Lost():
+                self._delivery.begun = begun
+                raise LostAttempt(begun.failure.message)
+            case Run():
+                self._delivery.begun = begun
+        if self._engine.instruments:
+            options = message_in(self._proxy).options
+            self._delivery.within = self._engine.instruments.running(FRAMEWORK, begun, options)
+            self._delivery.within.__enter__()
+
+    def _begun(self, task: TaskPolicy) -> Begun:
+        """Return what becomes of the job; a job that is postponed or dropped was put aside before."""
+        while True:
+            try:
+                begun = self._ask(task)
+            except Interrupt as interrupt:
+                # An interrupt is meant for a job, and none has begun.
+                self._wait(RuntimeError(f"interrupted: {interrupt!r}"))
+                continue
+            if not isinstance(begun, (Postpone, Drop)):
+                return begun
+            put = self._put_aside(begun)
+            if put is not None:
+                return put
+
+    def _ask(self, task: TaskPolicy) -> Begun:
+        # A proxy takes longer to answer than its message, and every job comes by here.
+        message = message_in(self._proxy)
+        bare = Job(str(message.message_id), message.actor_name, message.queue_name)
+        try:
+            bare = bare_job(message, max_age(self._broker, message))
+            carry_wishes(message.options)
+            if not names_exceptions(message.options.get("throws")):
+                logger.warning("job %s: its throws option names no exception classes", bare)
+                del message.options["throws"]
+            job, publication_ = job_of(message, bare), publication(self._proxy)
+            try:
+                own = self._runs.actors.of_message(task, message)
+            except InvalidRetryPolicy as error:
+                return self._engine.refuse(job if isinstance(job, Job) else bare, error)
+            return self._engine.begin(job, bare, own, publication=publication_, wait=self._keeps)
+        except GiveUp:
+            raise
+        except Exception as error:
+            if isinstance(error, StoreError) and not isinstance(error, Unstorable):
+                # It was held for as long as it may be. Published anew, it may be held again.
+                self._held, now = False, self._engine.now()
+                return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
+            # Dramatiq would log the error, and run the actor without the bridge.
+            logger.exception("job %s: could not be begun", bare)
+            return self._engine.unbegun(bare, error)
+
+    def let_wait(self) -> None:
+        """Leave a delivery to Dramatiq, but not before the time that the bridge once gave it."""
+        message = message_in(self._proxy)
+        while True:
+            job = job_of(message, bare_job(message))
+            early = None if isinstance(job, InvalidState) else self._engine.early(job)
+            if early is None:
+                break
+            self._delivery.settle(HOLD)
+            put = self._put_aside(early)
+            if isinstance(put, Refuse):
+                raise self.kept_dead(put.decision.reason)
+            if put is not None:
+                raise SkipMessage(_why(early))
+        if self._held:
+            self._holding.begins(self._proxy)
+        self._delivery.exit = NATIVE
+
+    def _put_aside(self, begun: Postpone | Drop) -> Postpone | Drop | Refuse | None:
+        """Send an early delivery on to its time, or drop a late copy; return it when that is done.
+
+        Returns the refusal of a job that no message can carry to its time. Returns None after a pause if the
+        broker took nothing: the time may have come meanwhile. Raises GiveUp when the worker shuts down.
+        """
+        if isinstance(begun, Drop):
+            self._delivery.exit = Exit.DROP
+        else:
+            try:
+                refused = self._engine.postpone(begun, self)
+            except Exception as error:
+                logger.debug("job %s: could not be sent on", begun.job, exc_info=True)
+                self._wait(error)
+                return None
+            if refused is not None:
+                return refused
+        # For a skipped message `Results` would store None over the real result.
+        self._proxy.options["store_results"] = False
+        return begun
+
+    def kept_dead(self, why: str) -> SkipMessage:
+        """Mark a delivery that cannot begin for the broker's dead queue; return what skips its actor."""
+        self._proxy.fail()
+        self._delivery.settle(Exit.DEAD)
+        return SkipMessage(f"the job could not be begun: {why}")
+
+    def _keeps(self, error: Exception) -> bool:
+        """Wait before the store is asked again; False if this delivery was held for as long as it may be."""
+        if is_old(self._proxy):
+            return False
+        self._wait(error)
+        return True
+
+    def _wait(self, error: Exception) -> None:
+        self._held = True
+        if not self._holding.keep_unbegun(error):
+            raise GiveUp from None
+
+    def end(self, task: TaskPolicy, begun: Any, exception: BaseException | None) -> None:
+        """Have an outcome judged and the decision carried out; raises TakenOver for a success.
+
+        A delivery whose decision finds no place goes back to its queue.
+        """
+        try:
+            self._holding.disarm(exception)
+            if begun is UNBEGUN:
+                self._delivery.exit = HOLD
+                begun = self._begun(task)
+            if not isinstance(begun, (Postpone, Drop)):
+                self._conclude(begun, exception)
+            return
+        except TakenOver as late:
+            drop(self._proxy, late)
+            if exception is None:
+                # Nothing less keeps the job's pipeline and its callbacks from following.
+                raise
+            return
+        except GiveUp:
+            self._delivery.exit = Exit.GIVE_BACK
+            return
+        except (NotSent, StoreError) as error:
+            logger.error("job %s: %s; it goes back to its queue", bare_job(self._proxy), error)
+        except Exception:
+            logger.exception("job %s: kept in the broker's dead queue", bare_job(self._proxy))
+            self._proxy.fail()
+            self._delivery.exit = Exit.DEAD
+        except BaseException:
+            logger.exception("job %s: interrupted, it goes back to its queue", bare_job(self._proxy))
+        run = begun.run if isinstance(begun, Lost) else begun
+        if isinstance(run, Run):
+            self._engine.expire(run)
+
+    def _conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
+        """Have an outcome judged and the decision carried out, and try again as long as it finds no place."""
+        run = begun.run if isinstance(begun, Lost) else begun
+        self._engine.check(run)
+        decision = self._judge(begun, exception)
+        succeeded, joint = isinstance(decision, Complete), self._runs.acknowledging
+        if succeeded and joint and isinstance(run, Run) and run.reservation:
+            # It is settled with its acknowledgement, when all other middleware has heard of it.
+            self._delivery.ending, self._delivery.exit = Ending(joint, run), Exit.ENDING
+            return
+        goes_on = (
+            isinstance(decision, (RetryAt, SnoozeUntil)) and isinstance(run, Run) and run.layers.is_native
+        )
+        # Under Dramatiq alone a retry has the arguments as the actor has changed them.
+        if not (succeeded or (goes_on and can_carry(self._proxy, run.job))):
+            restore_arguments(self._proxy)
+        try:
+            self._engine.carry(run, decision, self)
+            return
+        except NotCarried as error:
+            left = error
+        while isinstance(left.error, self.unreachable) and self._holding.keep_unended(left.error):
+            try:
+                with self._engine.at_once():
+                    self._engine.carry(run, left.decision, self)
+            except NotCarried as again:
+                left = again
+            else:
+                self._holding.ends()
+                return
+        raise left.error
+
+    def _judge(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> Decision:
+        match begun:
+            case Refuse():
+                return begun.decision
+            case Lost():
+                return self._engine.judge(begun.run, begun.failure)
+            case Run() if exception is None:
+                return self._engine.judge(begun, None)
+            case Run():
+                options = self._broker.get_actor(self._proxy.actor_name).options
+                errors, retries = begun.task.errors, begun.layers.retries
+                return self._engine.judge(begun, outcome(self._proxy, options, exception, errors, retries))
+
+    def message(self, onward: Onward | None) -> Outgoing:
+        """Return the message as it came, or as it goes on."""
+        if onward is None:
+            return Outgoing(self._proxy, self._broker)
+        options = next_options(onward.job, onward.header) | failed_options(onward.failure)
+        return Outgoing(self._proxy.copy(options=options), self._broker, options)
+
+    def publish(self, outgoing: Outgoing, at: datetime) -> None:
+        """Publish a message that is due at a time; raises NotSent if the broker does not take it."""
+        try:
+            send_on(self._engine, self._broker, self._proxy, outgoing.message, at)
+        except MiddlewareError:
+            raise
+        except Exception as error:
+            if is_refusal(error):
+                raise Unroutable(told(error)) from error
+            plain = encodable(outgoing.message)
+            if plain is outgoing.message:
+                raise NotSent(f"the broker took no retry: {told(error)}") from error
+            send_on(self._engine, self._broker, self._proxy, plain, at)
+
+    def leave(self, settlement: Settlement[Outgoing]) -> None:
+        """Mark how the delivery leaves its queue, and say what Dramatiq's own `Retries` would say."""
+        match settlement.decision:
+            case Complete():
+                self._delivery.exit = NATIVE
+            case GiveBack():
+                self._delivery.exit = Exit.GIVE_BACK
+            case Discarded() as decision:
+                self._finish(settlement, decision, Exit.DROP)
+            case DeadLettered() as decision:
+                if not settlement.in_store and isinstance(settlement.begun, Run):
+                    # If the broker delivers it again before it lies there, a settled run would be dropped.
+                    self._engine.expire(settlement.begun)
+                self._finish(settlement, decision, Exit.DROP if settlement.in_store else Exit.DEAD)
+            case goes_on:
+                if settlement.message is not None:
+                    self._proxy.options.update(settlement.message.options)
+                self._delivery.exit = Exit.DROP
+                if isinstance(goes_on, RetryAt):
+                    say_retry(settlement.job.id, goes_on)
+
+    def _finish(
+        self, settlement: Settlement[Outgoing], decision: Discarded | DeadLettered, leaves: Exit
+    ) -> None:
+        """Mark the message failed, so that results, pipelines and other middleware see the end of the job."""
+        job = settlement.job
+        options = next_options(job, self._engine.last_header(job)) | failed_options(decision.failure)
+        self._proxy.options.update(options, retries=job.attempt)
+        self._proxy.fail()
+        self._delivery.exit = leaves
+        say_end(job.id, decision)
+        announce_exhaustion(self._broker, self._proxy, settlement.begun, decision)
+
+
+def _why(begun: Postpone | Drop) -> str:
+    return begun.reason if isinstance(begun, Drop) else f"not due before {begun.at.isoformat()}"
