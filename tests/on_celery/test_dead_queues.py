@@ -19,7 +19,7 @@ from kombu import Exchange, Queue
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.attach import attach, task_policy
-from ojs_bridge.celery.sending import bury, is_buried, publish
+from ojs_bridge.celery.sending import Outgoing, bury, is_buried, publish
 from ojs_bridge.celery.wire import Wire, carried, delivered, from_json
 from ojs_bridge.errors import Unreachable, Unroutable
 from ojs_bridge.rules.decision import RetryAt
@@ -258,12 +258,12 @@ def test_a_message_that_no_queue_takes_is_not_published(
     wire, now = from_json(attach(app).broker_letters.get(job).message), datetime.now(timezone.utc)
     with app.connection_for_write() as connection:
         connection.default_channel.queue_delete(unique)
-    publish(app, wire, {}, now, due=now + timedelta(seconds=delay) if delay else None)
+    publish(app, Outgoing(wire), now, now + timedelta(seconds=delay) if delay else None)
     assert [found.headers["id"] for found in sent(app)] == [job]
     if not options:
         with pytest.raises(Unroutable):
-            publish(app, wire, {}, now, options={"exchange": "amq.topic", "routing_key": "nowhere"})
-        publish(app, wire, {}, now)  # the answer to the last message is not taken for this one's
+            publish(app, Outgoing(wire, options={"exchange": "amq.topic", "routing_key": "nowhere"}), now)
+        publish(app, Outgoing(wire), now)  # the answer to the last message is not taken for this one's
         assert [found.headers["id"] for found in sent(app)] == [job]
     app.close()
 
@@ -276,10 +276,10 @@ def test_a_message_that_kombus_table_leads_nowhere_reaches_its_queue(valkey: Any
     (found,) = sent(app)
     wire = replace(found, exchange=exchange.name, routing_key="some.key")
     now = datetime.now(timezone.utc)
-    publish(app, wire, {}, now)
+    publish(app, Outgoing(wire), now)
     with app.connection_for_write() as connection:
         connection.default_channel.client.delete(f"_kombu.binding.{exchange.name}")
-    publish(app, wire, {}, now)
+    publish(app, Outgoing(wire), now)
     assert [one.headers["id"] for one in sent(app)] == [job, job]
     app.close()
 
