@@ -80,6 +80,14 @@ def until_begun(error: BaseException) -> Hold:
     return Hold(repr(error), needs_store=isinstance(error, StoreError))
 
 
+def held(request: Any, error: Exception, outcome: Unsettled | None = None, *, returnable: bool) -> Exception:
+    """Return the exception that has the worker hold a delivery without another place, if it still can."""
+    if returnable:
+        return Hold(repr(error), outcome=outcome)
+    logger.critical("job %s is lost, being acknowledged before it ran: %r", known(request), error)
+    return error
+
+
 class _Unsaid(logging.Filter):
     """Leaves out Celery's warning of each rejected job: one line tells of all jobs that wait."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,11 +18,15 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded, Work
 
 from ..engine.engine import Engine
 from ..engine.harmless import let_through
+from ..engine.reservations import TakenOver
 from ..engine.runs import Run
 from ..rules.decision import Complete
 from ..rules.failures import ErrorMap, Failure, Outcome, outcome_of, text_of
+from ..rules.job import Job
 from . import compat
 from .wish import Wish, countdown_of, until
+
+logger = logging.getLogger("ojs_bridge")
 
 #: Green pools end a task with exceptions of these modules.
 _GREEN = ("gevent", "greenlet", "eventlet")
@@ -50,6 +55,13 @@ def given_back(why: str) -> Exception:
     """Return the exception by which Celery gives a message back to its queue."""
     signal: Exception = Reject(why, requeue=True)
     return signal
+
+
+def dropped(job: Job, late: TakenOver, *, returnable: bool) -> Exception:
+    """Log that the outcome of a run does not count; return what has Celery store nothing."""
+    logger.warning("job %s: %s", job, late)
+    # The worker that took the run over may have died since. The next delivery finds out.
+    return given_back(str(late)) if returnable else ignored(str(late))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import Any
 from billiard.exceptions import WorkerLostError
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from typing_extensions import assert_never
 
 from ..engine.carrying import NotCarried
 from ..engine.engine import Engine
@@ -30,11 +31,12 @@ from ..rules.job import Job
 from . import sending
 from . import wire as wires
 from .attach import FRAMEWORK, attach, task_policy
-from .holding import Hold, Unsettled, portable, until_begun
+from .holding import Hold, Unsettled, held, portable, until_begun
 from .outcomes import (
     LostAttempt,
     RefusedJob,
     Succeeded,
+    dropped,
     given_back,
     ignored,
     is_the_tasks_own,
@@ -228,7 +230,7 @@ class TaskRun:
         try:
             return self._refuse(self.engine.unbegun(job if isinstance(job, Job) else bare, error))
         except Exception as worse:  # noqa: BLE001 - the delivery itself is the last place for the job
-            return self._hold(worse)
+            return held(self._request, worse, returnable=self.can_wait)
 
     def _resume(self, process: int | None) -> Run | Drop | Postpone | Refuse:
         """Return the run that another process of this machine began and did not end."""
@@ -284,7 +286,7 @@ class TaskRun:
         try:
             self.engine.check(self._begun)
         except TakenOver as late:
-            raise self._dropped(job, late) from None
+            raise dropped(job, late, returnable=self.can_wait) from None
         self._request.ojs_ended = end
 
     def _fail(self, raised: BaseException) -> Exception:
@@ -338,13 +340,14 @@ class TaskRun:
                     store_retry(self._task, self._request, self._signal)
             self.engine.carry(begun, decision, self)
         except TakenOver as late:
-            return self._dropped(begun.job, late)
+            return dropped(begun.job, late, returnable=self.can_wait)
         except NotCarried as left:
             if isinstance(begun, Run):
                 self.engine.expire(begun)
             goes_on = isinstance(left.decision, (RetryAt, SnoozeUntil))
             seen: Any = (cause or shown) if goes_on else shown
-            return self._hold(left.error, portable(Unsettled(os.getpid(), left.decision, seen, *self._asked)))
+            outcome = portable(Unsettled(os.getpid(), left.decision, seen, *self._asked))
+            return held(self._request, left.error, outcome, returnable=self.can_wait)
         signal: Exception = self._signal
         return signal
 
@@ -359,19 +362,6 @@ class TaskRun:
         except Exception as error:  # noqa: BLE001 - the job waits in the worker
             return until_begun(error)
         return self._signal if refused is None else self._refuse(refused)
-
-    def _dropped(self, job: Job, late: TakenOver) -> Exception:
-        """Log that the outcome of a run does not count; return what has Celery store nothing."""
-        logger.warning("job %s: %s", job, late)
-        # The worker that took the run over may have died since. The next delivery finds out.
-        return given_back(str(late)) if self.can_wait else ignored(str(late))
-
-    def _hold(self, error: Exception, outcome: Unsettled | None = None) -> Exception:
-        """Have the worker hold a delivery that has no other place, if the broker still has its message."""
-        if self.can_wait:
-            return Hold(repr(error), outcome=outcome)
-        logger.critical("job %s is lost, being acknowledged before it ran: %r", known(self._request), error)
-        return error
 
     @property
     def can_wait(self) -> bool:
@@ -410,22 +400,30 @@ class TaskRun:
 
     def leave(self, settlement: Settlement[sending.Outgoing]) -> None:
         """Choose the exception that ends the delivery, and bury what the store does not have."""
-        job, eager = settlement.job, self._request.is_eager
-        match settlement.decision:
-            case GiveBack(reason):
-                self._signal = given_back(reason)
-            case RetryAt() | SnoozeUntil() if eager:
-                # A due time would only postpone what runs at once.
-                now = self.engine.header(job._replace(next_retry_at=None))
-                self._signal.sig = eager_signature(self._task, self._request, self._asked, job, now)
-            case Discarded() | DeadLettered() as ended:
+        job, eager, decision = settlement.job, self._request.is_eager, settlement.decision
+        match decision:
+            case GiveBack():
+                self._signal = given_back(decision.reason)
+            case RetryAt() | SnoozeUntil():
+                if eager:
+                    # A due time would only postpone what runs at once.
+                    now = self.engine.header(job._replace(next_retry_at=None))
+                    self._signal.sig = eager_signature(self._task, self._request, self._asked, job, now)
+            case Discarded() | DeadLettered():
                 self._signal = self._shown
-                if isinstance(ended, DeadLettered) and not settlement.in_store and not eager:
-                    header = self.engine.last_header(job)
-                    state = {} if header is None else {HEADER: header.text}
-                    app, changes = self._task.app, {"retries": job.attempt, **state}
-                    if not sending.is_buried(self.engine, app, self._wire, changes, can_wait=self.can_wait):
-                        vars(self._shown)[sending.REJECTED] = True
+                if isinstance(decision, DeadLettered) and not settlement.in_store and not eager:
+                    self._bury(job)
+            case Complete() | None:
+                pass
+            case _:
+                assert_never(decision)
+
+    def _bury(self, job: Job) -> None:
+        """Put the message into its queue's dead queue; else the worker rejects the message."""
+        header, app = self.engine.last_header(job), self._task.app
+        changes = {"retries": job.attempt, **({} if header is None else {HEADER: header.text})}
+        if not sending.is_buried(self.engine, app, self._wire, changes, can_wait=self.can_wait):
+            vars(self._shown)[sending.REJECTED] = True
 
     @property
     def _policy(self) -> TaskPolicy:

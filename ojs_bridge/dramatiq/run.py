@@ -12,6 +12,7 @@ from typing import Any
 from dramatiq.broker import Broker, MessageProxy
 from dramatiq.middleware import Interrupt, SkipMessage
 from dramatiq.middleware.middleware import MiddlewareError
+from typing_extensions import assert_never
 
 from ..bridge import Bridge
 from ..engine.carrying import NotCarried
@@ -423,12 +424,14 @@ class ActorRun:
                     # If the broker delivers it again before it lies there, a settled run would be dropped.
                     self._engine.expire(settlement.begun)
                 self._finish(settlement, decision, Exit.DROP if settlement.in_store else Exit.DEAD)
-            case goes_on:
+            case RetryAt() | SnoozeUntil() | None as goes_on:
                 if settlement.message is not None:
                     self._proxy.options.update(settlement.message.options)
                 self._delivery.exit = Exit.DROP
                 if isinstance(goes_on, RetryAt):
                     say_retry(settlement.job.id, goes_on)
+            case never:
+                assert_never(never)
 
     def _finish(
         self, settlement: Settlement[Outgoing], decision: Discarded | DeadLettered, leaves: Exit
