@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import textwrap
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any
 
+from rich.text import Text
 from typer import Argument, Option
 
+from ..config.policies import load, read_toml
+from ..engine.layers import NUMBERS
 from ..errors import ConfigurationError
-from ..migration.plan import Planned
+from ..migration.plan import NOT_KNOWN, NativeRetries, Planned, WaitRange
+from ..rules.duration import spoken
+from ..rules.policy import AnyPartial, RetryPolicy, said_by
 from .commands import INCOMPLETE
 from .finding import app_of, is_celery, load_tasks
-from .plan_files import check_path, differences, write
-from .plan_pages import show_all, show_summary
-from .printing import say, show, show_json
+from .printing import counted, page_width, plain, say, show, show_json
+
+_OVERRIDES = "A message or a handler can override these numbers (send_with_options, apply_async, Retry)."
+_UNKNOWN = (
+    "Not known: the plan cannot read how such a task is retried. It is not in the file, and install with the "
+    "file leaves it native. install without a file moves it, too, with its native numbers. Begin with the "
+    "file, or with policies={}, which moves no task."
+)
+_NOTHING = "no tasks: perhaps the modules that declare them are not imported (--import MODULE)"
+#: The most statements of the summary: with the names beneath them they fit a screen.
+_STATEMENTS = 12
+#: The most names of tasks beneath a statement.
+_NAMES = 4
+#: The hazards that lose jobs, double them or never end them, the worst first; `--all` shows the others.
+_SERIOUS = (
+    *("stays-native", "no-retries", "reject-without-acks-late", "beyond-visibility-timeout"),
+    *("beyond-consumer-timeout", "poison-job", "over-run", "infinite-retries", "retry-when", "expires"),
+    *("age-limit", "unused-autoretry", "unused-retry-options"),
+)
+#: The fields of a policy that say how long a retry waits.
+_WAITS = ("initial_interval", "max_interval", "backoff_strategy", "backoff_coefficient", "jitter")
 
 
 class Format(str, Enum):
@@ -135,19 +161,244 @@ def _of(app: Any, names: Sequence[str]) -> list[Planned]:
 
 def _verified(app: Any, found: Sequence[Planned]) -> list[Planned]:
     """Return a plan with measurements; raises ConfigurationError for an app that is already bridged."""
+    measured: Callable[[Any, Sequence[Planned]], list[Planned]]
+    if is_celery(app):
+        from ..migration.plan.celery import measured
+    else:
+        from ..migration.plan.dramatiq import measured
     logging.disable(logging.CRITICAL)  # each run fails, and logs it
     try:
         with redirect_stdout(sys.stderr):
-            return _measured(app, found)
+            return measured(app, found)
     finally:
         logging.disable(logging.NOTSET)
 
 
-def _measured(app: Any, found: Sequence[Planned]) -> list[Planned]:
-    if is_celery(app):
-        from ..migration.plan.celery import measured
+def show_summary(app: str, found: Sequence[Planned]) -> None:
+    """Show the changes, the hazards and the unknown, the worst first, with their tasks."""
+    if not found:
+        show(_NOTHING)
+        return
+    show(*_wrapped(f"{app}: {_counts(found)}"))
+    names_by_text: dict[str, list[str]] = {}
+    for _, text, name in sorted((rank, text, one.name) for one in found for rank, text in _worst(one)):
+        names_by_text.setdefault(text, []).append(name)
+    for text, names in [*names_by_text.items()][:_STATEMENTS]:
+        more = f" and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""
+        show("", *_wrapped(text), *_wrapped(", ".join(names[:_NAMES]) + more, "    ", style="dim"))
+    if any(one.policy is None for one in found):
+        show("", *_wrapped(_UNKNOWN))
+    hidden = len(names_by_text) - _STATEMENTS
+    rest = f"{hidden:,} more statements, and every" if hidden > 0 else "every"
+    show("", *_wrapped(f"--all shows {rest} task with its numbers, words and lesser hazards. {_OVERRIDES}"))
 
-        return measured(app, found)
-    from ..migration.plan.dramatiq import measured as measured_on_dramatiq
 
-    return measured_on_dramatiq(app, found)
+def show_all(app: str, found: Sequence[Planned]) -> None:
+    """Show all statements about each task."""
+    if not found:
+        show(_NOTHING)
+        return
+    show(*_wrapped(f"{app}: {_counts(found)}"))
+    for one in found:
+        show("", *_wrapped(one.name, style="bold"))
+        for heading, text in _statements(one):
+            show(*_wrapped(f"{heading:<10}{text}", "  ", " " * 12))
+    if any(one.policy is None for one in found):
+        show("", *_wrapped(_UNKNOWN))
+    show("", *_wrapped(_OVERRIDES))
+
+
+def _counts(found: Sequence[Planned]) -> str:
+    counts = {
+        "do exactly what they do today": sum(one.exact for one in found),
+        "change": sum(bool(one.differences) for one in found),
+        "are not known, and not in the file": sum(one.policy is None for one in found),
+    }
+    changes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    ran = sum(one.measured for one in found)
+    checked = f"; {ran:,} measured" if ran else ""
+    return f"{counted(len(found), 'task', 'tasks')}; under the policies {changes}{checked}"
+
+
+def _worst(one: Planned) -> Iterator[tuple[int, str]]:
+    """Yield the statements about a task for the summary, with their ranks."""
+    if one.unreadable:
+        yield 0, f"cannot be read: {one.unreadable}"
+    for hazard in one.hazards:
+        if hazard.name in _SERIOUS:
+            yield 1 + _SERIOUS.index(hazard.name), f"{hazard.name}: {hazard.text}"
+    last = 1 + len(_SERIOUS)
+    yield from ((last, f"changes: {text}") for text in one.differences[:1])
+    yield from ((last + 1, f"not known: {found}") for found in one.open[:1])
+
+
+def _statements(one: Planned) -> Iterator[tuple[str, str]]:
+    yield "verdict", one.verdict
+    if one.unreadable:
+        yield "not read", one.unreadable
+    if one.native is not None and one.native.runs == one.native.waits == NOT_KNOWN:
+        yield "today", NOT_KNOWN
+    elif one.native is not None:
+        yield from _today(one.native)
+    yield from (("open", str(found)) for found in one.open)
+    if one.policy is not None:
+        fields = ", ".join(f"{name} {plain(value)}" for name, value in one.entry.items())
+        yield "policy", fields or "its native numbers"
+        yield from (("differs", text) for text in one.differences or ("in nothing",))
+    else:
+        yield "policy", "none: it is not in the file"
+    yield from (("hazard", f"{hazard.name}: {hazard.text}") for hazard in one.hazards)
+
+
+def _today(native: NativeRetries) -> Iterator[tuple[str, str]]:
+    yield "runs", f"{native.runs:,}" if isinstance(native.runs, int) else native.runs
+    if native.runs != 1:
+        first, last = (_waited(native, place) for place in (0, -1))
+        yield "waits", first if first == last else f"{first}; at last {last}"
+        if isinstance(native.span, WaitRange):
+            yield "together", _in_words(native.span) if native.waits else ""
+        else:
+            is_computed = native.runs != native.span == NOT_KNOWN
+            yield "together", "as its code says" if is_computed else native.span
+    yield "retried", native.retries
+    yield "final", native.final
+    yield "end", native.at_the_end
+
+
+def _wrapped(text: str, first: str = "", other: str | None = None, style: str = "") -> list[Text]:
+    """Return a text in the lines of a page. A path that is longer than a line stays whole."""
+    beneath = first + "  " if other is None else other
+    lines = textwrap.wrap(
+        plain(text),
+        page_width(),
+        initial_indent=first,
+        subsequent_indent=beneath,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return [Text(line, style, no_wrap=True) for line in lines]
+
+
+def _waited(native: NativeRetries, place: int) -> str:
+    """Return one of the waits."""
+    if native.waits == NOT_KNOWN:
+        return NOT_KNOWN if native.runs == NOT_KNOWN else "as its code says"
+    return _in_words(native.waits[place]) if native.waits else ""
+
+
+def _in_words(wait: WaitRange) -> str:
+    """Return a wait with its ends and its mean."""
+    words = [spoken(seconds) for seconds in (wait.least, wait.mean, wait.most)]
+    return words[1] if len({*words}) == 1 else f"{words[0]} to {words[2]}, mean {words[1]}"
+
+
+def check_path(file: str) -> None:
+    """Raise ConfigurationError for a file that cannot take a plan, or that cannot be read."""
+    if not file.endswith(".toml"):
+        raise ConfigurationError(f"write: {file!r} must end in .toml")
+    if Path(file).exists():
+        load(file, "write")
+
+
+def write(file: str, app: str, found: Sequence[Planned]) -> str:
+    """Write the policies of a plan to a file, and return what was done, in words.
+
+    What is in the file stays as it is, comments, too: the tasks that no pattern in it names are added at its
+    end. Raises ConfigurationError for a file that cannot take them, and OSError.
+    """
+    path = Path(file)
+    if not path.exists():
+        path.write_text("".join(f"{line}\n" for line in _whole_file(app, found)), encoding="utf-8")
+        return f"written to {file}"
+    there = load(file, "write")
+    new = [one for one in found if one.policy is not None and there.of(one.name) is None]
+    lines = [line for one in new for line in _table(one)]
+    old = path.read_text(encoding="utf-8")
+    text = old + "\n" * (not old.endswith("\n")) + "".join(f"{line}\n" for line in lines)
+    try:
+        read_toml(text)
+    except ValueError as error:
+        raise ConfigurationError(f"write: {file!r} cannot take tables at its end: {error}") from None
+    path.write_text(text, encoding="utf-8")
+    count = counted(len(new), "task", "tasks")
+    return f"{count} added to {file}, and what was in it stays as it was: --diff shows what differs"
+
+
+def differences(file: str, found: Sequence[Planned], *, whole: bool = True) -> Iterator[str]:
+    """Yield the differences between a file of policies and a plan, task by task.
+
+    A pattern that names no task is a difference, too, if the plan is of the `whole` fleet.
+    """
+    there = load(file, "diff")
+    if whole:
+        try:
+            there.check([one.name for one in found], "task")
+        except ConfigurationError as error:
+            yield plain(str(error))
+    for one in found:
+        layers = there.of(one.name)
+        if one.policy is None:
+            continue
+        if layers is None:
+            yield f"{plain(one.name)}: the file does not name it"
+        else:
+            yield from (f"{plain(one.name)}: {text}" for text in _unlike(layers, one.policy))
+            said = there.retry_on(one.name)
+            if one.retry_on and not (said and said.is_asked):
+                yield f"{plain(one.name)}: retry_on is not {one.retry_on!r} in the file"
+
+
+def _unlike(layers: Sequence[AnyPartial], planned: AnyPartial) -> Iterator[str]:
+    """Yield the fields that differ: the plan's own fields, and the waits of a task that is retried."""
+    if not planned:
+        named = {name for layer in layers for name in said_by(layer)} & NUMBERS
+        yield from (
+            f"{name} is set in the file, and the plan leaves it to the task" for name in sorted(named)
+        )
+        return
+    said, wanted = RetryPolicy.merge(*layers).to_ojs(), RetryPolicy.merge(planned)
+    names = {*wanted.to_ojs(only=planned), *(_WAITS if wanted.runs > 1 else ())}
+    for name, value in wanted.to_ojs().items():
+        if name in names and said[name] != value:
+            yield f"{name} is {json.dumps(said[name])} in the file, and the plan says {json.dumps(value)}"
+
+
+def _whole_file(app: str, found: Sequence[Planned]) -> Iterator[str]:
+    yield f"# Written by `ojs-bridge plan {plain(app)}`: the retry policies nearest to what each task does."
+    yield '# install(app, bridge, policies="this file") moves these tasks, and leaves the others native.'
+    yield "# install(app, bridge), without a file, moves all tasks with their native numbers."
+    yield "# Where a table sets numbers, a retry has the arguments that were sent, unchanged."
+    for one in found:
+        yield from _table(one)
+    if all(one.policy is None for one in found):
+        yield from ("", "[policies]  # It has no task, and so no task is moved.")
+
+
+def _table(one: Planned) -> Iterator[str]:
+    yield ""
+    if one.unreadable:
+        yield f"# {plain(one.name)} could not be read: {plain(one.unreadable)}"
+    if one.policy is None:
+        yield f"# {plain(one.name)} is left out, and stays native: what it does is not known:"
+    yield from (f"# not known: {plain(str(found))}" for found in one.open)
+    if one.policy is None:
+        return
+    yield from (f"# differs: {plain(text)}" for text in one.differences)
+    yield from (f"# {plain(hazard.name)}: {plain(hazard.text)}" for hazard in one.hazards)
+    if not one.entry:
+        yield "# its own numbers: it waits as its code says; max_attempts would cap these waits"
+    yield f"[policies.{_string(one.name)}]"
+    yield from (f"{field} = {_value(value)}" for field, value in one.entry.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return _string(value)
+    if isinstance(value, Sequence):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value)
+
+
+def _string(text: str) -> str:
+    """Return a TOML basic string: as in JSON, but for DEL, which TOML wants escaped."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -146,11 +146,10 @@ class Listing:
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> Rows:
     """Return a table; the first cell of each row is its name."""
-    return Rows(headings, [[*map(_cell, row)] for row in rows])
-
-
-def _cell(value: object) -> Text:
-    return Text(plain(value), justify="right" if isinstance(value, int) else None)
+    return Rows(
+        headings,
+        [[Text(plain(x), justify="right" if isinstance(x, int) else None) for x in row] for row in rows],
+    )
 
 
 def brief_ids(ids: Sequence[str]) -> list[str]:

@@ -45,7 +45,7 @@ def run(*words: str, store: str | None = None, stdin: str = "", **env: str) -> R
     return Ran(result.exit_code, result.stdout, result.stderr)
 
 
-def spawn(*words: str, cwd: Path, program: tuple[str, ...] = ("ojs_bridge.cli",), **env: str) -> Ran:
+def spawn(*words: str, cwd: Path, program: tuple[str, ...] = ("ojs_bridge",), **env: str) -> Ran:
     """Run a command as a process of its own, in a folder."""
     return Ran(*ended(["python", "-m", *program, *words], env={**environment(), **env}, cwd=cwd))
 

@@ -130,7 +130,7 @@ def test_a_search_shows_how_far_it_is_on_a_terminal(bridge: Bridge, store: str) 
     reader, terminal = os.openpty()
     try:
         words = ("dead-letters", "purge", "--text", "no answer", "--dry-run", "--store", store)
-        command = [sys.executable, "-m", "ojs_bridge.cli", *words]
+        command = [sys.executable, "-m", "ojs_bridge", *words]
         done = subprocess.run(
             command, stderr=terminal, stdout=subprocess.PIPE, env={**os.environ, "TERM": "xterm"}, check=True
         )

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge.cli.plan_files import write
-from ojs_bridge.cli.plan_pages import show_all, show_summary
+from ojs_bridge.cli.plan import show_all, show_summary, write
 from ojs_bridge.config.policies import load, read_file
 from ojs_bridge.migration.plan import Hazard, NativeRetries, Open, Planned, WaitRange
 from tests.cli.running import Ran, run, spawn, spawn_all

@@ -90,7 +90,7 @@ def test_as_a_process(tmp_path: Path, bridge: Bridge, store: str) -> None:
 
 def test_a_pipe_that_ends_early(tmp_path: Path, bridge: Bridge, store: str) -> None:
     """A pipe as to `head` shows no traceback."""
-    command = f"{sys.executable} -m ojs_bridge.cli dead-letters list --json --all --store {store} | true"
+    command = f"{sys.executable} -m ojs_bridge dead-letters list --json --all --store {store} | true"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     assert "Traceback" not in done.stderr
 
@@ -102,7 +102,7 @@ def test_a_terminal_is_asked(bridge: Bridge, store: str, answer: str, left: int,
     command = [
         sys.executable,
         "-m",
-        "ojs_bridge.cli",
+        "ojs_bridge",
         "dead-letters",
         "purge",
         "--all",
@@ -145,7 +145,7 @@ def test_the_page_is_served(tmp_path: Path, bridge: Bridge, store: str) -> None:
     """The server runs until it is ended."""
     pytest.importorskip("uvicorn")
     port = free_port()
-    command = [sys.executable, "-m", "ojs_bridge.cli", "serve", "--store", store, "--port", str(port)]
+    command = [sys.executable, "-m", "ojs_bridge", "serve", "--store", store, "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             eventually(lambda: answers(port), seconds=30, what="the page")
@@ -197,7 +197,7 @@ def test_what_is_not_installed(tmp_path: Path, absent: str, words: list[str], to
     (tmp_path / "sitecustomize.py").write_text("\n".join(lines))
     (tmp_path / "x.db").touch()
     # A forked process would have it imported.
-    command = [sys.executable, "-m", "ojs_bridge.cli", *words]
+    command = [sys.executable, "-m", "ojs_bridge", *words]
     variables = {**environment(), "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, f"{told}\n")

@@ -75,7 +75,7 @@ class Rollout:
 
     def drain(self) -> dict[str, Any]:
         """Run the command that hands parked retries to the broker."""
-        words = ["-m", "ojs_bridge.cli", "retries", "drain", "--app", f"{MODULE}:broker", "--yes", "--json"]
+        words = ["-m", "ojs_bridge", "retries", "drain", "--app", f"{MODULE}:broker", "--yes", "--json"]
         environment = {**self.application.environment, "APP_FAULT": "new"}
         done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr.decode()

@@ -1,5 +1,0 @@
-"""Runs the command line: `python -m ojs_bridge.cli`."""
-
-from . import main
-
-main()
