@@ -15,7 +15,7 @@ from ..errors import ConfigurationError, InvalidRetryPolicy
 from ..rules.duration import spoken
 from ..rules.failures import VISIBILITY_TIMEOUT
 from ..rules.policy import RetryPolicy
-from ..testing.explaining import MOST, Wait, explain
+from ..testing.explaining import MOST, PlannedWait, explain
 from .commands import INCOMPLETE, AsJson, command, group_of, json_of
 from .finding import app_of, is_celery, load_tasks
 from .printing import Rows, plain, say, show, show_json, table
@@ -142,7 +142,7 @@ def _show(name: str, policy: RetryPolicy, *, as_json: bool) -> None:
         show(f"... and {more:,} more, {spoken(waits[-1].planned)} or longer apart")
 
 
-def _table(waits: Sequence[Wait]) -> Rows:
+def _table(waits: Sequence[PlannedWait]) -> Rows:
     headings = ("retry", "waits", "with jitter", "after the first run")
     rows = []
     for wait in waits:
@@ -152,7 +152,7 @@ def _table(waits: Sequence[Wait]) -> Rows:
     return replace(table(headings, rows), justify="right")
 
 
-def _bars(waits: Sequence[Wait]) -> Iterator[Text]:
+def _bars(waits: Sequence[PlannedWait]) -> Iterator[Text]:
     """Yield a bar for each wait: full up to the shortest with jitter, light up to the longest."""
     most = max((w.longest for w in waits), default=0.0) or 1.0
     for wait in waits:

@@ -36,7 +36,7 @@ _NOW = datetime(2000, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class PlannedWait:
     """The wait before a retry, in seconds: as planned, and from `shortest` to `longest` with jitter.
 
     `since_first` is the sum of the planned ones so far.
@@ -56,7 +56,7 @@ class Step:
     attempt: int
     then: Then
     reason: str
-    wait: Wait | None = None
+    wait: PlannedWait | None = None
 
     def __str__(self) -> str:
         if self.wait is None:
@@ -121,8 +121,8 @@ def explain(
 def _class_of(error_type: str) -> type[BaseException] | None:
     """Return the exception class that has this error type, if its module is loaded."""
     module, _, name = error_type.rpartition(".")
-    found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    named = getattr(sys.modules.get(module), name, None)
+    return named if isinstance(named, type) and issubclass(named, BaseException) else None
 
 
 def _failure(error_type: str, run: Run) -> Failure:
@@ -134,9 +134,8 @@ def _failure(error_type: str, run: Run) -> Failure:
 def _settings_of(policy: Any) -> tuple[TaskPolicy, Translation]:
     """Return the settings and the translation of a task; a plain policy becomes a task's settings."""
     for adapter in adapters():
-        found = adapter.settings_of(policy)
-        if found is not None:
-            settings: tuple[TaskPolicy, Translation] = found
+        settings: tuple[TaskPolicy, Translation] | None = adapter.settings_of(policy)
+        if settings is not None:
             return settings
     merged = RetryPolicy.merge(policy)
     task = TaskPolicy(Layers(task=merged), merged, ErrorMap())
@@ -152,7 +151,7 @@ def _steps(task: TaskPolicy, outcome: Outcome) -> Iterator[Step]:
             return
         since_first += planned.delay
         shortest, longest = (getattr(decision, "delay", planned.delay) for decision in others)
-        wait = Wait(attempt, planned.delay, shortest, longest, since_first)
+        wait = PlannedWait(attempt, planned.delay, shortest, longest, since_first)
         yield Step(attempt, "retry", planned.reason, wait)
 
 
@@ -160,7 +159,7 @@ _ALMOST_ONE = math.nextafter(1.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
+class _Always:
     """A source of randomness that always draws the same number."""
 
     number: float
@@ -176,4 +175,4 @@ def _decided(task: TaskPolicy, outcome: Outcome, attempt: int, drawn: float | No
         policy = told_in_ojs(policy).model_copy(update={"jitter": False})
     capped = not task.layers.waits_are_native
     job = Job("", "", "", attempt)
-    return decide(policy, job, outcome, now=_NOW, rng=_Drawn(drawn or 0.0), capped=capped)
+    return decide(policy, job, outcome, now=_NOW, rng=_Always(drawn or 0.0), capped=capped)

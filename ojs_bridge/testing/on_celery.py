@@ -62,8 +62,8 @@ def bridge_of(app: Celery) -> Bridge:
 
 def _behind_proxy(app: Celery) -> Celery:
     """Return the app itself, also for a proxy such as `celery.current_app`."""
-    found: Celery = compat.get_current_object(app, lambda: app)()
-    return found
+    itself: Celery = compat.get_current_object(app, lambda: app)()
+    return itself
 
 
 def settings_of(task: Any) -> tuple[TaskPolicy, Callable[[BaseException, Run], Outcome]] | None:
@@ -132,9 +132,9 @@ class CeleryWorker:
             return True
         if not self._channel.order:
             return False
-        found = self._channel.basic_get(self._channel.order.popleft())
-        if found is not None:
-            self._handle(found)
+        message = self._channel.basic_get(self._channel.order.popleft())
+        if message is not None:
+            self._handle(message)
         return True
 
     def _handle(self, message: Any) -> None:
@@ -186,7 +186,7 @@ class CeleryWorker:
     decrement_eventually = increment_eventually
 
     def replace(self) -> None:
-        """Have the broker deliver the message of the dead worker again, unless it was acknowledged."""
+        """Let the broker deliver the message of the dead worker again, unless it was acknowledged."""
         compat.task_ready(state)(self._request)
         if not self._request.acknowledged:
             self._request.message.requeue()
@@ -280,7 +280,7 @@ def _in_memory(app: Celery, connection: Connection, clock: Clock) -> Iterator[No
 
 @contextmanager
 def _traced_anew(app: Celery) -> Iterator[None]:
-    """Have Celery forget its tracers, which know the result backend, and have them back at the end."""
+    """Take Celery's tracers away, which know the result backend, and give them back at the end."""
     trace = compat.tracer
     before = {task: vars(task).pop(trace.name) for task in app.tasks.values() if trace.is_own(task)}
     try:

@@ -171,20 +171,20 @@ class DramatiqWorker:
             raise WorkerDied
 
     def _consumer(self, queue_name: str) -> Any:
-        found = self._consumers.get(queue_name)
-        if found is None:
-            found = self._consumers[queue_name] = _Consumer(
+        thread = self._consumers.get(queue_name)
+        if thread is None:
+            thread = self._consumers[queue_name] = _Consumer(
                 broker=self._broker,
                 queue_name=queue_name,
                 prefetch=_MANY,
                 work_queue=self._work,
                 worker_timeout=0,
             )
-            found.consumer = self._broker.consume(queue_name=queue_name, prefetch=_MANY, timeout=0)
-        return found
+            thread.consumer = self._broker.consume(queue_name=queue_name, prefetch=_MANY, timeout=0)
+        return thread
 
     def replace(self) -> None:
-        """Have the broker deliver the message of the dead worker again."""
+        """Let the broker deliver the message of the dead worker again."""
         name = Message.decode(self._held).queue_name
         self._broker.queues[name].put(self._held)
         self._broker.ojs_order.append(name)
@@ -215,7 +215,7 @@ class _Consumer(ConsumerThread):
 
 @contextmanager
 def _in_memory(broker: Any, agenda: Agenda) -> Iterator[MemoryBroker]:
-    """Have a broker be one in memory; it keeps its actors, its middleware and what a user has added."""
+    """Turn a broker into one in memory; it keeps its actors, its middleware and what a user has added."""
     bridge = bridge_of(broker)
     cls, before = type(broker), vars(broker)
     fresh = MemoryBroker(middleware=[])
@@ -250,7 +250,7 @@ def _turn(one: Any, cls: type, state: dict[str, Any]) -> None:
 
 @contextmanager
 def _results_in_memory(broker: Broker) -> Iterator[None]:
-    """Have results, and the counts of groups, kept in memory."""
+    """Keep results, and the counts of groups, in memory."""
     with ExitStack() as stack:
         for middleware in broker.middleware:
             if isinstance(middleware, (Results, GroupCallbacks)):

@@ -18,7 +18,6 @@ from ..engine.engine import Engine
 from ..engine.events import Dispatcher, Event, log_failure
 from ..engine.heartbeat import Heartbeat
 from ..engine.history import History
-from ..engine.ports import Onward
 from ..engine.reservations import Reservations
 from ..engine.runs import Begun, Run
 from ..engine.scheduler import Scheduler
@@ -144,8 +143,6 @@ class VirtualEngine(Engine):
         self.runs = 0
         #: How many of the next runs die as they begin.
         self.deaths = 0
-        #: Called with the time at which each retry is due that was parked.
-        self.parked_until: Callable[[datetime], object] = id
 
     def begin(self, *args: Any, **options: Any) -> Begun:
         """Begin a job; raises WorkerDied for a run whose worker is to die."""
@@ -164,11 +161,6 @@ class VirtualEngine(Engine):
         if not self._has_jitter:
             run = run._replace(policy=run.policy.model_copy(update={"jitter": False}))
         return super().judge(run, outcome)
-
-    def park(self, begun: Any, onward: Onward, *rest: Any) -> None:
-        """Park a retry, and tell when it is due."""
-        super().park(begun, onward, *rest)
-        self.parked_until(onward.at)
 
     def die(self) -> None:
         """Let the worker of the present run die; raises WorkerDied."""
@@ -217,7 +209,7 @@ class VirtualWorker(Protocol):
         """Deliver the next message that waits; False if none does. Raises WorkerDied."""
 
     def replace(self) -> None:
-        """Have the broker deliver the message of the dead worker again, unless it was acknowledged."""
+        """Let the broker deliver the message of the dead worker again, unless it was acknowledged."""
 
     def put_in(self, name: str, make: Callable[[Handler], Handler]) -> None:
         """Put a function in the place of a task's own, made of it; raises LookupError."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -14,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from ..bridge import Bridge
 from ..engine.events import Event
-from ..engine.scheduler import Scheduler
+from ..engine.scheduler import CLAIM, Scheduler
 from ..errors import ConfigurationError
 from ..operations.letters import MAX_PAGE, every_page, needed
 from ..rules.duration import read_duration
@@ -30,7 +29,7 @@ from .parts import (
     instance_of,
 )
 
-#: After so many deliveries in one run a test is told that its jobs do not end.
+#: After so many deliveries in one run its jobs count as endless.
 MOST = 10_000
 
 #: How a job has ended; None for a job that goes on.
@@ -128,8 +127,7 @@ class VirtualTime:
         self._scheduler = Scheduler(store, publishers, clock, engine.give_up)
         self._failures: defaultdict[str, deque[BaseException | type[BaseException]]] = defaultdict(deque)
         self._delivering = False
-        self._dues: list[datetime] = []
-        self._engine.parked_until = self._parked_until
+        self._tries_again = clock.began
 
     @property
     def now(self) -> datetime:
@@ -170,11 +168,11 @@ class VirtualTime:
 
         Raises NothingRan, and RuntimeError for jobs that do not end.
         """
-        return self._first_of(self._go)
+        return self._run_by(self._go)
 
     def step(self) -> Job:
         """Run one attempt, and jump over the delay before it; return its job. Raises NothingRan."""
-        return self._first_of(self._go_once)
+        return self._run_by(self._go_once)
 
     def advance(self, time: str | timedelta) -> None:
         """Let time pass, such as `"PT1H"`; what is due meanwhile is run at its time."""
@@ -193,13 +191,13 @@ class VirtualTime:
         self._engine.deaths += 1
 
     def fail(self, task: Any, error: BaseException | type[BaseException], times: int = 1) -> None:
-        """Have a task or actor, or the one of this name, raise an error instead of its next runs."""
+        """Let a task or actor, or the one of this name, raise an error instead of its next runs."""
         name: str = getattr(task, "actor_name", None) or getattr(task, "name", task)
         if name not in self._failures:
             self._worker.put_in(name, lambda own: _failing(own, self._failures[name]))
         self._failures[name].extend([error] * times)
 
-    def _first_of(self, go: Callable[[], object]) -> Job:
+    def _run_by(self, go: Callable[[], object]) -> Job:
         before = len(self._recorder.events)
         go()
         new = _jobs_of(self._recorder.events[before:])
@@ -212,14 +210,12 @@ class VirtualTime:
         return next(job for job in self.jobs if job.id == new[0].id)
 
     def _go_once(self) -> None:
-        self._look_at_parked()
         before = self._engine.runs
         for _ in range(MOST):
             if self._engine.runs > before or not self._deliver_next(None):
                 return
 
     def _go(self, until: datetime | None = None) -> None:
-        self._look_at_parked()
         for _ in range(MOST):
             if not self._deliver_next(until):
                 return
@@ -233,13 +229,14 @@ class VirtualTime:
         """Deliver a message, or jump to the time at which the next is due; False if there is none."""
         if self._deliver():
             return True
-        due = min((due for due in (self._agenda.next_due(), *self._dues[:1]) if due), default=None)
+        parked = self._parked_until()
+        due = min((due for due in (self._agenda.next_due(), parked) if due), default=None)
         if due is None or (until is not None and due > until):
             return False
         self._clock.move(due)
-        if self._dues and self._dues[0] <= due:
-            heapq.heappop(self._dues)
-            self._scheduler.publish_due(self._worker.framework, self._publisher)
+        if due == parked and not self._scheduler.publish_due(self._worker.framework, self._publisher):
+            # It could not be published. The scheduler tries again when its claim has ended.
+            self._tries_again = self._clock() + CLAIM
         return True
 
     def _deliver(self) -> bool:
@@ -258,12 +255,10 @@ class VirtualTime:
             raise self._recorder.raised
         return delivered
 
-    def _parked_until(self, due: datetime) -> None:
-        heapq.heappush(self._dues, due)
-
-    def _look_at_parked(self) -> None:
-        """See which retries are parked: the test may have cancelled some, or made them due now."""
-        self._dues = [retry.next_retry_at for retry in self.parked]
+    def _parked_until(self) -> datetime | None:
+        """Return when the scheduler next has a retry to publish; None if none is parked."""
+        first = self.bridge.retries.list(limit=1).retries
+        return max(first[0].next_retry_at, self._tries_again) if first else None
 
 
 def _jobs_of(events: Iterable[Event]) -> list[Job]:
@@ -287,8 +282,8 @@ def _failing(own: Handler, failures: deque[BaseException | type[BaseException]])
 def _adapter(target: Any) -> tuple[ModuleType, Any]:
     """Return the module that knows the framework of an app or broker, and the app or broker."""
     known = [*adapters()]
-    found = [(adapter, one) for adapter in known if (one := target or adapter.current()) is not None]
-    fitting = [(adapter, one) for adapter, one in found if isinstance(one, adapter.TARGET)]
+    there = [(adapter, one) for adapter in known if (one := target or adapter.current()) is not None]
+    fitting = [(adapter, one) for adapter, one in there if isinstance(one, adapter.TARGET)]
     if len(fitting) == 1:
         [(adapter, one)] = fitting
         return adapter, one
