@@ -35,15 +35,15 @@ WALKS = {
     "Dramatiq: a failing run, parked": Figures(38, 184, 161),  # 24, 110
     "Dramatiq: a success": Figures(28, 88, 72),
     "Dramatiq: an actor's policy": Figures(11, 36, 17),  # 6, 18
-    "HTTP: a replay": Figures(33, 124, 142),  # 22, 80
+    "HTTP: a replay": Figures(33, 100, 121),  # 22, 80
 }
 #: The most of each size today, and the goal.
 SIZES = {
     "files in celery": 24,  # 16
     "files in dramatiq": 21,  # 14
     "files": 183,  # 150
-    "lines of code": 20_077,  # 16,500
-    "private functions of up to three lines that are called once": 81,  # 60
+    "lines of code": 20_055,  # 16,500
+    "private functions of up to three lines that are called once": 78,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,
 }

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
+from ..engine.ports import Override
 from ..errors import InvalidRetryPolicy
 from ..operations.dead_letters import DeadLetters
 from ..operations.letters import count
-from ..operations.replaying import check_rate, override_of
+from ..operations.replaying import check_rate
 from ..rules.policy import check_partial
 from ..store import Letter
 from .commands import ID_HELP, INCOMPLETE, AsJson, DryRun, Yes, ask, each, found_of, json_of, whole
@@ -36,7 +37,7 @@ class Changes:
         str | None, Option(metavar="JSON", help="A partial policy, merged over the job's own.")
     ] = None
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> Override:
         """Return the changes as the library takes them; raises ValueError and InvalidRetryPolicy."""
         given = {name: json_of(name, getattr(self, name)) for name in ("args", "kwargs", "meta")}
         policy = json_of("policy", self.policy)
@@ -44,9 +45,7 @@ class Changes:
             check_partial(policy)
         except InvalidRetryPolicy as error:
             raise error.under("policy") from None
-        changes = {"queue": self.set_queue, **given, "retry": policy}
-        override_of(changes)
-        return changes
+        return Override(queue=self.set_queue, retry=policy, **given)
 
 
 def replay(
@@ -79,8 +78,8 @@ def replay(
     if ids and dry_run:
         return _look_at(letters, ids, place, as_json=as_json)
     if ids:
-        overrides = changes.read()
-        return each(ids, lambda letter_id: letters.retry(letter_id, **overrides), "replayed", as_json=as_json)
+        override = changes.read()
+        return each(ids, lambda i: letters.replay_with(i, override), "replayed", as_json=as_json)
     kind = chosen.kind_until(bridge.engine.now())
     stuck = Counter[str]()
     matched = count(_noting(searched(letters, kind), letters, stuck))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
+from ..errors import InvalidRetryPolicy
+from ..messages import OWN_META
 from ..rules.decision import Decision, RetryAt, SnoozeUntil
 from ..rules.failures import Failure
 from ..rules.job import Header, Job
+from ..rules.policy import PartialPolicy, partial_to_ojs
 from ..store import Letter, Parked
 from .runs import Postpone, Refuse, Run
 
@@ -26,13 +29,49 @@ M = TypeVar("M", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """The changes of a replay (spec section dlq 6.3); None keeps, `meta` and `retry` are merged."""
+    """The changes of a replay (spec section dlq 6.3). None keeps what the job has.
+
+    `queue`, `args` and `kwargs` are replaced. `meta`, the headers or options, and `retry`, a partial policy,
+    are merged over the job's own. Raises InvalidRetryPolicy, and ValueError that names the field.
+    """
 
     queue: str | None = None
     args: Sequence[Any] | None = None
     kwargs: Mapping[str, Any] | None = None
     meta: Mapping[str, Any] | None = None
-    retry: Mapping[str, Any] = field(default_factory=dict)
+    retry: PartialPolicy | None = None
+
+    def __post_init__(self) -> None:
+        queue, args = self.queue, self.args
+        if queue is not None and not (isinstance(queue, str) and queue):
+            raise ValueError(f"queue: {queue!r} must be the name of a queue")
+        if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
+            raise ValueError(f"args: {args!r} must be a list")
+        for name, values in (("kwargs", self.kwargs), ("meta", self.meta)):
+            if values is not None and not (
+                isinstance(values, Mapping) and all(isinstance(key, str) for key in values)
+            ):
+                raise ValueError(f"{name}: {values!r} must be an object with names")
+        if own := OWN_META & set(self.meta or ()):
+            raise ValueError(f"meta: {min(own)!r} is the bridge's or the framework's own")
+        try:
+            partial_to_ojs(self.retry)
+        except InvalidRetryPolicy as error:
+            raise error.under("retry") from None
+
+    @classmethod
+    def of(cls, changes: Mapping[str, Any] | None) -> Override:
+        """Return the changes in a JSON object; raises ValueError for a field that is unknown."""
+        known = cls.__slots__
+        if unknown := (changes or {}).keys() - set(known):
+            raise ValueError(f"override: {min(unknown)!r} is unknown; {', '.join(known)} are known")
+        return cls(**(changes or {}))
+
+    def to_ojs(self) -> dict[str, Any]:
+        """Return the changes in JSON, as `of` reads them."""
+        given = {name: getattr(self, name) for name in self.__slots__}
+        given["retry"] = partial_to_ojs(self.retry) or None
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
@@ -101,12 +101,15 @@ def not_found(resource: str, resource_id: str) -> Refusal:
 
 
 @contextmanager
-def conflicts() -> Iterator[None]:
-    """Refuse a request for an entry that exists, but is claimed by another process."""
+def found(resource: str, entry_id: str, get: Callable[[str], object]) -> Iterator[None]:
+    """Refuse what is asked of an entry that is not there, or that another process has in hand."""
     try:
         yield
     except NotFound as error:
-        raise Refusal(409, "x_conflict", str(error), retryable=True) from None
+        with suppress(NotFound):
+            get(entry_id)
+            raise Refusal(409, "x_conflict", str(error), retryable=True) from None
+        raise not_found(resource, entry_id) from None
 
 
 def too_many(message: str, seconds: int, headers: dict[str, str] | None = None) -> Refusal:
@@ -185,7 +188,10 @@ class Door:
             await self._app(scope, receive, send)
             return
         asked = Headers(scope=scope)
-        request_id = scope[REQUEST_ID] = _id_of(asked.get("x-request-id", ""))
+        request_id = asked.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = f"req_{uuid4()}"
+        scope[REQUEST_ID] = request_id
         # The spec wants its own type in every answer (http 4.3), but many clients read plain JSON only.
         accept = _ACCEPTED.findall(",".join(asked.getlist("accept")).lower())
         weights = {name: float(weight or 1) for name, weight in accept}
@@ -198,7 +204,11 @@ class Door:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                _add_headers(message, {**HEADERS, **added, "X-Request-Id": request_id}, media_type)
+                headers = MutableHeaders(scope=message)
+                headers.update({**HEADERS, **added, "X-Request-Id": request_id})
+                if headers.get("content-type") == MEDIA_TYPE:
+                    headers["Content-Type"] = media_type
+                headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
         try:
@@ -209,15 +219,3 @@ class Door:
                 raise
             answer = Answer(refusal.to_ojs(request_id), refusal.status, refusal.headers)
             await answer(scope, receive, headed)
-
-
-def _id_of(told: str) -> str:
-    return told if _REQUEST_ID.fullmatch(told) else f"req_{uuid4()}"
-
-
-def _add_headers(message: Message, added: Mapping[str, str], media_type: str) -> None:
-    headers = MutableHeaders(scope=message)
-    headers.update(added)
-    if headers.get("content-type") == MEDIA_TYPE:
-        headers["Content-Type"] = media_type
-    headers.setdefault("Cache-Control", "no-store")

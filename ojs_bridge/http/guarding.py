@@ -57,23 +57,17 @@ class Bucket:
         now = time.monotonic()
         self._left = min(self.burst, self._left + (now - self._at) * self.rate)
         self._at = now
-        if self._left < 1:
-            raise self._refusal()
-        self._left -= 1
-        return self._told()
-
-    def _told(self) -> dict[str, str]:
-        full = time.time() + (self.burst - self._left) / self.rate
-        return {
+        is_empty = self._left < 1
+        self._left -= not is_empty
+        told = {
             "X-RateLimit-Limit": str(self.burst),
             "X-RateLimit-Remaining": str(int(self._left)),
-            "X-RateLimit-Reset": str(math.ceil(full)),
+            "X-RateLimit-Reset": str(math.ceil(time.time() + (self.burst - self._left) / self.rate)),
         }
-
-    def _refusal(self) -> Refusal:
-        return too_many(
-            f"more than {self.burst} requests at once", math.ceil((1 - self._left) / self.rate), self._told()
-        )
+        if is_empty:
+            seconds = math.ceil((1 - self._left) / self.rate)
+            raise too_many(f"more than {self.burst} requests at once", seconds, told)
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +95,22 @@ class Access:
         reads, headers = request.method in READS, request.headers
         token = self._token(headers) if self.tokens else None
         if token is None:
-            self._check_host(headers)
+            # Another host name may lead to this address (DNS rebinding).
+            if self.hosts is not None and _parts(f"//{headers.get('host', '')}").hostname not in self.hosts:
+                raise forbidden(f"the Host header must name {' or '.join(sorted(self.hosts))}")
             if not reads:
                 _check_origin(headers)
         elif token.role != "operator" and not reads:
             raise forbidden("the reader's token can only read")
         told = (self.reads if reads else self.writes).take()
-        _check_version(headers)
-        return {**told, ROLE: token.role if token else "operator"}, self._actor(request, token)
-
-    def _actor(self, request: Request, token: Token | None) -> Actor:
+        wanted = headers.get("ojs-version", VERSION)
+        if wanted.partition(".")[0] != VERSION.partition(".")[0]:
+            raise Refusal(422, "unsupported", f"OJS-Version: {wanted!r} is not served here, but {VERSION} is")
         user = self.user(request) if self.user else None
-        address = request.client.host if request.client else ""
         # A user of an app is often a number or an object.
-        name = "" if user is None else str(user)
-        return Actor(name or (token.name if token else NOBODY), "http", address)
+        name = ("" if user is None else str(user)) or (token.name if token else NOBODY)
+        actor = Actor(name, "http", request.client.host if request.client else "")
+        return {**told, ROLE: token.role if token else "operator"}, actor
 
     def _token(self, headers: Headers) -> Token:
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -126,11 +121,6 @@ class Access:
                 return found[0]
         message = "an Authorization: Bearer header with a token of this server is needed"
         raise Refusal(401, "x_unauthorized", message, headers={"WWW-Authenticate": "Bearer"})
-
-    def _check_host(self, headers: Headers) -> None:
-        """Refuse another host name that leads to this address (DNS rebinding)."""
-        if self.hosts is not None and _parts(f"//{headers.get('host', '')}").hostname not in self.hosts:
-            raise forbidden(f"the Host header must name {' or '.join(sorted(self.hosts))}")
 
 
 def tokens_of(
@@ -212,28 +202,21 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
-        if self._is_open(request):
+        request, access = Request(scope), self._access
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if (
+            access.tokens
+            and (request.method, path) == ("GET", OPEN)
+            and "authorization" not in request.headers
+        ):
+            access.probes.take()
             scope[ANONYMOUS] = True
             await self._app(scope, receive, send)
             return
-        told, actor = self._access.admit(request)
+        told, actor = access.admit(request)
         scope[ADDED].update(told)
         with acting(actor):
             await self._app(scope, receive, send)
-
-    def _is_open(self, request: Request) -> bool:
-        """Return whether a request may be answered without a token; raises Refusal for too many of them."""
-        scope, access = request.scope, self._access
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if (
-            not access.tokens
-            or "authorization" in request.headers
-            or (scope["method"], path) != ("GET", OPEN)
-        ):
-            return False
-        access.probes.take()
-        return True
 
 
 def _same(given: str, secret: str) -> bool:
@@ -253,12 +236,6 @@ def _check_origin(headers: Headers) -> None:
         raise forbidden("the request comes from another server's page")
     if not (headers.get("x-ojs-bridge") == "1" or content_type(headers) in JSON_TYPES):
         raise forbidden("a write needs the header X-OJS-Bridge: 1, or JSON as its Content-Type")
-
-
-def _check_version(headers: Headers) -> None:
-    wanted = headers.get("ojs-version", VERSION)
-    if wanted.partition(".")[0] != VERSION.partition(".")[0]:
-        raise Refusal(422, "unsupported", f"OJS-Version: {wanted!r} is not served here, but {VERSION} is")
 
 
 def _parts(url: str) -> SplitResult:

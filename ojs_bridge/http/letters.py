@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import cast
@@ -11,16 +12,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..bridge import Bridge
-from ..errors import LetterNotFound
+from ..engine.ports import Override
 from ..operations.letters import Kind
 from ..operations.operation import Action
 from ..operations.replaying import Bulk
 from ..rules.fingerprint import is_fingerprint
-from ..rules.job import Job, format_time
+from ..rules.job import format_time
 from ..rules.policy import RetryPolicy
 from ..store import Letter, Page
 from . import shapes
-from .answers import conflicts, invalid, not_found
+from .answers import found, invalid, not_found
 from .bulk import Bulks, unconfirmed
 from .paging import Counts, listed, page_of
 from .requests import (
@@ -159,18 +160,12 @@ class Letters:
     @answers(LETTERS, "POST", "/admin/jobs/{id}/retry")
     @answers(LETTERS, "POST", "/admin/dead-letter/{id}/retry")
     @answers(LETTERS, "POST", "/dead-letter/{id}/retry")
-    def retry(self, job_id: str, body: ReplayOne) -> shapes.ReplayedJob:
+    def replay(self, job_id: str, body: ReplayOne) -> shapes.ReplayedJob:
         """Replay a dead letter."""
-        letter = self._letter(job_id)
-        try:
-            with conflicts():
-                job = self._bridge.dead_letters.retry(letter.id, **dict(body.override or ()))
-        finally:
-            self.counts.forget()
-        return {"job": self._replayed(letter, job)}
-
-    def _replayed(self, letter: Letter, job: Job) -> shapes.Replayed:
-        return {
+        override = body.override.changes() if body.override else Override()
+        with self._changing(job_id):
+            letter, job = self._bridge.dead_letters.replay_with(job_id, override)
+        replayed: shapes.Replayed = {
             "id": job.id,
             "type": letter.type,
             "state": "available",
@@ -181,30 +176,31 @@ class Letters:
             "metadata": {"framework": letter.framework, "ojs.replay_count": job.replay_count},
             "re_enqueued_at": format_time(self._bridge.engine.now()),
         }
+        return {"job": replayed}
 
     @answers(LETTERS, "GET", "/dead-letter/{id}")
     def get(self, job_id: str) -> shapes.LetterDetail:
         """Get a dead letter, its whole history and the delays that its policy asks for."""
-        letter = self._letter(job_id)
+        with found("dead_letter_job", job_id, self._bridge.dead_letters.get):
+            letter = self._bridge.dead_letters.get(job_id)
         return cast(shapes.LetterDetail, {**letter.to_ojs(), "schedule": _schedule(letter)})
 
     @answers(LETTERS, "DELETE", "/admin/dead-letter/{id}", empty=True)
     @answers(LETTERS, "DELETE", "/dead-letter/{id}")
     def delete(self, job_id: str) -> shapes.Deleted:
         """Delete a dead letter."""
-        letter = self._letter(job_id)
-        try:
-            with conflicts():
-                self._bridge.dead_letters.delete(letter.id)
-        finally:
-            self.counts.forget()
+        with self._changing(job_id):
+            letter = self._bridge.dead_letters.delete(job_id)
         return {"deleted": True, "job_id": letter.id}
 
-    def _letter(self, letter_id: str) -> Letter:
+    @contextmanager
+    def _changing(self, letter_id: str) -> Iterator[None]:
+        """Refuse a letter that is not there, or is claimed, and forget the counts after a change."""
         try:
-            return self._bridge.dead_letters.get(letter_id)
-        except LetterNotFound:
-            raise not_found("dead_letter_job", letter_id) from None
+            with found("dead_letter_job", letter_id, self._bridge.dead_letters.get):
+                yield
+        finally:
+            self.counts.forget()
 
 
 def _by_body(query: Asked, body: Purge | Older) -> bool:

@@ -14,7 +14,7 @@ from ..operations.letters import Kind
 from ..operations.operation import Operation
 from ..rules.job import format_time
 from . import shapes
-from .answers import Refusal, invalid, not_found, too_many
+from .answers import Refusal, found, invalid, too_many
 from .bulk import MAX_RUNNING, unconfirmed
 from .requests import Begin, DiedQuery, Limited
 from .routes import Operation as Route
@@ -116,10 +116,8 @@ class Operations:
         return _shown(self._bridge.operations.stop(job_id))
 
     def _get(self, operation_id: str) -> Operation:
-        try:
+        with found("operation", operation_id, self._bridge.operations.get):
             return self._bridge.operations.get(operation_id)
-        except OperationNotFound:
-            raise not_found("operation", operation_id) from None
 
     def _carried_out(self, begin: Callable[[], Operation]) -> shapes.BulkOperation:
         """Begin an operation, and have a thread carry it out; raises Refusal when no thread is free."""

@@ -22,11 +22,11 @@ from pydantic import (
 from starlette.requests import Request
 from typing_extensions import Self
 
+from ..engine import ports
 from ..errors import InvalidRetryPolicy
 from ..messages import OWN_META
 from ..operations.letters import Kind, problem_of
 from ..operations.operation import MAX_IDS, Action, check
-from ..operations.replaying import override_of
 from ..rules.duration import PATTERN, parse_duration
 from ..rules.job import parse_time
 from ..rules.policy import RetryPolicy
@@ -284,8 +284,12 @@ class Override(Asked):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        override_of(dict(self))
+        self.changes()
         return self
+
+    def changes(self) -> ports.Override:
+        """Return the changes as the library takes them."""
+        return ports.Override(**dict(self))
 
 
 class Begin(Purge):
@@ -327,12 +331,20 @@ def read_query(request: Request, model: type[AnyAsked]) -> AnyAsked:
 
 
 async def read_body(request: Request, model: type[AnyAsked]) -> AnyAsked:
-    """Return the object in a request's body, an empty one for none; raises Refusal for any other body."""
-    body = await _bytes_of(request)
+    """Return the object in a request's body, an empty one for none; raises Refusal for any other body.
+
+    A long body is refused before it has all been read.
+    """
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            message = f"the body is longer than {MAX_BODY} bytes"
+            raise Refusal(413, "x_too_large", message, details={"max_bytes": MAX_BODY})
     if body and content_type(request.headers) not in JSON_TYPES:
         raise invalid(f"Content-Type: must be {' or '.join(JSON_TYPES)}")
     with _refused("the body"):
-        return model.model_validate_json(body or b"{}", strict=True)
+        return model.model_validate_json(bytes(body) or b"{}", strict=True)
 
 
 @contextmanager
@@ -343,17 +355,6 @@ def _refused(whole: str) -> Iterator[None]:
     except ValidationError as error:
         cause = error.errors()[0].get("ctx", {}).get("error")
         raise cause if isinstance(cause, InvalidRetryPolicy) else invalid(problem_of(error, whole)) from None
-
-
-async def _bytes_of(request: Request) -> bytes:
-    """Return a request's body; raises Refusal for a long body, before it has all been read."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            message = f"the body is longer than {MAX_BODY} bytes"
-            raise Refusal(413, "x_too_large", message, details={"max_bytes": MAX_BODY})
-    return bytes(body)
 
 
 def content_type(headers: Mapping[str, str]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import cast
 
 from ..bridge import Bridge
-from ..errors import RetryNotFound
 from ..operations.parked_retries import is_plain
 from ..rules.job import format_time
 from ..store import Parked, ParkedPage
 from . import shapes
-from .answers import conflicts, invalid, not_found
+from .answers import found, invalid
 from .paging import listed, page_of
 from .requests import RetriesQuery
 from .routes import Operation, answers
@@ -46,7 +45,7 @@ class Retries:
     def run(self, job_id: str) -> shapes.ParkedJob:
         """Make a parked retry due now; a worker's scheduler publishes it."""
         parked = self._parked(job_id)
-        with conflicts():
+        with found("parked_retry", job_id, self._bridge.retries.get):
             self._bridge.retries.run(parked.id)
         return {"job": {**_shown(parked), "next_retry_at": format_time(self._bridge.engine.now())}}
 
@@ -59,15 +58,13 @@ class Retries:
     def cancel(self, job_id: str) -> shapes.Deleted:
         """Delete a parked retry: its job never runs again."""
         parked = self._parked(job_id)
-        with conflicts():
+        with found("parked_retry", job_id, self._bridge.retries.get):
             self._bridge.retries.cancel(parked.id)
         return {"deleted": True, "job_id": parked.id}
 
     def _parked(self, job_id: str) -> Parked:
-        try:
+        with found("parked_retry", job_id, self._bridge.retries.get):
             return self._bridge.retries.get(job_id)
-        except RetryNotFound:
-            raise not_found("parked_retry", job_id) from None
 
 
 def _shown(parked: Parked) -> shapes.Parked:

@@ -10,7 +10,7 @@ import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
@@ -145,30 +145,33 @@ class Audit:
             yield
 
     @contextmanager
-    def recording(self, action: str, **subject: Any) -> Iterator[Entry]:
+    def recording(self, action: str, *, ids: Sequence[str] = (), **subject: Any) -> Iterator[Entry]:
         """Record the action in the block: before it, and after it with its outcome.
 
+        Of many `ids` the record has the first twenty, and the number of all.
         An action whose record cannot be written is done nevertheless, and the log has its record. The last
         writing is that of the event `operator.action`.
         """
-        actor, now = Actor.current(), self._context.clock()
+        actor, now = _ACTOR.get() or Actor.of_system(), self._context.clock()
+        if ids:
+            subject = {"ids": [*ids[:MAX_IDS]], "id_count": len(ids), **subject}
         # The store keeps milliseconds; the records of one of them are listed by their ids.
         entry = Entry(f"act-{round(now.timestamp() * 1e6):x}-{secrets.token_hex(3)}")
         record = Record(
             entry.id,
             now,
-            _cut(actor.name),
+            _bounded(actor.name),
             actor.via,
             actor.address,
             action,
-            {name: _bounded(value) for name, value in subject.items() if value not in (None, (), [], {})},
-            _cut(actor.reason),
+            _bounded({name: value for name, value in subject.items() if value not in (None, (), [], {})}),
+            _bounded(actor.reason),
         )
         self._write(record, 1)
         try:
             yield entry
         except BaseException as error:
-            record = replace(record, outcome="failed", error=_cut(_told(error)))
+            record = replace(record, outcome="failed", error=_bounded(_told(error)))
             raise
         else:
             record = replace(record, outcome=entry.outcome)
@@ -287,12 +290,6 @@ class Marks:
         return needed(self._context.store, "marks")
 
 
-def some(ids: Iterable[str]) -> dict[str, Any]:
-    """Return ids as a record has them: the first twenty, and the number of all."""
-    found = [*ids]
-    return {"ids": found[:MAX_IDS], "id_count": len(found)}
-
-
 def _read(document: Document) -> Record:
     known = {name: value for name, value in document.body.items() if name in Record.__slots__}
     return Record(id=document.id, at=document.at, **known)
@@ -305,17 +302,14 @@ def _told(error: BaseException) -> str:
 
 
 def _bounded(value: Any) -> Any:
+    """Return a JSON value with its texts cut."""
     if isinstance(value, str):
-        return _cut(value)
+        return value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}…"
     if isinstance(value, Mapping):
         return {name: _bounded(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_bounded(inner) for inner in value]
     return value
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}…"
 
 
 class _Hold:

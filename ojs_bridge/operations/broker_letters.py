@@ -12,16 +12,17 @@ from typing_extensions import Unpack
 from ..engine.context import Context
 from ..engine.events import dead_letter
 from ..engine.keeping import letter_of
+from ..engine.ports import Override
 from ..engine.runs import Refuse, Run
 from ..errors import ConfigurationError, InvalidRetryPolicy, InvalidState, LetterNotFound
 from ..rules.decision import EXPIRED, Cause, DeadLettered
 from ..rules.failures import Failure
 from ..rules.job import ErrorEntry, Job, parse_time
-from ..rules.policy import RetryPolicy
+from ..rules.policy import PartialPolicy, RetryPolicy
 from ..store import Letter, LetterFilter, Page, index_text, matches, to_ms
-from .audit import Audit, some, uninterrupted
+from .audit import Audit, uninterrupted
 from .letters import Kind, page_size, says, shown, wanted
-from .replaying import Changes, Sender, changed, job_of, override_of
+from .replaying import job_of, publisher_of, send
 
 #: The most letters of each framework that are read.
 MOST = 10_000
@@ -51,7 +52,6 @@ class BrokerLetters:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._store = context.store
-        self._sender = Sender(context)
         self._audit = Audit(context)
 
     def list(self, *, limit: int = 50, cursor: str | None = None, **kind: Unpack[Kind]) -> Page:
@@ -77,29 +77,41 @@ class BrokerLetters:
         return shown(self._whole(self._get(letter_id)), self._context.redactor)
 
     @uninterrupted()
-    def retry(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
+    def replay(
+        self,
+        letter_id: str,
+        *,
+        queue: str | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        retry: PartialPolicy | None = None,
+    ) -> Job:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
-        `changes` are Changes. The letter leaves its dead queue only after its message was published. Raises
-        LetterNotFound, also while another process replays the letter; ConfigurationError when this process
-        does not know its type; ValueError and InvalidRetryPolicy for the changes; and every error of
-        publishing. After an error the letter stays.
+        The changes are those of `DeadLetters.replay`. The letter leaves its dead queue only after its message
+        was published. Raises LetterNotFound, also while another process replays the letter;
+        ConfigurationError when this process does not know its type; ValueError and InvalidRetryPolicy for the
+        changes; and every error of publishing. After an error the letter stays.
         """
-        override = override_of(changes)
+        override = Override(queue, args, kwargs, meta, retry)
         letter = self._get(letter_id)
-        self._sender.publisher_of(letter)
+        publisher_of(self._context, letter)
         sent: list[Job] = []
-        with self._audit.recording("dead_letter.replay", **some([letter_id]), changes=changed(changes)):
-            self._take(letter, lambda found: sent.append(self._sender.send(self._whole(found), override)))
+        with self._audit.recording("dead_letter.replay", ids=[letter_id], changes=sorted(override.to_ojs())):
+            self._take(letter, lambda found: sent.append(send(self._context, self._whole(found), override)))
         (job,) = sent
         self._context.emit(dead_letter("retried", job, self._context.clock(), replay_count=job.replay_count))
         return job
+
+    #: The specification's word: an alias of `replay`.
+    retry = replay
 
     @uninterrupted()
     def delete(self, letter_id: str) -> None:
         """Delete a dead letter; raises LetterNotFound, also while a process replays the letter."""
         letter = self._get(letter_id)
-        with self._audit.recording("dead_letter.delete", **some([letter_id])):
+        with self._audit.recording("dead_letter.delete", ids=[letter_id]):
             self._take(letter, self._forget)
         self._context.emit(dead_letter("deleted", job_of(letter), self._context.clock()))
 

@@ -19,16 +19,17 @@ from typing import Any, Protocol, TypeVar, cast
 from typing_extensions import Unpack
 
 from ..engine.context import Context
+from ..engine.ports import Override
 from ..errors import NotResumable, StoreError, Unreachable
 from ..rules.job import Job, parse_time
 from ..store import Letter
-from .audit import Audit, Marks, some, uninterrupted
+from .audit import Audit, Marks, uninterrupted
 from .dead_letters import DeadLetters
 from .health import Probe
 from .letters import Kind, kind_to_json, page_size
 from .operation import ON_RETRIES, RECORDED, Action, Ledger, Operation, State, check
 from .parked_retries import ParkedRetries, is_plain
-from .replaying import MAX_TOLD, Bulk, changed, override_of
+from .replaying import MAX_TOLD, Bulk
 
 #: More parked retries are not read for their job types.
 MANY = 10_000
@@ -91,7 +92,7 @@ class Operations:
             now,
             kind_to_json(kind),
             None if ids is None else len(ids),
-            {name: value for name, value in (override or {}).items() if value is not None},
+            Override.of(override).to_ojs(),
             rate,
             stop_if_failing,
             total,
@@ -100,8 +101,8 @@ class Operations:
 
     def _write(self, operation: Operation, ids: Sequence[str] | None) -> Operation:
         self._ledger.forget_older(operation)
-        subject = {"filter": operation.kind} if ids is None else some(ids)
-        subject |= {"operation": operation.id, "changes": changed(operation.override)}
+        subject: dict[str, Any] = {"filter": operation.kind} if ids is None else {"ids": ids}
+        subject |= {"operation": operation.id, "changes": sorted(operation.override)}
         with self._audit.recording(RECORDED[operation.action], **subject) as entry:
             entry.outcome = operation.state
             operation = replace(operation, record=entry.id)
@@ -276,7 +277,7 @@ class Running:
         if asked.action == "purge":
             self._letters.purge_pages(self._pages(self._letters), self._told)
         elif asked.action == "retry":
-            override = override_of(asked.override)
+            override = Override.of(asked.override)
             replayer = self._letters.replayer(self._sent, asked.id)
             replayer.many(self._pages(self._letters), override, rate=asked.rate, told=self._told)
         else:

@@ -5,26 +5,25 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from itertools import pairwise
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from typing_extensions import Unpack
 
 from ..engine.context import Context
 from ..engine.events import dead_letter, pruned
+from ..engine.ports import Override
 from ..errors import LetterNotFound, StoreError, Unstorable
 from ..rules.duration import format_duration
 from ..rules.job import Job, format_time
-from ..store import Letter, LetterFilter, Page, Stats, Store, letter_to_json
-from .audit import Audit, Entry, some, uninterrupted
-from .groups import Groups, times_of
+from ..rules.policy import PartialPolicy
+from ..store import Claimed, Letter, LetterFilter, Page, Stats, Store, letter_to_json
+from .audit import Audit, uninterrupted
+from .groups import Groups, Timeline, timeline
 from .letters import (
     CLAIM_SECONDS,
     LOOK_THROUGH,
-    MAX_PAGE,
     SEARCH_SECONDS,
     Kind,
     Line,
@@ -42,20 +41,11 @@ from .letters import (
     untold,
     wanted,
 )
-from .replaying import READ, Bulk, Changes, Replayer, ReplayRule, Rules, changed, job_of, override_of
+from .replaying import READ, Bulk, Replayer, ReplayRule, Rules, job_of, send, why_not
 from .retention import PERIOD, Pruner, Retention
 from .retention import told as retention_told
 
 logger = logging.getLogger("ojs_bridge")
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """The number of deaths in each step of time, from `since` on."""
-
-    since: datetime
-    step: timedelta
-    counts: tuple[int, ...]
 
 
 class DeadLetters:
@@ -101,19 +91,44 @@ class DeadLetters:
         """
         return text if self._store.get(text) else only_id(text, self._store.letters_beginning)
 
-    @uninterrupted()
-    def retry(self, letter_id: str, **changes: Unpack[Changes]) -> Job:
+    def replay(
+        self,
+        letter_id: str,
+        *,
+        queue: str | None = None,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        retry: PartialPolicy | None = None,
+    ) -> Job:
         """Send a dead letter back to its queue: same id, fresh attempts, history kept (DLQ-003, DLQ-R002).
 
-        `changes` are Changes. The letter leaves the store only after its message was published. Raises
-        LetterNotFound; ConfigurationError when this process has no publisher for the letter's framework or
-        does not know its type; ValueError and InvalidRetryPolicy for the changes; and every error of
-        publishing. After an error the letter stays.
+        A queue and arguments take the place of the job's own. `meta`, the headers or options, and `retry`, a
+        partial policy, are merged over its own. The letter leaves the store only after its message was
+        published. Raises LetterNotFound; ConfigurationError when this process has no publisher for the
+        letter's framework or does not know its type; ValueError and InvalidRetryPolicy for the changes; and
+        every error of publishing. After an error the letter stays.
         """
-        override = override_of(changes)
-        letter = self._get(letter_id)
-        with self._audit.recording("dead_letter.replay", **some([letter.id]), changes=changed(changes)):
-            return self.replayer().one(letter, override)
+        return self.replay_with(letter_id, Override(queue, args, kwargs, meta, retry))[1]
+
+    #: The specification's word: an alias of `replay`.
+    retry = replay
+
+    @uninterrupted()
+    def replay_with(self, letter_id: str, override: Override) -> tuple[Letter, Job]:
+        """Replay a dead letter as `replay` does; return the letter, which is gone, and its job."""
+        claimed, found = self._claim(letter_id)
+        with self._audit.recording("dead_letter.replay", ids=[found], changes=sorted(override.to_ojs())):
+            letter = _only(claimed, found)
+            try:
+                job = send(self._context, letter, override)
+            except BaseException:
+                self._store.unclaim([found], claimed.claim)
+                raise
+            # A letter that stays is published twice, unless it is a new one: the job may have died again.
+            self._context.storage_retry.run(self._store.delete, [found], claimed.claim)
+        self._replayed(job)
+        return letter, job
 
     def retry_all(
         self,
@@ -131,33 +146,46 @@ class DeadLetters:
         that cannot be replayed stay, and the Bulk tells why. Raises ValueError and InvalidRetryPolicy; and
         Unreachable and StoreError: the letters that are not replayed yet stay.
         """
-        (where, text), changes = self._until_now(kind), override_of(override or {})
+        (where, text), changes = self._until_now(kind), Override.of(override)
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
-        with self._recording("dead_letter.replay", kind, changes=changed(override or {})) as entry:
+        with self._audit.recording(
+            "dead_letter.replay", filter=kind_to_json(kind), changes=sorted(changes.to_ojs())
+        ) as entry:
             entry.add(0)
             replayer = self.replayer(lambda _job: entry.add(1))
-            return replayer.many(self._pages(where, text), changes, rate=rate, told=_counting(progress))
+            return replayer.many(
+                self._pages(where, text),
+                changes,
+                rate=rate,
+                told=lambda done: progress and progress(done.matched),
+            )
 
     def why_not(self, letter: Letter) -> str | None:
         """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
-        return self.replayer().why_not(letter)
+        return why_not(self._context, letter)
 
     @uninterrupted()
-    def delete(self, letter_id: str) -> None:
-        """Delete a dead letter; raises LetterNotFound, also while a process replays the letter."""
-        letter = self._get(letter_id)
-        with self._audit.recording("dead_letter.delete", **some([letter.id])):
-            self._delete(letter.id)
-        self._deleted(letter)
+    def delete(self, letter_id: str) -> Letter:
+        """Delete a dead letter, and return it; raises LetterNotFound, also while a process replays it."""
+        claimed, found = self._claim(letter_id)
+        with self._audit.recording("dead_letter.delete", ids=[found]):
+            letter = _only(claimed, found)
+            self._store.forget_errors(found)
+            if not self._store.delete([found], claimed.claim):
+                raise LetterNotFound(f"dead letter {found!r} was replayed, and its job has died again")
+        self._context.emit(dead_letter("deleted", job_of(letter), self._clock()))
+        return letter
 
-    def _delete(self, letter_id: str) -> None:
-        claimed = self._store.claim([letter_id], now=self._clock(), seconds=CLAIM_SECONDS)
+    def _claim(self, letter_id: str) -> tuple[Claimed, str]:
+        """Claim a letter, or the only one of a job; return its id. Raises LetterNotFound if there is none."""
+        store = self._store
+        claimed = store.claim([letter_id], now=self._clock(), seconds=CLAIM_SECONDS)
         if not claimed.letters:
-            raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
-        self._store.forget_errors(letter_id)
-        if not self._store.delete([letter_id], claimed.claim):
-            raise LetterNotFound(f"dead letter {letter_id!r} was replayed, and its job has died again")
+            letter_id, asked = self._get(letter_id).id, letter_id
+            if letter_id != asked:
+                claimed = store.claim([letter_id], now=self._clock(), seconds=CLAIM_SECONDS)
+        return claimed, letter_id
 
     def purge(
         self,
@@ -173,12 +201,13 @@ class DeadLetters:
         where, text = self._until_now(kind)
         if not confirm:
             return Bulk(self._count(where, text), confirmed=False)
-        with self._recording("dead_letter.delete", kind) as entry:
+        with self._audit.recording("dead_letter.delete", filter=kind_to_json(kind)) as entry:
             entry.add(0)
 
             def told(done: Bulk) -> None:
                 entry.count = done.succeeded
-                _counting(progress)(done)
+                if progress:
+                    progress(done.matched)
 
             return self.purge_pages(self._pages(where, text), told)
 
@@ -225,12 +254,7 @@ class DeadLetters:
 
         Raises ValueError for a text, and for steps outside 1 to 1000.
         """
-        if not (isinstance(steps, int) and 1 <= steps <= MAX_PAGE):
-            raise ValueError(f"steps: {steps!r} must be between 1 and {MAX_PAGE}")
-        where = untold(kind, "deaths over time")
-        times = times_of(self._store, where, self._clock(), steps)
-        counts = (self._store.count(replace(where, since=a, until=b)) for a, b in pairwise(times))
-        return Timeline(times[0], times[1] - times[0], tuple(counts))
+        return timeline(self._store, untold(kind, "deaths over time"), self._clock(), steps)
 
     def export(self, *, raw: bool = False, **kind: Unpack[Kind]) -> Iterator[str]:
         """Yield the dead letters of a Kind, the oldest first, each as a line of JSON that `load` reads.
@@ -239,7 +263,7 @@ class DeadLetters:
         searched in the redacted letters all the same.
         """
         where, text = self._until_now(kind)
-        with self._recording("dead_letter.export", kind, raw=raw or None) as entry:
+        with self._audit.recording("dead_letter.export", filter=kind_to_json(kind), raw=raw or None) as entry:
             entry.add(0)
             for page in self._pages(where, text):
                 for letter in page:
@@ -302,9 +326,6 @@ class DeadLetters:
             ) as entry:
                 entry.count = pruner.overflow.total()
 
-    def _recording(self, action: str, kind: Kind, **subject: Any) -> AbstractContextManager[Entry]:
-        return self._audit.recording(action, filter=kind_to_json(kind), **subject)
-
     def _pruner(self) -> Pruner:
         return Pruner(self._store, self.retention, self._clock, self._shown)
 
@@ -322,7 +343,7 @@ class DeadLetters:
         """
         Rules(self._rules, self._context).apply()
 
-    def replayer(self, told: Callable[[Job], object] = lambda _job: None, operation: str = "") -> Replayer:
+    def replayer(self, told: Callable[[Job], object], operation: str = "") -> Replayer:
         """Return a replayer, for a bulk operation if it has an id; it calls `told` for each job."""
 
         def replayed(job: Job) -> None:
@@ -333,9 +354,6 @@ class DeadLetters:
 
     def _replayed(self, job: Job) -> None:
         self._context.emit(dead_letter("retried", job, self._clock(), replay_count=job.replay_count))
-
-    def _deleted(self, letter: Letter) -> None:
-        self._context.emit(dead_letter("deleted", job_of(letter), self._clock()))
 
     def _get(self, letter_id: str) -> Letter:
         letter = self._store.get(letter_id)
@@ -383,33 +401,25 @@ class DeadLetters:
         """Yield pages of letters as they are stored, the oldest first, each with the cursor after it."""
 
         def read(after: str | None) -> Page:
-            return self._read(where, text, READ, after or cursor, oldest_first=True)
+            return self._store.list(
+                where, limit=READ, cursor=after or cursor, oldest_first=True, text=text and text.casefold()
+            )
 
         for page in every_page(read):
-            yield [letter for letter in page.letters if self._has(letter, text)], page.next_cursor
-
-    def _read(
-        self,
-        where: LetterFilter,
-        text: str | None,
-        limit: int,
-        cursor: str | None,
-        *,
-        oldest_first: bool = False,
-    ) -> Page:
-        """Return a page of stored letters; some may lack the text."""
-        text = None if text is None else text.casefold()
-        return self._store.list(where, limit=limit, cursor=cursor, oldest_first=oldest_first, text=text)
+            yield (
+                [letter for letter in page.letters if says(letter, text, self._context.redactor)],
+                page.next_cursor,
+            )
 
     def _page(self, where: LetterFilter, text: str | None, limit: int, cursor: str | None) -> Page:
         if text is None:
-            page = self._read(where, text, limit, cursor)
+            page = self._store.list(where, limit=limit, cursor=cursor)
             return Page(tuple(map(self._shown, page.letters)), page.next_cursor)
         found, end = list[Letter](), time.monotonic() + SEARCH_SECONDS
         for _ in range(0, LOOK_THROUGH, READ):
-            page = self._read(where, text, READ, cursor)
+            page = self._store.list(where, limit=READ, cursor=cursor, text=text.casefold())
             for letter in page.letters:
-                if self._has(letter, text):
+                if says(letter, text, self._context.redactor):
                     found.append(self._shown(letter))
                 if len(found) == limit:
                     return Page(tuple(found), self._store.cursor_after(letter))
@@ -417,9 +427,6 @@ class DeadLetters:
             if cursor is None or time.monotonic() >= end:
                 break
         return Page(tuple(found), cursor)
-
-    def _has(self, letter: Letter, text: str | None) -> bool:
-        return says(letter, text, self._context.redactor)
 
     def _shown(self, letter: Letter) -> Letter:
         return shown(letter, self._context.redactor)
@@ -429,5 +436,7 @@ class DeadLetters:
         return needed(self._context.store, "dead letters")
 
 
-def _counting(progress: Callable[[int], object] | None) -> Callable[[Bulk], object]:
-    return lambda done: progress and progress(done.matched)
+def _only(claimed: Claimed, letter_id: str) -> Letter:
+    if not claimed.letters:
+        raise LetterNotFound(f"dead letter {letter_id!r} is being replayed, or is gone")
+    return claimed.letters[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any, get_args
 
 from typing_extensions import Unpack
@@ -14,7 +15,7 @@ from ..rules.fingerprint import frame_of, pattern_of
 from ..rules.job import format_time, parse_time
 from ..store import Document, Group, LetterFilter, Order, Store, from_ms, to_ms
 from .audit import Actor, Audit
-from .letters import Kind, every_page, needed, shown, untold, wanted
+from .letters import MAX_PAGE, Kind, every_page, needed, shown, untold, wanted
 
 KIND = "mute"
 #: How long a mute lasts, unless told otherwise.
@@ -93,6 +94,15 @@ class ErrorGroup:
             },
             "muted": self.mute.to_ojs() if self.mute else None,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The number of deaths in each step of time, from `since` on."""
+
+    since: datetime
+    step: timedelta
+    counts: tuple[int, ...]
 
 
 class Groups:
@@ -207,6 +217,15 @@ def times_of(store: Store, where: LetterFilter, now: datetime, steps: int) -> li
     since = where.since or (oldest[0].discarded_at if oldest else until - timedelta(days=1))
     step = max((until - since) / steps, timedelta(milliseconds=1))
     return [since + n * step for n in range(steps + 1)]
+
+
+def timeline(store: Store, where: LetterFilter, now: datetime, steps: int) -> Timeline:
+    """Count the deaths in so many steps of time; raises ValueError for steps outside 1 to 1000."""
+    if not (isinstance(steps, int) and 1 <= steps <= MAX_PAGE):
+        raise ValueError(f"steps: {steps!r} must be between 1 and {MAX_PAGE}")
+    times = times_of(store, where, now, steps)
+    counts = (store.count(replace(where, since=a, until=b)) for a, b in pairwise(times))
+    return Timeline(times[0], times[1] - times[0], tuple(counts))
 
 
 def _mute_of(document: Document) -> Mute | None:

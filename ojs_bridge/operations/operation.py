@@ -10,11 +10,12 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from ..engine.context import Context
 from ..engine.keeping import Fate, fate_kind
+from ..engine.ports import Override
 from ..errors import OperationNotFound
 from ..rules.job import format_time, parse_time
 from ..store import Document, Store, from_ms, to_ms
 from .letters import Kind, every_page, needed, wanted
-from .replaying import check_rate, override_of
+from .replaying import check_rate
 
 Action: TypeAlias = Literal["retry", "purge", "run", "cancel"]
 #: The ids of an operation are a document of their own, so that the progress is short.
@@ -148,12 +149,12 @@ def check(
         raise ValueError("ids: filters go without them")
     wanted(kind)
     check_rate(rate)
-    override_of(override or {})
+    changes = Override.of(override).to_ojs()
     try:
-        json.dumps(override)
+        json.dumps(changes)
     except (TypeError, ValueError) as error:
         raise ValueError(f"override: it must be JSON: {error}") from None
-    if action != "retry" and (any((override or {}).values()) or rate or stop_if_failing is not None):
+    if action != "retry" and (changes or rate or stop_if_failing is not None):
         raise ValueError(f"action: a {action} has no override, no rate and no stop_if_failing")
     if action in ON_RETRIES and kind.get("group"):
         raise ValueError("group: parked retries have none")

@@ -20,7 +20,7 @@ from ..errors import RetryNotFound, Unreachable
 from ..rules.job import format_time
 from ..rules.patterns import check_pattern, matches
 from ..store import Parked, ParkedFilter, ParkedPage, Store
-from .audit import Audit, some, uninterrupted
+from .audit import Audit, uninterrupted
 from .letters import LOOK_THROUGH, MAX_PAGE, Kind, every_page, folded, needed, only_id, page_size, wanted
 from .replaying import MAX_TOLD, READ, Bulk
 
@@ -63,7 +63,7 @@ class ParkedRetries:
     def run(self, job_id: str) -> None:
         """Make a job's parked retry due now: a worker publishes it; raises RetryNotFound."""
         parked = self._get(job_id)
-        with self._audit.recording("retry.run", **some([job_id])):
+        with self._audit.recording("retry.run", ids=[job_id]):
             if not self._store.reschedule(parked, self._context.clock()):
                 raise _gone(job_id)
 
@@ -71,7 +71,7 @@ class ParkedRetries:
     def cancel(self, job_id: str) -> None:
         """Delete a job's parked retry: the job never runs again; raises RetryNotFound."""
         parked = self._get(job_id)
-        with self._audit.recording("retry.cancel", **some([job_id])):
+        with self._audit.recording("retry.cancel", ids=[job_id]):
             if not self._change(parked, None):
                 raise _gone(job_id)
 

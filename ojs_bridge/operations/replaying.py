@@ -6,25 +6,21 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
-
-from typing_extensions import TypedDict
 
 from ..engine.context import Context
 from ..engine.events import dead_letter
 from ..engine.ports import Override, Publisher
 from ..engine.scheduler import once_a_period
 from ..engine.storage_retry import pause
-from ..errors import ConfigurationError, InvalidRetryPolicy, LetterNotFound, Unreachable
-from ..messages import OWN_META
+from ..errors import ConfigurationError, InvalidRetryPolicy, Unreachable
 from ..rules.duration import read_duration
 from ..rules.job import Job, entries_of
 from ..rules.patterns import check_pattern
-from ..rules.policy import AnyPartial, PartialPolicy, RetryPolicy, partial_to_ojs
-from ..store import Claimed, Letter, LetterFilter, Store
+from ..rules.policy import RetryPolicy, partial_to_ojs
+from ..store import Letter, LetterFilter, Store
 from .audit import uninterrupted
 from .letters import CLAIM_SECONDS, every_page, needed
 
@@ -55,121 +51,62 @@ class Bulk:
 MAX_TOLD = 100
 
 
-class Changes(TypedDict, total=False):
-    """The changes of a replay: the queue and the arguments are replaced.
+def publisher_of(context: Context, letter: Letter) -> Publisher:
+    """Return the publisher of a letter; raises ConfigurationError if this process has none."""
+    publisher, name = context.publishers.get(letter.framework), letter.framework
+    if publisher is None:
+        raise ConfigurationError(
+            f"dead letter {letter.id!r} belongs to {name}, and this process has given the bridge to no "
+            f"{name} app or broker: import the module that does"
+        )
+    if not publisher.knows(letter.type):
+        raise ConfigurationError(
+            f"dead letter {letter.id!r} is a {letter.type!r}, which {name} here does not know: it would "
+            "only die again"
+        )
+    return publisher
 
-    `meta`, the headers or options, and `retry`, a partial policy, are merged over the job's own.
-    """
 
-    queue: str | None
-    args: Sequence[Any] | None
-    kwargs: Mapping[str, Any] | None
-    meta: Mapping[str, Any] | None
-    retry: PartialPolicy | None
-
-
-def override_of(changes: Mapping[str, Any]) -> Override:
-    """Return Changes as an adapter takes them; raises InvalidRetryPolicy, and ValueError naming the field."""
-    known = Changes.__annotations__
-    if unknown := changes.keys() - known:
-        raise ValueError(f"override: {min(unknown)!r} is unknown; {', '.join(known)} are known")
-    queue, args, kwargs, meta, retry = map(changes.get, known)
-    if queue is not None and not (isinstance(queue, str) and queue):
-        raise ValueError(f"queue: {queue!r} must be the name of a queue")
-    if args is not None and (isinstance(args, str) or not isinstance(args, Sequence)):
-        raise ValueError(f"args: {args!r} must be a list")
-    for name, values in (("kwargs", kwargs), ("meta", meta)):
-        if values is not None and not (
-            isinstance(values, Mapping) and all(isinstance(k, str) for k in values)
-        ):
-            raise ValueError(f"{name}: {values!r} must be an object with names")
-    if own := OWN_META & set(meta or ()):
-        raise ValueError(f"meta: {min(own)!r} is the bridge's or the framework's own")
+def why_not(context: Context, letter: Letter) -> str | None:
+    """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
     try:
-        return Override(queue, args, kwargs, meta, partial_to_ojs(retry))
-    except InvalidRetryPolicy as error:
-        raise error.under("retry") from None
+        publisher_of(context, letter)
+    except ConfigurationError as error:
+        return str(error)
+    return None
 
 
-def changed(changes: Mapping[str, Any]) -> list[str]:
-    """Return the names of the fields that Changes change."""
-    return sorted(name for name, value in changes.items() if value is not None)
+def send(context: Context, letter: Letter, override: Override, operation: str = "") -> Job:
+    """Publish a letter's message, and return the job as it goes on; raises every error of publishing.
 
-
-class Sender:
-    """Publishes the messages of dead letters; a store keeps the errors that the headers have no room for.
-
-    `operation` is the id of the bulk operation for which it does so, if any.
+    The store keeps the errors that the message has no room for. `operation` is the id of the bulk operation
+    for which it is sent, if any.
     """
-
-    def __init__(self, context: Context, operation: str = "") -> None:
-        self._context, self._operation = context, operation
-
-    def send(self, letter: Letter, override: Override) -> Job:
-        """Publish a letter's message, and return the job as it goes on; raises every error of publishing."""
-        publisher = self.publisher_of(letter)
-        job = job_of(letter)
-        retry = {**(job.retry or {}), **override.retry} or None
-        if override.retry:
-            _check(retry)
-        store = self._context.store
-        replayed = job.replayed(self._operation)._replace(retry=retry, queue=override.queue or job.queue)
-        header = self._context.history.encode(replayed)
-        if header.left_out and store is not None:
-            store.forget_errors(job.letter_id)
-            store.keep_errors(job.letter_id, header.left_out)
-        publisher.republish(letter, header, override)
-        return header.job
-
-    def publisher_of(self, letter: Letter) -> Publisher:
-        """Return the publisher of a letter; raises ConfigurationError if this process has none."""
-        publisher, name = self._context.publishers.get(letter.framework), letter.framework
-        if publisher is None:
-            raise ConfigurationError(
-                f"dead letter {letter.id!r} belongs to {name}, and this process has given the bridge to no "
-                f"{name} app or broker: import the module that does"
-            )
-        if not publisher.knows(letter.type):
-            raise ConfigurationError(
-                f"dead letter {letter.id!r} is a {letter.type!r}, which {name} here does not know: it would "
-                "only die again"
-            )
-        return publisher
+    publisher, job, store = publisher_of(context, letter), job_of(letter), context.store
+    retry = {**(job.retry or {}), **partial_to_ojs(override.retry)} or None
+    if override.retry is not None:
+        try:
+            RetryPolicy.merge(retry)
+        except InvalidRetryPolicy as error:
+            # The override does not go with the job's own policy.
+            raise error.under("retry") from None
+    replayed = job.replayed(operation)._replace(retry=retry, queue=override.queue or job.queue)
+    header = context.history.encode(replayed)
+    if header.left_out and store is not None:
+        store.forget_errors(job.letter_id)
+        store.keep_errors(job.letter_id, header.left_out)
+    publisher.republish(letter, header, override)
+    return header.job
 
 
 class Replayer:
-    """Replays dead letters of one bridge, for a bulk operation if it has an id; calls `told` for each job."""
+    """Replays many dead letters, for a bulk operation if it has an id; `told` is called with each job."""
 
     def __init__(self, context: Context, told: Callable[[Job], object], operation: str = "") -> None:
-        self._context = context
+        self._context, self._operation = context, operation
         self._store = needed(context.store, "dead letters")
-        self._sender = Sender(context, operation)
         self._clock = context.clock
         self._told = told
-
-    def why_not(self, letter: Letter) -> str | None:
-        """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
-        try:
-            self._sender.publisher_of(letter)
-        except ConfigurationError as error:
-            return str(error)
-        return None
-
-    def one(self, letter: Letter, override: Override) -> Job:
-        """Replay a letter; raises LetterNotFound, ConfigurationError and every error of publishing."""
-        self._sender.publisher_of(letter)
-        claimed = self._store.claim([letter.id], now=self._clock(), seconds=CLAIM_SECONDS)
-        if not claimed.letters:
-            raise LetterNotFound(f"dead letter {letter.id!r} is being replayed, or is gone")
-        try:
-            job = self._sender.send(claimed.letters[0], override)
-        except BaseException:
-            self._store.unclaim([letter.id], claimed.claim)
-            raise
-        # The job may have died again already, and its new letter stays.
-        self._delete([letter.id], claimed)
-        self._told(job)
-        return job
 
     def many(
         self,
@@ -196,7 +133,7 @@ class Replayer:
         return done
 
     def _batch(self, letters: Sequence[Letter], override: Override, pace: _Pace) -> list[tuple[str, str]]:
-        wrong = {letter.id: why for letter in letters if (why := self.why_not(letter))}
+        wrong = {letter.id: why for letter in letters if (why := why_not(self._context, letter))}
         rest = [letter.id for letter in letters if letter.id not in wrong]
         while rest:
             # A slow pace may wait for longer than a claim lasts.
@@ -221,23 +158,20 @@ class Replayer:
                     pace.wait()
         finally:
             # The letters that failed are released, and those that were not tried.
-            self._delete([*done], claimed)
+            # A letter that stays would be published twice.
+            self._context.storage_retry.run(self._store.delete, [*done], claimed.claim)
             self._store.unclaim([i for i in ids if i not in done], claimed.claim)
             for job in done.values():
                 self._told(job)
         return [*left]
 
-    def _delete(self, published: Sequence[str], claimed: Claimed) -> None:
-        """Delete letters, and try again if the store fails: a letter that stays would be published twice."""
-        self._context.storage_retry.run(self._store.delete, published, claimed.claim)
-
     def _send(self, letter: Letter, override: Override, done: dict[str, Job], wrong: dict[str, str]) -> None:
         try:
-            done[letter.id] = self._sender.send(letter, override)
+            done[letter.id] = send(self._context, letter, override, self._operation)
         except Unreachable:
             raise
         except Exception as error:  # noqa: BLE001 - one bad letter must not stop the others
-            wrong[letter.id] = _why(error)
+            wrong[letter.id] = str(error) or repr(error)
 
 
 def check_rate(rate: float | None) -> None:
@@ -265,18 +199,6 @@ def _batches(pages: Iterable[Sequence[Letter]], size: int) -> Iterator[Sequence[
     for page in pages:
         for start in range(0, len(page), size):
             yield page[start : start + size]
-
-
-def _why(error: BaseException) -> str:
-    return str(error) or repr(error)
-
-
-def _check(retry: AnyPartial | None) -> None:
-    """Raise InvalidRetryPolicy for an override that does not go with the job's own policy."""
-    try:
-        RetryPolicy.merge(retry)
-    except InvalidRetryPolicy as error:
-        raise error.under("retry") from None
 
 
 def pages_of(store: Store, where: LetterFilter) -> Iterator[Sequence[Letter]]:

@@ -13,7 +13,7 @@ import pytest
 from ojs_bridge import Bridge, Event, LetterNotFound, Retention
 from ojs_bridge.errors import RetryNotFound, StoreError, Unpublishable, Unreachable
 from ojs_bridge.operations import audit, bulk
-from ojs_bridge.operations.audit import Actor, Record, acting, some
+from ojs_bridge.operations.audit import Actor, Record, acting
 from tests.lives import Outbox, bridge_with_outbox
 from tests.operations.test_operating import bury
 from tests.store.test_parked import parked
@@ -233,7 +233,7 @@ def test_long_texts_are_cut(small: Lives) -> None:
 
 def test_long_ids_are_cut(small: Lives) -> None:
     bridge, _ = small
-    with bridge.audit.recording("a.b", **some(["x" * 10**6])):
+    with bridge.audit.recording("a.b", ids=["x" * 10**6]):
         pass
     [record] = records(bridge)
     assert [len(each) for each in record.subject["ids"]] == [1001]
