@@ -42,7 +42,7 @@ SIZES = {
     "files in celery": 24,  # 16
     "files in dramatiq": 21,  # 14
     "files": 183,  # 150
-    "lines of code": 20_055,  # 16,500
+    "lines of code": 20_063,  # 16,500
     "private functions of up to three lines that are called once": 78,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

@@ -174,3 +174,11 @@ def test_the_log_that_the_last_connection_deletes_is_not_missed(store: Store, fi
         assert not file.with_name(f"{file.name}-wal").exists()
         store.bury(letter())
     assert ids(store) == ids(open_store(f"sqlite:///{file}")) == ["j-1", "earlier"]
+
+
+def test_the_watch_costs_no_statement_anything(store: Store) -> None:
+    """SQLAlchemy looks for listeners at each statement of an engine that has one, but not for a pool's."""
+    assert isinstance(store, SQLStore)
+    store.bury(letter())
+    assert not store.database._quick._has_events
+    assert not store.database._durable._has_events

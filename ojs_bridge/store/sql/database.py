@@ -65,9 +65,11 @@ class _File:
         self._identity: tuple[int, int] | None = None
         #: The log that the open connections write to. The last connection to a file deletes its log.
         self._log: tuple[int, int] | None = None
+        self._open = 0
         for engine in engines:
+            # An event of the engine itself, such as its disposal, would slow each statement by a tenth.
             sa.event.listen(engine, "connect", self._connected)
-            sa.event.listen(engine, "engine_disposed", self._disposed)
+            sa.event.listen(engine, "close", self._closed)
 
     def opened(self) -> None:
         """Remember the file that is there now."""
@@ -81,15 +83,22 @@ class _File:
             return "write-ahead log (-wal)"
         return ""
 
+    def forget(self) -> None:
+        """Forget the connections: they are closed, or another process's."""
+        self._open, self._log = 0, None
+
     def _connected(self, connection: Any, _record: object) -> None:
         if self._path and self._log is None:
             # SQLite makes the log when a connection first reads.
             connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
             log = _identity_of(self._log_path)
             self._log = None if log == _GONE else log
+        self._open += 1
 
-    def _disposed(self, _engine: sa.Engine) -> None:
-        self._log = None
+    def _closed(self, _connection: object, _record: object) -> None:
+        self._open -= 1
+        if self._open <= 0:
+            self.forget()
 
 
 _GONE = (0, 0)
@@ -241,6 +250,8 @@ class Database:
     def _dispose(self, *, close: bool) -> None:
         self._quick.dispose(close=close)
         self._durable.dispose(close=close)
+        if self._file:
+            self._file.forget()
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
