@@ -27,13 +27,13 @@ FAILS = "A job fails and is retried"
 
 #: The most files, functions and moves of each journey today. The goal is beside it: files and functions.
 WALKS = {
-    "Celery: a failing run, retried": Figures(35, 162, 132),  # 24, 110
-    "Celery: a failing run, parked": Figures(40, 189, 168),  # 24, 110
+    "Celery: a failing run, retried": Figures(34, 158, 112),  # 24, 110
+    "Celery: a failing run, parked": Figures(39, 186, 151),  # 24, 110
     "Celery: a success": Figures(24, 78, 70),
     "Celery: a task's policy": Figures(9, 26, 23),  # 6, 18
-    "Dramatiq: a failing run, retried": Figures(36, 158, 132),  # 24, 110
-    "Dramatiq: a failing run, parked": Figures(38, 184, 161),  # 24, 110
-    "Dramatiq: a success": Figures(28, 88, 72),
+    "Dramatiq: a failing run, retried": Figures(35, 154, 123),  # 24, 110
+    "Dramatiq: a failing run, parked": Figures(37, 180, 155),  # 24, 110
+    "Dramatiq: a success": Figures(27, 86, 67),
     "Dramatiq: an actor's policy": Figures(11, 36, 17),  # 6, 18
     "HTTP: a replay": Figures(33, 100, 121),  # 22, 80
 }
@@ -42,8 +42,8 @@ SIZES = {
     "files in celery": 24,  # 16
     "files in dramatiq": 21,  # 14
     "files": 183,  # 150
-    "lines of code": 20_063,  # 16,500
-    "private functions of up to three lines that are called once": 78,  # 60
+    "lines of code": 20_065,  # 16,500
+    "private functions of up to three lines that are called once": 77,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,
 }

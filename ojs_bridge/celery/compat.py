@@ -95,6 +95,7 @@ handle_error_state = minor(
 mark_as_retry = minor(
     "mark_as_retry", "celery.backends.base:Backend", "store a retry once, and before its run may end"
 )
+handle_error_state_of, mark_as_retry_of = handle_error_state.reader(), mark_as_retry.reader()
 on_chord_part_return = minor(
     "on_chord_part_return", "celery.backends.base:Backend", "have a chord count a success whose worker died"
 )
@@ -144,7 +145,10 @@ terminate_handler_fired = minor(
 task_message = vital("task_message", "celery.app.amqp", "publish a message again as it came")
 send_task_message = vital("send_task_message", _AMQP, "publish a message again as it came")
 as_task_v2 = minor("as_task_v2", _AMQP, "make the message of an eagerly applied task")
+#: A name that every retry needs has a reader, here and above.
+task_message_of, send_task_message_of = task_message.reader(), send_task_message.reader()
 connections = vital("connections", "kombu.pools:ProducerPool", "tell an outage of the broker")
+connections_of = connections.reader()
 close = minor("_close", _CONNECTION, "drop a channel that an outage has closed")
 producer_connection = minor(
     "__connection__", "kombu.messaging:Producer", "drop a channel that an outage has closed"

@@ -87,7 +87,7 @@ def _adopt(task: Task, app: Celery) -> None:
     except Exception as error:  # noqa: BLE001 - a metaclass is the user's code
         logger.warning("task %s stays native: %s", task.name, _why(task, error))
         return
-    if compat.orig_run.is_own(task):
+    if compat.orig_run.name in vars(task):
         setattr(task, AUTORETRYING, task.run)
         # The policy retries; autoretry_for says only which errors are retried.
         task.run = autoretrying_outside(task) if outside else compat.orig_run(task)

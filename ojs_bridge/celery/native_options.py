@@ -79,7 +79,7 @@ def automatic(task: Task, option: str, *, default: Any) -> Any:
 
     Celery does not read a later annotation or assignment.
     """
-    if compat.orig_run.is_own(task):
+    if compat.orig_run.name in vars(task):
         run = vars(task).get(AUTORETRYING, vars(task).get("run"))
         return compat.kept_option(run, option, getattr(task, option, default))
     return getattr(task, option, default)
@@ -103,7 +103,7 @@ def _native_rule(task: Task) -> RetryOn | None:
 
 def _autoretry_for(task: Task) -> tuple[type[BaseException], ...]:
     """Return the errors for which Celery itself retries a task."""
-    return tuple(automatic(task, "autoretry_for", default=())) if compat.orig_run.is_own(task) else ()
+    return tuple(automatic(task, "autoretry_for", default=())) if compat.orig_run.name in vars(task) else ()
 
 
 def options_as_policy(task: Task) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _reopen(backend: Any, job_id: str, group_id: str) -> None:
 def store_retry(task: Task, request: Any, signal: Retry) -> None:
     """Store the state RETRY of a job, if Celery would; Celery does not store it again. Never raises."""
     try:
-        compat.handle_error_state(_EarlyRetry(RETRY, signal))(task, request)
+        compat.handle_error_state_of(_EarlyRetry(RETRY, signal))(task, request)
     except Exception:
         logger.exception("job %s is sent on, though its state cannot be stored", known(request))
 
@@ -121,8 +121,13 @@ class _EarlyRetry(compat.TraceInfo):  # type: ignore[misc]
     __slots__ = ()
 
     def handle_retry(self, task: Task, req: Any, store_errors: bool = True, **_: Any) -> None:
-        if store_errors:
-            _of(task.backend).store(req, self.retval)
+        if not store_errors:
+            return
+        mark = compat.mark_as_retry_of(task.backend)
+        if not isinstance(mark, _MarkOnce):
+            mark = _MarkOnce(mark)
+            setattr(task.backend, compat.mark_as_retry.name, mark)
+        mark.store(req, self.retval)
 
 
 class _MarkOnce:
@@ -139,12 +144,3 @@ class _MarkOnce:
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return None if options.get("request") in self._stored else self._mark(*args, **options)
-
-
-def _of(backend: Any) -> _MarkOnce:
-    mark = compat.mark_as_retry(backend)
-    if isinstance(mark, _MarkOnce):
-        return mark
-    once = _MarkOnce(mark)
-    compat.mark_as_retry.set(backend, once)
-    return once

@@ -90,7 +90,7 @@ def confirmed_producer(app: Celery) -> AbstractContextManager[Any]:
 
 def _connection(app: Celery) -> Any:
     """Return the connection after which an app's pool of producers makes others."""
-    return compat.connections(app.producer_pool).connection
+    return compat.connections_of(app.producer_pool).connection
 
 
 def system(app: Celery) -> str:
@@ -117,10 +117,10 @@ def publish(app: Celery, outgoing: Outgoing, now: datetime, due: datetime | None
         headers["eta"] = min(due, now + _hop(app)).isoformat()
     headers = AsSent({**headers, **(outgoing.changes or {})})
     event = _sent_event(headers) if outgoing.told and app.conf.task_send_sent_event else None
-    message = compat.task_message(amqp)(headers, properties, wire.body, event)
+    message = compat.task_message_of(amqp)(headers, properties, wire.body, event)
 
     def send(producer: Any, **route: Any) -> None:
-        compat.send_task_message(app.amqp)(
+        compat.send_task_message_of(app.amqp)(
             producer,
             headers["task"],
             message,
@@ -175,7 +175,7 @@ def _send(
 
 def _leads_to_a_queue(app: Celery, producer: Any, route: Mapping[str, Any]) -> bool:
     """Return whether kombu, which does the routing for Redis, finds a queue for a route."""
-    lookup = compat.lookup(producer.channel, None)
+    lookup = getattr(producer.channel, compat.lookup.name, None)
     if lookup is None:
         return True
     exchange, key, queue = map(route.get, ("exchange", "routing_key", "queue"))

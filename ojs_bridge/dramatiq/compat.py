@@ -42,7 +42,7 @@ _SHUTDOWNS = f"{_MIDDLEWARE}.shutdown:_CtypesShutdownManager"
 
 # Messages and the threads of a worker
 message = vital("_message", "dramatiq.broker:MessageProxy", "read and keep the message behind a proxy")
-#: Every job comes by here, so that this does not go by way of the name.
+#: A name that every job or every failure needs has a reader, here and below.
 message_in: Callable[[MessageProxy], dramatiq.Message[Any]] = message.reader()
 consumer_threads = vital("consumers", _WORKER, "watch over the consumer threads, by queue")
 worker_threads = vital("workers", _WORKER, "watch over the threads that run actors")
@@ -50,7 +50,9 @@ consumer_thread = minor("ConsumerThread", "dramatiq.worker", "look again as soon
 ConsumerThread: Any = consumer_thread(_worker, ())
 consumer_of_thread = minor("consumer", _CONSUMER, "fetch no more messages at a shutdown")
 worker_timeout = vital("worker_timeout", _CONSUMER, "wait for so many milliseconds at most")
+worker_timeout_of = worker_timeout.reader()
 delay_queue = vital("delay_queue", _CONSUMER, "tell what a thread delays from what it has forgotten")
+delay_queue_of = delay_queue.reader()
 of_consumer_thread = {
     name: vital(name, _CONSUMER, "replace a consumer thread that has died")
     for name in ("prefetch", "work_queue", "paused")
@@ -125,12 +127,16 @@ retries_settings = {
     for name in ("max_retries", "min_backoff", "max_backoff", "retry_when")
 }
 limit_manager = vital("manager", f"{_MIDDLEWARE}:TimeLimit", "keep a time limit away from a job's outcome")
+limit_manager_of = limit_manager.reader()
 deadlines = vital("deadlines", _LIMITS, "see that a time limit has struck and not arrived yet")
 remove_timeout = vital("remove_timeout", _LIMITS, "keep a time limit away from a job's outcome")
+remove_timeout_of = remove_timeout.reader()
 shutdown_manager = vital(
     "manager", f"{_MIDDLEWARE}:ShutdownNotifications", "keep a shutdown away from a job's outcome"
 )
+shutdown_manager_of = shutdown_manager.reader()
 remove_notification = vital("remove_notification", _SHUTDOWNS, "keep a shutdown away from a job's outcome")
+remove_notification_of = remove_notification.reader()
 rate_limiter_backend = minor(
     "rate_limiter_backend", f"{_MIDDLEWARE}:GroupCallbacks", "count a member of a group once"
 )

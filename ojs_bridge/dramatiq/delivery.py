@@ -102,7 +102,7 @@ def restore_arguments(message: MessageProxy) -> None:
         sent = Message.decode(data)
         restored = inside.copy(args=sent.args, kwargs=sent.kwargs)
         vars(restored)[_DELIVERED] = data
-        inner.set(message, restored)
+        setattr(message, inner.name, restored)
 
 
 #: Every message is asked for it: a default is quicker than an attribute that may be missing.
@@ -136,4 +136,4 @@ def publication(message: MessageProxy) -> str:
     """Return an id that tells a job's messages apart at its first run; "" where RabbitMQ cannot tell."""
     if redis_id := message_in(message).options.get(REDIS_ID):
         return str(redis_id)
-    return "" if redelivered(message, None) else str(uuid.uuid4())
+    return "" if getattr(message, redelivered.name, None) else str(uuid.uuid4())

@@ -118,19 +118,15 @@ class Interrupts:
         thread = threading.get_ident()
         struck = False
         for limit in self._limits:
-            manager = compat.limit_manager(limit)
-            struck = struck or _has_struck(manager, thread)
-            compat.remove_timeout(manager)(thread)
+            manager = compat.limit_manager_of(limit)
+            deadlines = getattr(manager, compat.deadlines.name, None)
+            # A limit that has struck and not arrived yet has no deadline. gevent's arrives as it strikes.
+            struck = struck or (deadlines is not None and deadlines.get(thread, 0) is None)
+            compat.remove_timeout_of(manager)(thread)
         for shutdown in self._shutdowns:
-            compat.remove_notification(compat.shutdown_manager(shutdown))()
+            compat.remove_notification_of(compat.shutdown_manager_of(shutdown))()
         if struck and not came_of_interrupt(exception):
             _let_arrive()
-
-
-def _has_struck(manager: object, thread: int) -> bool:
-    """Return whether a time limit has struck and not arrived yet; gevent's strikes and arrives at once."""
-    deadlines = compat.deadlines(manager, None)
-    return deadlines is not None and deadlines.get(thread, 0) is None
 
 
 def came_of_interrupt(exception: BaseException | None) -> bool:

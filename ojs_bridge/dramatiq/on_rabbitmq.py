@@ -53,7 +53,7 @@ def is_refusal(error: Exception) -> bool:
 
 def use_dead_queues_as_they_are(broker: Any) -> None:
     """Have a broker declare only the dead queues that are missing; others may have other arguments."""
-    if not (is_rabbitmq(broker) and compat.declare_dead_queue.is_in(broker)):
+    if not (is_rabbitmq(broker) and hasattr(broker, compat.declare_dead_queue.name)):
         return
     from pika.exceptions import ChannelClosedByBroker
 
@@ -106,7 +106,7 @@ def _publish_dead(broker: Any, message: MessageProxy, *, declares: bool) -> None
     import pika
 
     confirm(broker)
-    if declares and compat.declare_dead_queue.is_in(broker):
+    if declares and hasattr(broker, compat.declare_dead_queue.name):
         compat.declare_dead_queue(broker)(message.queue_name)
     queue = xq_name(message.queue_name)
     properties = pika.BasicProperties(delivery_mode=2)

@@ -78,7 +78,7 @@ class Hands:
 
 def forget(inner: Any, message: MessageProxy) -> None:
     """Have a consumer fetch another message: this one has left."""
-    queued_message_ids(inner, set()).discard(message.message_id)
+    getattr(inner, queued_message_ids.name, set()).discard(message.message_id)
 
 
 class Replacing(threading.local):

@@ -97,7 +97,7 @@ def _polling(
 def _listening(inner: Any, thread: Any, queue_name: str) -> Take:
     def take() -> MessageProxy | None:
         # pika goes on with the same consumer, and lets each call have its own patience.
-        seconds = _until_due(thread, compat.worker_timeout(thread)) / 1000
+        seconds = _until_due(thread, compat.worker_timeout_of(thread)) / 1000
         patience = {compat.inactivity_timeout.name: seconds}
         compat.iterator.set(inner, compat.consumer_channel(inner).consume(queue_name, **patience))
         message: MessageProxy | None = next(inner)
@@ -108,8 +108,9 @@ def _listening(inner: Any, thread: Any, queue_name: str) -> Take:
 
 def _bounded(inner: Any, thread: Any) -> Take:
     def take() -> MessageProxy | None:
-        if compat.stub_timeout.is_in(inner):
-            compat.stub_timeout.set(inner, _until_due(thread, compat.worker_timeout(thread)))
+        if hasattr(inner, compat.stub_timeout.name):
+            patience = _until_due(thread, compat.worker_timeout_of(thread))
+            setattr(inner, compat.stub_timeout.name, patience)
         message: MessageProxy | None = next(inner)
         return message
 
@@ -118,7 +119,7 @@ def _bounded(inner: Any, thread: Any) -> Take:
 
 def _until_due(thread: Any, most: float) -> float:
     """Return the milliseconds until the first message is due that the thread delays, `most` at most."""
-    delayed = compat.delay_queue(thread).queue
+    delayed = compat.delay_queue_of(thread).queue
     if not delayed:
         return most
     # Dramatiq 2.0 has pairs of a time and a message there.
@@ -127,7 +128,7 @@ def _until_due(thread: Any, most: float) -> float:
 
 
 def _delayed_in(thread: Any) -> list[MessageProxy]:
-    delayed = compat.delay_queue(thread).queue
+    delayed = compat.delay_queue_of(thread).queue
     return [item[1] if isinstance(item, tuple) else item.message for item in delayed]
 
 

@@ -53,16 +53,8 @@ class PrivateName:
         delattr(owner, self.name)
 
     def reader(self) -> Callable[[Any], Any]:
-        """Return the fastest function that reads this name, for a name that every job needs."""
+        """Return the fastest function that reads this name, for a name that every job or failure needs."""
         return operator.attrgetter(self.name)
-
-    def is_in(self, owner: object) -> bool:
-        """Return whether an object, or its class, has this name."""
-        return hasattr(owner, self.name)
-
-    def is_own(self, owner: object) -> bool:
-        """Return whether an object has this name itself, and not from its class."""
-        return self.name in vars(owner)
 
     def find(self) -> Any:
         """Return what a module has under this name; raises ImportError and AttributeError."""
@@ -94,7 +86,7 @@ class PrivateName:
             return True
         if isinstance(owner, bytes):
             return self.name.encode() not in owner
-        return not self.is_in(owner) and self.name not in _in_code_of(owner)
+        return not hasattr(owner, self.name) and self.name not in _in_code_of(owner)
 
     @property
     def wrapper(self) -> str:

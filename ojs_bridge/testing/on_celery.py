@@ -282,7 +282,7 @@ def _in_memory(app: Celery, connection: Connection, clock: Clock) -> Iterator[No
 def _traced_anew(app: Celery) -> Iterator[None]:
     """Take Celery's tracers away, which know the result backend, and give them back at the end."""
     trace = compat.tracer
-    before = {task: vars(task).pop(trace.name) for task in app.tasks.values() if trace.is_own(task)}
+    before = {task: vars(task).pop(trace.name) for task in app.tasks.values() if trace.name in vars(task)}
     try:
         yield
     finally:

@@ -335,7 +335,7 @@ def _waits_at(task: Task, way: Callable[[int], Way], n: int) -> set[WaitRange]:
 
 def autoretries(task: Task) -> bool:
     """Return whether Celery has put its automatic retries around a task."""
-    return bool(getattr(task, "autoretry_for", ())) and compat.orig_run.is_own(task)
+    return bool(getattr(task, "autoretry_for", ())) and compat.orig_run.name in vars(task)
 
 
 def retry_kwargs(task: Task) -> dict[str, Any]:
