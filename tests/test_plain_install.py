@@ -29,6 +29,7 @@ from ojs_bridge.dramatiq import install as install_dramatiq
 from ojs_bridge.engine.layers import told_in_ojs
 from ojs_bridge.engine.runs import TaskPolicy
 from ojs_bridge.migration.plan.dramatiq import of_dramatiq
+from tests.contract.steps import Step, an, raises, retries
 from tests.on_celery.by_hand import ByHand
 from tests.servers import eventually
 
@@ -39,22 +40,22 @@ AUTO = {
     "retry_kwargs": {"max_retries": 2, "countdown": 0},
 }
 #: task options, what its runs do -> runs, natively and under a plain install
-CELERY: list[tuple[dict[str, Any], list[str], int]] = [
-    ({}, ["OSError()"], 1),
-    ({}, ["self.retry(countdown=0)"], 4),
-    ({}, ["self.retry(exc=KeyError('k'), countdown=0)"], 4),
-    ({}, ["self.retry(countdown=0, max_retries=1)"], 2),
-    ({}, ["self.retry(countdown=0, max_retries=5)"], 6),
-    ({}, ["self.retry(countdown=0)", "KeyError('sold out')"], 2),
-    ({"max_retries": 0}, ["self.retry(countdown=0)"], 1),
-    ({"max_retries": 1, "default_retry_delay": 0}, ["self.retry()"], 2),
-    ({"max_retries": None}, ["self.retry(countdown=0)"] * 6 + ["'ok'"], 7),
-    ({"throws": (OSError,)}, ["self.retry(exc=OSError(), countdown=0)"], 4),
-    (AUTO, ["OSError()"], 3),
-    (AUTO, ["FileNotFoundError()"], 1),
-    (AUTO, ["KeyError('sold out')"], 1),
-    (AUTO, ["KeyError('k') if n > 1 else self.retry(countdown=0)"], 2),
-    ({"acks_late": False}, ["OSError()"], 1),
+CELERY: list[tuple[dict[str, Any], list[Step], int]] = [
+    ({}, [raises(OSError)], 1),
+    ({}, [retries(countdown=0)], 4),
+    ({}, [retries(exc=an(KeyError, "k"), countdown=0)], 4),
+    ({}, [retries(countdown=0, max_retries=1)], 2),
+    ({}, [retries(countdown=0, max_retries=5)], 6),
+    ({}, [retries(countdown=0), raises(KeyError, "sold out")], 2),
+    ({"max_retries": 0}, [retries(countdown=0)], 1),
+    ({"max_retries": 1, "default_retry_delay": 0}, [retries()], 2),
+    ({"max_retries": None}, [retries(countdown=0)] * 6 + ["ok"], 7),
+    ({"throws": (OSError,)}, [retries(exc=an(OSError), countdown=0)], 4),
+    (AUTO, [raises(OSError)], 3),
+    (AUTO, [raises(FileNotFoundError)], 1),
+    (AUTO, [raises(KeyError, "sold out")], 1),
+    (AUTO, [retries(countdown=0), raises(KeyError, "k")], 2),
+    ({"acks_late": False}, [raises(OSError)], 1),
 ]
 
 
@@ -69,7 +70,7 @@ def plainly(app: Celery) -> None:
 
 @pytest.mark.parametrize(("options", "steps", "runs"), CELERY)
 def test_celery_tasks_run_as_often_and_end_alike(
-    options: dict[str, Any], steps: list[str], runs: int, unique: str
+    options: dict[str, Any], steps: list[Step], runs: int, unique: str
 ) -> None:
     """A task gets the retries that it asks for natively, and no others."""
     found = []
@@ -170,7 +171,7 @@ def test_a_task_class_of_any_layout_is_taken_over(bases: tuple[Any, ...], first:
         hand.define("auto", base=Own, **AUTO)
         assert isinstance(task, Own)
         assert is_bridged(task) == (installing is plainly)
-        for name, step in (("charge", "self.retry()"), ("auto", "OSError()")):
+        for name, step in (("charge", retries()), ("auto", raises(OSError))):
             job = hand.send(name, step)
             hand.deliver_all()
             found.append((hand.runs(job), hand.state(job)))
@@ -184,7 +185,7 @@ def test_autoretry_for_that_is_set_too_late_does_nothing_as_natively(unique: str
     hand = ByHand(unique, plainly)
     task = hand.define("charge", max_retries=2, default_retry_delay=0)
     task.autoretry_for = (OSError,)
-    job = hand.send("charge", "OSError()")
+    job = hand.send("charge", raises(OSError))
     hand.deliver_all()
     assert len(hand.runs(job)) == 1
 
@@ -196,7 +197,7 @@ def test_a_child_that_dies_is_a_lost_attempt_where_the_broker_has_the_message(
     """A task that is never retried is safe from crashes, too; an at-most-once task does not run again."""
     hand = ByHand(unique, lambda app: install(app, Bridge(retry={"initial_interval": "PT0.001S"})))
     hand.define("charge", acks_late=late)
-    job = hand.send("charge", "'ok'", headers={"dies": "killed"})
+    job = hand.send("charge", "ok", headers={"dies": "killed"})
     assert hand.deliver()
     message = hand.take()
     assert (message is not None) == bool(runs)
@@ -385,7 +386,7 @@ def test_celery_draws_each_wait_as_before(options: dict[str, Any], unique: str) 
         task.push_request(retries=n - 1)
         for _ in range(DRAWS):
             with pytest.raises(Retry):
-                task.run("OSError()")
+                task.run(raises(OSError))
         task.pop_request()
         for policy in policies:
             check_alike(native, policy, n, cut=1)
@@ -526,6 +527,6 @@ def test_a_job_may_ask_for_retries_too(retry: dict[str, Any], runs: int, unique:
     """A producer sets `max_attempts`; the waits are the task's."""
     hand = ByHand(unique, plainly)
     hand.define("charge", default_retry_delay=0)
-    job = hand.send("charge", "OSError()", ojs_retry=retry)
+    job = hand.send("charge", raises(OSError), ojs_retry=retry)
     hand.deliver_all()
     assert len(hand.runs(job)) == runs

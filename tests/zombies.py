@@ -10,16 +10,18 @@ from collections.abc import Sequence
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 
+from ojs_bridge import DeadLetter, Retry, Snooze
 from ojs_bridge.store import Grant, Reservation, Store
+from tests.contract.steps import Step, raises
 
-#: The last statement of a run that lost its reservation, as Python.
-LAST_WORDS = {
-    "dead letter": "DeadLetter('a', 'b')",
-    "retry": "OSError()",
-    "parked retry": "Retry('a', after='PT5M')",
-    "no attempt left": "ValueError()",
-    "snooze": "Snooze('PT0.2S')",
-    "success": "'first'",
+#: The last step of a run that lost its reservation.
+LAST_WORDS: dict[str, Step] = {
+    "dead letter": raises(DeadLetter, "a", "b"),
+    "retry": raises(OSError),
+    "parked retry": raises(Retry, "a", after="PT5M"),
+    "no attempt left": raises(ValueError),
+    "snooze": raises(Snooze, "PT0.2S"),
+    "success": "first",
 }
 POLICY = {"max_attempts": 4, "on_exhaustion": "dead_letter", "non_retryable_errors": ["ValueError"]}
 STORES = ("sqlite", "postgres", "valkey")

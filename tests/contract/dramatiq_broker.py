@@ -23,7 +23,7 @@ from ojs_bridge.dramatiq import OJSRetries, holding, publishing
 from ojs_bridge.dramatiq.acknowledging import Acknowledging, RedisAcknowledging
 from tests import faults
 from tests.contract.notes import UNACKNOWLEDGED, VARIABLE, Noting, Settings, bridge_of
-from tests.contract.steps import ERRORS, KEEP, step
+from tests.contract.steps import ERRORS, KEEP, Run, Step
 
 #: The tasks, with their options.
 ACTORS: dict[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ def make_broker(settings: Settings) -> tuple[dramatiq.Broker, Bridge]:
     noting = Noting(settings.backend)
     broker.add_middleware(Publishing(noting))
 
-    def run(*steps: str, **named: Any) -> Any:
+    def run(*steps: Step, **named: Any) -> Any:
         message = CurrentMessage.get_current_message()
         assert message is not None
         options = message.options
@@ -81,7 +81,7 @@ def make_broker(settings: Settings) -> tuple[dramatiq.Broker, Bridge]:
             "meta": options,
         }
         n = noting.note("runs", message.message_id, note)
-        return step(n, steps, noting=noting, named=named, again=lambda: broker.enqueue(message))
+        return Run(n, None, named, noting.url, lambda: broker.enqueue(message)).does(steps)
 
     def follow_up(word: str, before: Any) -> None:
         noting.note("followed", word, before)

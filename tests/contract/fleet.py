@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 from ojs_bridge import Bridge
 from ojs_bridge.rules.job import parse_time
 from tests.contract.notes import Noting, Settings
+from tests.contract.steps import Step
 from tests.servers import eventually
 
 ENDS = ("job.completed", "job.discarded")
@@ -128,15 +129,15 @@ class Fleet(ABC):
     def start(self, threads: int = 4, *options: str, **env: str) -> Worker:
         """Start a worker, which runs so many jobs side by side."""
 
-    def send(self, task: str, *steps: str, **wishes: Any) -> str:
+    def send(self, task: str, *steps: Step, **wishes: Any) -> str:
         """Send a job with the wishes of `Wishes`, and return its id."""
         return self._send(task, steps, Wishes(**wishes))
 
     @abstractmethod
-    def _send(self, task: str, steps: tuple[str, ...], wishes: Wishes) -> str: ...
+    def _send(self, task: str, steps: tuple[Step, ...], wishes: Wishes) -> str: ...
 
     @abstractmethod
-    def put(self, step: str = "'ok'", *, body: bytes = b"", **differs: Any) -> tuple[str, bytes]:
+    def put(self, step: Step = "ok", *, body: bytes = b"", **differs: Any) -> tuple[str, bytes]:
         """Put a job of `act` into the queue past the framework's own producer; return its id and its body.
 
         Its message differs from a good one by headers on Celery, by fields on Dramatiq, or has another body.

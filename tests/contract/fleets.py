@@ -22,6 +22,7 @@ from dramatiq.results import Results
 from tests.contract.dramatiq_broker import make_broker
 from tests.contract.fleet import Fleet, Wishes, Worker
 from tests.contract.notes import Settings
+from tests.contract.steps import Step
 from tests.forking import Forked, module
 from tests.on_celery import fleet as celery_fleet
 from tests.on_dramatiq.fleet import left_in
@@ -53,7 +54,7 @@ class OnCelery(Fleet):
         self.workers.append(self._fleet.start("-c", str(threads), "-n", name, *options, env=env))
         return self.worker
 
-    def _send(self, task: str, steps: tuple[str, ...], wishes: Wishes) -> str:
+    def _send(self, task: str, steps: tuple[Step, ...], wishes: Wishes) -> str:
         options: dict[str, Any] = {"headers": dict(wishes.meta), "task_id": wishes.id}
         if wishes.policy:
             options["ojs_retry"] = wishes.policy
@@ -68,7 +69,7 @@ class OnCelery(Fleet):
         return str(self._fleet.send(task, *steps, **options).id)
 
     def put(
-        self, step: str = "'ok'", *, body: bytes = b"", content_type: str = "application/json", **differs: Any
+        self, step: Step = "ok", *, body: bytes = b"", content_type: str = "application/json", **differs: Any
     ) -> tuple[str, bytes]:
         """Publish a message by kombu alone; a header that is None is not there."""
         body = body or json.dumps([[step], {}, {}]).encode()
@@ -143,7 +144,7 @@ class OnDramatiq(Fleet):
             self.workers.append(Process(self.settings, threads, log, env))
         return self.worker
 
-    def _send(self, task: str, steps: tuple[str, ...], wishes: Wishes) -> str:
+    def _send(self, task: str, steps: tuple[Step, ...], wishes: Wishes) -> str:
         options = dict(wishes.meta)
         if wishes.policy:
             options["ojs_retry"] = wishes.policy
@@ -162,7 +163,7 @@ class OnDramatiq(Fleet):
             self._broker.enqueue(message)
         return str(message.message_id)
 
-    def put(self, step: str = "'ok'", *, body: bytes = b"", **differs: Any) -> tuple[str, bytes]:
+    def put(self, step: Step = "ok", *, body: bytes = b"", **differs: Any) -> tuple[str, bytes]:
         """Write a message into the broker."""
         job, redis_id, broker = str(uuid4()), str(uuid4()), self._broker
         message = {

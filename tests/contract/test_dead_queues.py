@@ -12,10 +12,11 @@ from typing import Any
 import pika
 import pytest
 
-from ojs_bridge import LetterNotFound
+from ojs_bridge import DeadLetter, LetterNotFound
 from ojs_bridge.errors import Unreachable
 from tests.contract.conftest import FLEETS
 from tests.contract.fleet import Fleet, end
+from tests.contract.steps import Step, raises, raises_its_number
 from tests.servers import eventually
 
 ONCE = {"max_attempts": 1}
@@ -35,7 +36,7 @@ def ids(fleet: Fleet, **kind: Any) -> list[str]:
     return [letter.id for letter in fleet.bridge.broker_letters.list(**kind).letters]
 
 
-def bury(fleet: Fleet, *steps: str, **options: Any) -> str:
+def bury(fleet: Fleet, *steps: Step, **options: Any) -> str:
     """Send a job that dies, and wait until the dead queue has it."""
     job = fleet.send("act_kept", *steps, **options)
     end(fleet, job)
@@ -45,9 +46,9 @@ def bury(fleet: Fleet, *steps: str, **options: Any) -> str:
 
 @pytest.mark.requirement("DLQ-006")
 def test_they_are_listed_and_found(fleet: Fleet) -> None:
-    lemon = "OSError(f'lemon {n}')"
+    lemon = raises_its_number("lemon")
     first = bury(fleet, lemon, meta={"tenant": "acme"})
-    second = bury(fleet, "DeadLetter('card.stolen', 'reported')")
+    second = bury(fleet, raises(DeadLetter, "card.stolen", "reported"))
     letters = fleet.bridge.broker_letters
     for _ in range(3):  # reading changes nothing
         assert ids(fleet) == [second, first]
@@ -74,7 +75,7 @@ def test_they_are_listed_and_found(fleet: Fleet) -> None:
 
 @pytest.mark.requirement("DLQ-003", "RET-17")
 def test_they_are_replayed(fleet: Fleet) -> None:
-    plain = bury(fleet, "OSError('one')", "OSError('two')", "'ok'")
+    plain = bury(fleet, raises(OSError, "one"), raises(OSError, "two"), "ok")
     letters = fleet.bridge.broker_letters
     assert letters.retry(plain).replay_count == 1
     assert end(fleet, plain, nth=2).type == "job.completed"
@@ -88,9 +89,9 @@ def test_they_are_replayed(fleet: Fleet) -> None:
 
 @pytest.mark.requirement("DLQ-R002")
 def test_a_replay_may_change_arguments_and_policy(fleet: Fleet) -> None:
-    job = bury(fleet, "OSError('bad')", policy=ONCE)
+    job = bury(fleet, raises(OSError, "bad"), policy=ONCE)
     letters = fleet.bridge.broker_letters
-    args = [*letters.get(job).reading.args[:-1], "OSError('good')"]
+    args = [*letters.get(job).reading.args[:-1], raises(OSError, "good")]
     again = letters.retry(job, args=args, meta={"tenant": "t"}, retry={"max_attempts": 3})
     assert again.retry == {"max_attempts": 3}
     end(fleet, job, nth=2)
@@ -104,7 +105,7 @@ def test_a_replay_may_change_arguments_and_policy(fleet: Fleet) -> None:
 
 
 def test_they_are_deleted(fleet: Fleet) -> None:
-    jobs = [bury(fleet, "OSError()", policy=ONCE) for _ in range(3)]
+    jobs = [bury(fleet, raises(OSError), policy=ONCE) for _ in range(3)]
     letters = fleet.bridge.broker_letters
     letters.delete(jobs[1])
     assert ids(fleet) == [jobs[2], jobs[0]]
@@ -115,7 +116,7 @@ def test_they_are_deleted(fleet: Fleet) -> None:
 
 
 def test_many_operators_publish_each_letter_once(fleet: Fleet) -> None:
-    jobs = [bury(fleet, "OSError()", "'ok'", policy=ONCE) for _ in range(6)]
+    jobs = [bury(fleet, raises(OSError), "ok", policy=ONCE) for _ in range(6)]
     together = threading.Barrier(4)
 
     def replay() -> list[str]:
@@ -147,7 +148,7 @@ class Down:
 
 
 def test_one_that_cannot_be_published_stays_once(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [bury(fleet, "OSError()", "'ok'", policy=ONCE) for _ in range(2)]
+    jobs = [bury(fleet, raises(OSError), "ok", policy=ONCE) for _ in range(2)]
     letters = fleet.bridge.broker_letters
     before = letters.list().letters
     with monkeypatch.context() as patched:
@@ -165,8 +166,8 @@ def test_they_are_there_too_if_a_store_fails(made: Callable[..., Fleet], kind: s
     """No attempt is repeated where the bridge fails open, though the history has no room in the header."""
     fleet = made(kind, store="sqlite:////nowhere/at/all.db", fail_open=True, insist=1)
     fleet.start()
-    job = fleet.send("act_kept", "OSError()")
-    long = fleet.send("act_kept", "OSError()", policy={"max_attempts": 13, "max_interval": "PT0.1S"})
+    job = fleet.send("act_kept", raises(OSError))
+    long = fleet.send("act_kept", raises(OSError), policy={"max_attempts": 13, "max_interval": "PT0.1S"})
     for each in (job, long):
         end(fleet, each)
     eventually(lambda: fleet.dead() == {job, long}, what="the dead letters")
@@ -190,10 +191,10 @@ def test_a_dead_queue_is_used_as_it_is_and_declared_again_when_it_is_gone(
         channel = connection.channel()
         channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum", "x-max-length": 99})
         fleet.start()
-        first = bury(fleet, "OSError()", policy=ONCE)
+        first = bury(fleet, raises(OSError), policy=ONCE)
         assert ids(fleet) == [first]
         channel.queue_delete(name)
-        second = bury(fleet, "OSError()", policy=ONCE)
+        second = bury(fleet, raises(OSError), policy=ONCE)
         assert ids(fleet) == [second]
         fleet.bridge.broker_letters.retry(second)
         end(fleet, second, nth=2)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.fleet import Fleet, await_runs, end
+from tests.contract.steps import sleeps, uses_up_descriptors
 from tests.faults import AFTERWARDS, KINDS, STEPS_OF, Faults, place_of
 from tests.servers import eventually
 
@@ -34,9 +35,9 @@ def test_whatever_raises_before_a_handler_keeps_the_job(
 
     for step, error in zip(STEPS_OF[fleet.framework], itertools.cycle(KINDS), strict=False):
         with faults.at(step, error):
-            job = fleet.send("act", "'ok'")
+            job = fleet.send("act", "ok")
         eventually(lambda job=job: is_somewhere(job), seconds=45, what=f"the job after {error} at {step}")
-    await_runs(fleet, fleet.send("act", "'healthy'"))
+    await_runs(fleet, fleet.send("act", "healthy"))
 
 
 @pytest.mark.requirement("RET-13")
@@ -47,8 +48,8 @@ def test_a_worker_without_descriptors_buries_no_job(
     """What it cannot ask the store waits; what it was asking goes on by the connections that are open."""
     fleet = made(kind, store=postgres_store_url)
     fleet.start(1 if fleet.framework == "celery" else 4).await_ready()
-    await_end = [fleet.send("act", "use_up_descriptors(6)")]
+    await_end = [fleet.send("act", uses_up_descriptors(6))]
     await_runs(fleet, *await_end)
-    await_end += [fleet.send("act", "time.sleep(0.2)") for _ in range(30)]
+    await_end += [fleet.send("act", sleeps(0.2)) for _ in range(30)]
     ends = {end(fleet, job).type for job in await_end}
     assert (ends, fleet.bridge.dead_letters.list().letters, fleet.dead()) == ({"job.completed"}, (), set())

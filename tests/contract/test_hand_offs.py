@@ -10,18 +10,20 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
+from ojs_bridge import DeadLetter, Discard
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, attempts, await_runs, end, gaps
+from tests.contract.steps import raises, sleeps
 from tests.servers import RabbitMQ, Server, Valkey, eventually
 
 Made = Callable[..., Fleet]
 #: How a job is sent on -> its task, its first step, and the policy that asks for it.
 WAYS = {
-    "retried": ("act_kept", "OSError()", {"initial_interval": "PT0.5S"}),
-    "parked": ("act_kept", "OSError()", {"initial_interval": "PT15S", "max_attempts": 2}),
-    "buried": ("act_kept", "DeadLetter('a', 'b')", {}),
-    "discarded": ("act", "Discard('a', 'b')", {}),
-    "succeeded": ("act", "'ran'", {}),
+    "retried": ("act_kept", raises(OSError), {"initial_interval": "PT0.5S"}),
+    "parked": ("act_kept", raises(OSError), {"initial_interval": "PT15S", "max_attempts": 2}),
+    "buried": ("act_kept", raises(DeadLetter, "a", "b"), {}),
+    "discarded": ("act", raises(Discard, "a", "b"), {}),
+    "succeeded": ("act", "ran", {}),
 }
 #: The databases of the stores, by what goes away.
 VICTIMS = {"broker": "0", "store": "1", "both": "2"}
@@ -42,7 +44,7 @@ def frozen(fleet: Fleet, jobs: Iterable[str]) -> Iterator[None]:
 
 def sent_every_way(fleet: Fleet) -> dict[str, str]:
     return {
-        name: fleet.send(task, f"time.sleep(5) or {step}", step, policy={"max_attempts": 3, **policy})
+        name: fleet.send(task, sleeps(5, step), step, policy={"max_attempts": 3, **policy})
         for name, (task, step, policy) in WAYS.items()
     }
 

@@ -47,7 +47,7 @@ def test_jobs_outlast_a_store_that_is_away_for_longer_than_their_deliveries(
     begins, ends = SAID[fleet.framework]
     fleet.start(2, *options).await_ready()
     store.kill()
-    jobs = [fleet.send("act", "'ok'") for _ in range(4)]
+    jobs = [fleet.send("act", "ok") for _ in range(4)]
     eventually(lambda: begins in fleet.worker.log, what="the word of the outage")
     time.sleep(AWAY)
     assert fleet.worker.log.count(begins) == 1
@@ -70,7 +70,7 @@ def test_what_waits_for_long_is_published_anew(made: Made, store: Valkey, kind: 
     fleet = made(kind, longest_wait=1, **settings_of(kind, store))
     fleet.start(1).await_ready()
     store.kill()
-    job = fleet.send("act", "'ok'")
+    job = fleet.send("act", "ok")
     eventually(lambda: fleet.calls(job, "after_publish") >= 4, seconds=40, what="four publications")
     store.start()
     assert end(fleet, job).type == "job.completed"

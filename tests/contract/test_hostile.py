@@ -10,6 +10,7 @@ import pytest
 
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, end
+from tests.contract.steps import raises
 from tests.servers import Postgres, eventually
 
 STATE, POLICY, ANY = "validation.state_invalid", "validation.retry_policy_invalid", "validation."
@@ -107,7 +108,7 @@ def hostile(framework: str) -> dict[str, tuple[dict[str, Any], str]]:
 
 
 def assert_healthy(fleet: Fleet) -> None:
-    jobs = [fleet.send("act", "'ok'") for _ in range(20)]
+    jobs = [fleet.send("act", "ok") for _ in range(20)]
     assert {end(fleet, job).type for job in jobs} == {"job.completed"}
 
 
@@ -147,10 +148,8 @@ def test_a_job_that_the_store_cannot_write_is_a_dead_letter_of_its_broker_and_th
     """It is no outage, in which all jobs would wait."""
     postgres.execute(f"CREATE DATABASE {unique} ENCODING 'LATIN1' TEMPLATE template0")
     fleet = made(kind, store=postgres.url_of(unique))
-    strange = [
-        fleet.send("act", "'ok'", id=f"\u0437\u0430\u043a\u0430\u0437-{unique}-{n}") for n in range(10)
-    ]
-    named = fleet.send("act", "'ok'", id=f"caf\u00e9-{unique}")
+    strange = [fleet.send("act", "ok", id=f"\u0437\u0430\u043a\u0430\u0437-{unique}-{n}") for n in range(10)]
+    named = fleet.send("act", "ok", id=f"caf\u00e9-{unique}")
     worker = fleet.start(2)
     assert_healthy(fleet)
     eventually(lambda: fleet.dead() == {*strange}, what="the dead letters")
@@ -178,7 +177,7 @@ def test_a_job_from_the_end_of_all_times_becomes_a_dead_letter_like_others(fleet
     }[fleet.framework]
     store = fleet.bridge.store
     assert store is not None
-    for job in [fleet.put("OSError('down')", **differs)[0] for differs in sent]:
+    for job in [fleet.put(raises(OSError, "down"), **differs)[0] for differs in sent]:
         eventually(lambda job=job: store.get(job), what="the dead letter")
         json.dumps(fleet.bridge.dead_letters.get(job).to_ojs())
 
@@ -200,7 +199,7 @@ def test_a_message_that_cannot_even_be_handed_to_the_pool_is_kept_and_takes_no_p
 def test_a_state_that_no_message_can_carry_any_further_is_a_dead_letter(fleet: Fleet) -> None:
     huge = {"max_attempts": 9, "non_retryable_errors": ["x" * 20_000]}
     state = {"ojs": json.dumps({"v": 1, "attempt": 1, "retry": huge})}
-    job, _ = fleet.put("OSError()", **({"options": state} if fleet.framework == "dramatiq" else state))
+    job, _ = fleet.put(raises(OSError), **({"options": state} if fleet.framework == "dramatiq" else state))
     told = end(fleet, job).data
     assert (told["cause"], told["last_error"]["type"]) == ("invalid", "builtins.OSError")
     assert "cannot be followed up" in told["reason"]

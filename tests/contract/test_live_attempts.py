@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 
 import pytest
 
+from ojs_bridge import DeadLetter, Retry, Snooze
 from tests.contract.conftest import FLEETS, SERVED
 from tests.contract.fleet import Fleet, attempts, await_runs, end
 from tests.contract.notes import UNACKNOWLEDGED
+from tests.contract.steps import Step, raises, sends_again, sleeps
 from tests.servers import eventually
 
 #: Seconds of the broker's visibility timeout and of the reservation, and of a job that takes far longer.
@@ -21,7 +24,7 @@ SHORT, LONG = 6, 13
 def test_a_copy_of_a_running_job_waits_and_is_dropped(made: Callable[..., Fleet], kind: str) -> None:
     fleet = made(kind, reservation=f"PT{SHORT}S", visibility=SHORT)
     fleet.start(2).await_ready()
-    job = fleet.send("act", f"time.sleep({LONG}) or 'ran'")
+    job = fleet.send("act", sleeps(LONG, "ran"))
     await_runs(fleet, job)
     fleet.give_out_again()
     assert end(fleet, job).type == "job.completed"
@@ -31,10 +34,10 @@ def test_a_copy_of_a_running_job_waits_and_is_dropped(made: Callable[..., Fleet]
 
 
 #: What a first run does, the event after which its worker is killed, and the attempts there are in the end.
-OUTCOMES = {
-    "'ran'": ("job.completed", [1]),
-    "DeadLetter('a', 'b')": ("dead_letter.added", [1]),
-    "OSError()": ("job.retrying", [1, 2, 3]),
+OUTCOMES: dict[str, tuple[Step, str, list[int]]] = {
+    "succeeds": ("ran", "job.completed", [1]),
+    "is buried": (raises(DeadLetter, "a", "b"), "dead_letter.added", [1]),
+    "fails": (raises(OSError), "job.retrying", [1, 2, 3]),
 }
 
 
@@ -47,30 +50,33 @@ def test_what_was_settled_but_not_acknowledged_does_not_run_again(
     fleet = made(kind, reservation=f"PT{SHORT}S", visibility=SHORT)
     fleet.start(4, **{UNACKNOWLEDGED: "1"}).await_ready()
     policy = {"initial_interval": "PT5S", "max_attempts": 3}
-    jobs = {step: fleet.send("act_kept", step, "OSError()", policy=policy) for step in OUTCOMES}
-    for step, (told, _) in OUTCOMES.items():
-        eventually(lambda job=jobs[step], told=told: told in fleet.types(job), what=told)
+    jobs = {
+        name: fleet.send("act_kept", step, raises(OSError), policy=policy)
+        for name, (step, *_) in OUTCOMES.items()
+    }
+    for name, (_, event, _) in OUTCOMES.items():
+        eventually(lambda job=jobs[name], event=event: event in fleet.types(job), what=event)
     time.sleep(0.5)  # a retry is told of when it is published, and settled then
     fleet.replace(4)
-    assert end(fleet, jobs["OSError()"]).type == "job.discarded"
+    assert end(fleet, jobs["fails"]).type == "job.discarded"
     eventually(lambda: fleet.left() == 0, seconds=40, what="the end of the copies")
     time.sleep(SHORT)  # for what must not happen: a further run
-    for step, (_, expected) in OUTCOMES.items():
-        assert attempts(fleet, jobs[step]) == expected, step
-    assert len(fleet.bridge.dead_letters.get(jobs["OSError()"]).errors) == 3
+    for name, (*_, expected) in OUTCOMES.items():
+        assert attempts(fleet, jobs[name]) == expected, name
+    assert len(fleet.bridge.dead_letters.get(jobs["fails"]).errors) == 3
 
 
 #: How a job comes to the run that sends it again, and the attempts that there are in the end.
-SENT_AGAIN: dict[str, tuple[tuple[str, ...], list[int]]] = {
-    "at once": (("again() and 'sent'", "'ok'"), [1, 1]),
-    "retried": (("OSError()", "again() and 'sent'", "'ok'"), [1, 2, 2]),
-    "retried, and fails": (("OSError()", "again() and OSError()", "'ok'"), [1, 2, 2, 3]),
-    "retried twice": (("OSError()", "OSError()", "again() and 'sent'", "'ok'"), [1, 2, 3, 3]),
-    "snoozed": (("Snooze('PT0.1S')", "again() and 'sent'", "'ok'"), [1, 1, 1]),
-    "parked": (("Retry('a', 'b', after='PT2S')", "again() and 'sent'", "'ok'"), [1, 2, 2]),
-    "sent twice": (("OSError()", "again() and again() and 'sent'", "'ok'"), [1, 2, 2, 2]),
-    "sent by what was sent": (("OSError()", "again() and 'a'", "again() and 'b'", "'ok'"), [1, 2, 2, 2]),
-    "replayed": (("DeadLetter('a', 'b')", "again() and 'sent'", "'ok'"), [1, 1, 1]),
+SENT_AGAIN: dict[str, tuple[tuple[Step, ...], list[int]]] = {
+    "at once": ((sends_again("sent"), "ok"), [1, 1]),
+    "retried": ((raises(OSError), sends_again("sent"), "ok"), [1, 2, 2]),
+    "retried, and fails": ((raises(OSError), sends_again(raises(OSError)), "ok"), [1, 2, 2, 3]),
+    "retried twice": ((raises(OSError), raises(OSError), sends_again("sent"), "ok"), [1, 2, 3, 3]),
+    "snoozed": ((raises(Snooze, "PT0.1S"), sends_again("sent"), "ok"), [1, 1, 1]),
+    "parked": ((raises(Retry, "a", "b", after="PT2S"), sends_again("sent"), "ok"), [1, 2, 2]),
+    "sent twice": ((raises(OSError), sends_again(sends_again("sent")), "ok"), [1, 2, 2, 2]),
+    "sent by what was sent": ((raises(OSError), sends_again("a"), sends_again("b"), "ok"), [1, 2, 2, 2]),
+    "replayed": ((raises(DeadLetter, "a", "b"), sends_again("sent"), "ok"), [1, 1, 1]),
 }
 
 
@@ -86,7 +92,7 @@ def test_a_job_that_its_own_code_sends_again_is_a_job_of_its_own(
     fleet.bridge.dead_letters.retry(jobs["replayed"])
     for way, (steps, expected) in SENT_AGAIN.items():
         job = jobs[way]
-        ends = 1 + sum(step.count("again()") for step in steps)
+        ends = 1 + json.dumps(steps).count("sends_again")
         eventually(lambda job=job, ends=ends: fleet.types(job).count("job.completed") == ends, what=way)
         assert sorted(attempts(fleet, job)) == expected, way
     eventually(lambda: fleet.left() == 0, what="an empty queue")
@@ -98,8 +104,12 @@ def test_two_jobs_under_one_id_have_two_letters(made: Callable[..., Fleet], kind
     """Each is found, deleted and replayed by itself, and comes back as the job that it is."""
     fleet = made(kind)
     fleet.start(4).await_ready()
-    dies = "again() and DeadLetter('a', 'first')", "DeadLetter('a', 'second')", "DeadLetter('a', 'third')"
-    job = fleet.send("act", *dies, "'ok'")
+    dies = (
+        sends_again(raises(DeadLetter, "a", "first")),
+        raises(DeadLetter, "a", "second"),
+        raises(DeadLetter, "a", "third"),
+    )
+    job = fleet.send("act", *dies, "ok")
     letters = fleet.bridge.dead_letters
     eventually(lambda: fleet.types(job).count("dead_letter.added") == 2, what="two deaths")
     first, second = sorted(letters.list().letters, key=lambda letter: letter.id)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, attempts, await_runs, end, gaps
+from tests.contract.steps import sleeps
 from tests.lives import reserve_and_die
 from tests.servers import eventually
 
@@ -25,12 +26,12 @@ def test_a_job_that_takes_its_whole_worker_along_runs_as_often_as_its_policy_say
 ) -> None:
     fleet = made(kind, reservation="PT2S", visibility=3)
     fleet.start(1).await_ready()
-    job = fleet.send("act_kept", "time.sleep(60)", policy=POLICY)
+    job = fleet.send("act_kept", sleeps(60), policy=POLICY)
     for n in (1, 2, 3):
         await_runs(fleet, job, runs=n)
         fleet.replace(1)
     assert end(fleet, job, seconds=90).data["dead_lettered"]
-    assert end(fleet, fleet.send("act", "'after'")).type == "job.completed"
+    assert end(fleet, fleet.send("act", "after")).type == "job.completed"
     assert attempts(fleet, job) == [1, 2, 3]
     assert min(gaps(fleet, job)) >= 1.5
     errors = fleet.bridge.dead_letters.get(job).errors
@@ -43,7 +44,7 @@ def test_a_job_that_takes_its_whole_worker_along_runs_as_often_as_its_policy_say
 def test_a_lost_attempt_is_retried_after_its_reservation_and_the_policys_delay(fleet: Fleet) -> None:
     job = str(uuid4())
     until = reserve_and_die(fleet.bridge, job, seconds=2)
-    fleet.send("act", "'ok'", id=job, policy={"initial_interval": "PT1S"})
+    fleet.send("act", "ok", id=job, policy={"initial_interval": "PT1S"})
     assert end(fleet, job).type == "job.completed"
     (run,) = fleet.runs(job)
     assert run.at >= until + 1
@@ -56,7 +57,7 @@ def test_the_next_job_is_sent_though_the_worker_died_before_it_was(made: Made, k
     """A job that succeeded has ended when the job that follows it is safe, not before."""
     fleet = made(kind, reservation="PT2S", visibility=3)
     fleet.start(1)
-    job = fleet.send("act", "'done'", followed_by=fleet.queue, deadly=True)
+    job = fleet.send("act", "done", followed_by=fleet.queue, deadly=True)
     if fleet.framework == "dramatiq":  # Celery starts a child that has died anew
         fleet.worker.process.wait(60)
         fleet.start(1)

@@ -13,6 +13,7 @@ from pika.exceptions import ChannelClosedByBroker
 from ojs_bridge import Bridge, RetryNotFound
 from ojs_bridge.store import Parked
 from tests.contract.fleet import Fleet, end
+from tests.contract.steps import raises
 from tests.servers import eventually
 
 FAR = {"initial_interval": "PT2H", "max_interval": "PT2H"}
@@ -20,7 +21,7 @@ FAR = {"initial_interval": "PT2H", "max_interval": "PT2H"}
 
 def parked(fleet: Fleet) -> tuple[str, Parked]:
     """A job that has failed once, and its retry, which is parked and was told of."""
-    job = fleet.send("act", "OSError('first')", "'second'", policy=FAR)
+    job = fleet.send("act", raises(OSError, "first"), "second", policy=FAR)
     eventually(lambda: [event.type for event in fleet.events(job)][-1:] == ["job.retrying"])
     (found,) = fleet.bridge.retries.list().retries
     return job, found
@@ -51,7 +52,7 @@ def test_a_parked_retry_that_is_run_from_another_process_is_published_by_a_worke
 def test_a_parked_retry_that_is_cancelled_never_runs(fleet: Fleet) -> None:
     job, _ = parked(fleet)
     fleet.bridge.retries.cancel(job)
-    end(fleet, fleet.send("act", "'another one'"))
+    end(fleet, fleet.send("act", "another one"))
     assert (len(fleet.runs(job)), fleet.bridge.retries.count()) == (1, 0)
     eventually(lambda: fleet.events(job)[-1].type == "job.cancelled", what="the event of the end")
     for act in (fleet.bridge.retries.run, fleet.bridge.retries.cancel):
@@ -66,7 +67,7 @@ def test_a_parked_retry_whose_queue_is_gone_has_it_declared_again(
     """RabbitMQ confirms a message that it drops, and the publisher has declared the queue before."""
     fleet = made(kind)
     worker = fleet.start()
-    earlier, job = (fleet.send("act", "OSError('first')", "'second'", policy=FAR) for _ in range(2))
+    earlier, job = (fleet.send("act", raises(OSError, "first"), "second", policy=FAR) for _ in range(2))
     eventually(lambda: fleet.bridge.retries.count() == 2, what="two parked retries")
     worker.stop()
     fleet.bridge.start()

@@ -8,7 +8,9 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from ojs_bridge import Discard, Snooze
 from tests.contract.fleet import Fleet, await_runs, end
+from tests.contract.steps import raises, sleeps
 
 
 def counted(fleet: Fleet) -> Counter[tuple[str, str, str]]:
@@ -28,17 +30,17 @@ def test_each_run_is_counted_once(made: Callable[..., Fleet], kind: str) -> None
     fleet = made(kind, reservation="PT2S", visibility=3)
     fleet.start(2)
     for steps in (
-        ["'ok'"],
-        ["'ok'"],
-        ["OSError()", "'ok'"],
-        ["Snooze('PT0.1S')", "'ok'"],
-        ["Discard('a.b')"],
+        ["ok"],
+        ["ok"],
+        [raises(OSError), "ok"],
+        [raises(Snooze, "PT0.1S"), "ok"],
+        [raises(Discard, "a.b")],
     ):
         end(fleet, fleet.send("act", *steps))
-    end(fleet, fleet.send("act_kept", "OSError()", "OSError()"))
+    end(fleet, fleet.send("act_kept", raises(OSError), raises(OSError)))
     fleet.worker.stop()
     fleet.start(1)
-    job = fleet.send("act_kept", "time.sleep(60)", "'ok'")
+    job = fleet.send("act_kept", sleeps(60), "ok")
     await_runs(fleet, job)
     fleet.replace(1)
     end(fleet, job, seconds=90)

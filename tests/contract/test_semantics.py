@@ -8,69 +8,83 @@ from typing import Any
 
 import pytest
 
-from ojs_bridge import LetterNotFound
+from ojs_bridge import DeadLetter, Discard, Fail, LetterNotFound, Retry, Snooze
 from ojs_bridge.operations.operation import Jobs
 from ojs_bridge.rules.fingerprint import frame_of
 from ojs_bridge.rules.job import format_time
 from tests.contract.fleet import Fleet, end, gaps, retries
-from tests.contract.steps import KEEP, AuthExpired
+from tests.contract.steps import (
+    KEEP,
+    AuthExpired,
+    CardFraud,
+    CardStolen,
+    Step,
+    calls,
+    raises,
+    raises_its_number,
+    raises_more_each_time,
+    raises_what_is_named,
+)
 from tests.servers import eventually
 
 # the task, what each run does (the last step repeats), the job's policy
 # -> runs, how it ends, the last error's type, the cause
-ENDINGS: dict[str, tuple[str, list[str], dict[str, Any], int, str, str | None, str | None]] = {
-    "succeeds at once": ("act", ["'ok'"], {}, 1, "completed", None, None),
+ENDINGS: dict[str, tuple[str, list[Step], dict[str, Any], int, str, str | None, str | None]] = {
+    "succeeds at once": ("act", ["ok"], {}, 1, "completed", None, None),
     "fails twice, then succeeds": (
-        "act", ["OSError('a')", "OSError('b')", "'ok'"], {}, 3, "completed", None, None,
+        "act", [raises(OSError, "a"), raises(OSError, "b"), "ok"], {}, 3, "completed", None, None,
     ),
     "three attempts by default": (
-        "act", ["OSError('a')"], {}, 3, "discarded", "builtins.OSError", "exhausted",
+        "act", [raises(OSError, "a")], {}, 3, "discarded", "builtins.OSError", "exhausted",
     ),
     "exhausted and discarded": (
-        "act", ["KeyError('k')"], {"max_attempts": 4}, 4, "discarded", "builtins.KeyError", "exhausted",
+        "act", [raises(KeyError, "k")], {"max_attempts": 4}, 4, "discarded", "builtins.KeyError", "exhausted",
     ),
-    "exhausted and kept": ("act_kept", ["KeyError('k')"], {}, 2, "dead", "builtins.KeyError", "exhausted"),
+    "exhausted and kept": (
+        "act_kept", [raises(KeyError, "k")], {}, 2, "dead", "builtins.KeyError", "exhausted",
+    ),
     "max_attempts 1": (
-        "act", ["OSError('a')"], {"max_attempts": 1}, 1, "discarded", "builtins.OSError", "exhausted",
+        "act", [raises(OSError, "a")], {"max_attempts": 1}, 1, "discarded", "builtins.OSError", "exhausted",
     ),
     "max_attempts 0": (
-        "act_kept", ["OSError('a')"], {"max_attempts": 0}, 1, "dead", "builtins.OSError", "exhausted",
+        "act_kept", [raises(OSError, "a")], {"max_attempts": 0}, 1, "dead", "builtins.OSError", "exhausted",
     ),
     "exact match": (
-        "act", ["Retry('auth.expired')"], {"non_retryable_errors": ["auth.expired"]},
+        "act", [raises(Retry, "auth.expired")], {"non_retryable_errors": ["auth.expired"]},
         1, "discarded", "auth.expired", "non_retryable",
     ),
     "prefix match": (
-        "act_kept", ["Retry('auth.expired')"], {"non_retryable_errors": ["auth.*"]},
+        "act_kept", [raises(Retry, "auth.expired")], {"non_retryable_errors": ["auth.*"]},
         1, "dead", "auth.expired", "non_retryable",
     ),
     "no match": (
-        "act", ["Retry('auth.expired')"], {"non_retryable_errors": ["auth", "au.*"], "max_attempts": 2},
+        "act", [raises(Retry, "auth.expired")], {"non_retryable_errors": ["auth", "au.*"], "max_attempts": 2},
         2, "discarded", "auth.expired", "exhausted",
     ),
     "match by class name": (
-        "act", ["AuthExpired()"], {"non_retryable_errors": ["AuthExpired"]},
+        "act", [raises(AuthExpired)], {"non_retryable_errors": ["AuthExpired"]},
         1, "discarded", f"{AuthExpired.__module__}.AuthExpired", "non_retryable",
     ),
     "mapped by the task": (
-        "act", ["CardStolen()"], {"non_retryable_errors": ["payment.*"]},
+        "act", [raises(CardStolen)], {"non_retryable_errors": ["payment.*"]},
         1, "discarded", "payment.card_stolen", "non_retryable",
     ),
-    "mapped with a code": ("act", ["CardFraud()"], {}, 1, "dead", "payment.fraud", "handler"),
+    "mapped with a code": ("act", [raises(CardFraud)], {}, 1, "dead", "payment.fraud", "handler"),
     "mapped by the app": (
-        "act", ["TimeoutError()"], {"max_attempts": 2}, 2, "discarded", "external.timeout", "exhausted",
+        "act", [raises(TimeoutError)], {"max_attempts": 2}, 2, "discarded", "external.timeout", "exhausted",
     ),
-    "Discard": ("act_kept", ["Discard('a.b', 'm')"], {}, 1, "discarded", "a.b", "handler"),
-    "Fail": ("act_kept", ["Fail('a.b', 'm')"], {}, 1, "discarded", "a.b", "handler"),
-    "DeadLetter": ("act", ["DeadLetter('a.b', 'm')"], {}, 1, "dead", "a.b", "handler"),
+    "Discard": ("act_kept", [raises(Discard, "a.b", "m")], {}, 1, "discarded", "a.b", "handler"),
+    "Fail": ("act_kept", [raises(Fail, "a.b", "m")], {}, 1, "discarded", "a.b", "handler"),
+    "DeadLetter": ("act", [raises(DeadLetter, "a.b", "m")], {}, 1, "dead", "a.b", "handler"),
     "Discard on the second attempt": (
-        "act_kept", ["OSError()", "Discard('a.b')"], {}, 2, "discarded", "a.b", "handler",
+        "act_kept", [raises(OSError), raises(Discard, "a.b")], {}, 2, "discarded", "a.b", "handler",
     ),
     "Retry never outlives its attempts": (
-        "act", ["Retry('a.b', after='PT0.05S')"], {"max_attempts": 3}, 3, "discarded", "a.b", "exhausted",
+        "act", [raises(Retry, "a.b", after="PT0.05S")], {"max_attempts": 3}, 3,
+        "discarded", "a.b", "exhausted",
     ),
     "Snooze uses no attempt": (
-        "act", ["Snooze('PT0.05S')"] * 4 + ["'ok'"], {"max_attempts": 1}, 5, "completed", None, None,
+        "act", [raises(Snooze, "PT0.05S")] * 4 + ["ok"], {"max_attempts": 1}, 5, "completed", None, None,
     ),
 }  # fmt: skip
 
@@ -127,7 +141,7 @@ DELAYS: dict[str, tuple[dict[str, Any], list[float]]] = {
 @pytest.mark.requirement("RET-02", "RET-04", "RET-11", "RET-14")
 def test_a_retry_comes_after_its_delay_and_never_before(fleet: Fleet) -> None:
     sent = {
-        name: fleet.send("act", "OSError('down')", policy={**policy, "max_attempts": len(delays) + 1})
+        name: fleet.send("act", raises(OSError, "down"), policy={**policy, "max_attempts": len(delays) + 1})
         for name, (policy, delays) in DELAYS.items()
     }
     for name, (_, delays) in DELAYS.items():
@@ -143,7 +157,7 @@ def test_a_retry_comes_after_its_delay_and_never_before(fleet: Fleet) -> None:
 def test_jitter_stays_within_its_bounds_and_the_cap(fleet: Fleet) -> None:
     policy = {"jitter": True, "initial_interval": "PT0.4S", "max_interval": "PT0.5S", "max_attempts": 2}
     planned = []
-    for job in [fleet.send("act", "OSError()", "'ok'", policy=policy) for _ in range(12)]:
+    for job in [fleet.send("act", raises(OSError), "ok", policy=policy) for _ in range(12)]:
         assert end(fleet, job).type == "job.completed"
         assert 0.2 <= gaps(fleet, job)[0] < 0.5 + fleet.late
         (data,) = retries(fleet, job)
@@ -155,9 +169,9 @@ def test_jitter_stays_within_its_bounds_and_the_cap(fleet: Fleet) -> None:
 
 @pytest.mark.requirement("RET-04", "RET-08", "RET-11")
 def test_a_hint_replaces_the_delay_and_is_still_capped(fleet: Fleet) -> None:
-    hint = fleet.send("act", "Retry('a.b', after='PT0.5S')", "'ok'")
-    capped = fleet.send("act", "Retry('a.b', after='PT1H')", "'ok'", policy={"max_interval": "PT0.5S"})
-    zero = fleet.send("act", "Retry('a.b', after='PT0S')", "'ok'", policy={"initial_interval": "PT30S"})
+    hint = fleet.send("act", raises(Retry, "a.b", after="PT0.5S"), "ok")
+    capped = fleet.send("act", raises(Retry, "a.b", after="PT1H"), "ok", policy={"max_interval": "PT0.5S"})
+    zero = fleet.send("act", raises(Retry, "a.b", after="PT0S"), "ok", policy={"initial_interval": "PT30S"})
     for job, delay in ((hint, 0.5), (capped, 0.5), (zero, 0.0)):
         assert end(fleet, job).type == "job.completed"
         assert delay <= gaps(fleet, job)[0] < delay + fleet.late
@@ -165,10 +179,10 @@ def test_a_hint_replaces_the_delay_and_is_still_capped(fleet: Fleet) -> None:
 
 @pytest.mark.requirement("RET-10")
 def test_policies_of_app_task_and_job_are_merged_field_by_field(fleet: Fleet) -> None:
-    plain = fleet.send("act_kept", "OSError()")
-    more = fleet.send("act_kept", "OSError()", policy={"max_attempts": 4})
+    plain = fleet.send("act_kept", raises(OSError))
+    more = fleet.send("act_kept", raises(OSError), policy={"max_attempts": 4})
     other = fleet.send(
-        "act_kept", "OSError()", policy={"on_exhaustion": "discard", "initial_interval": "PT0.4S"}
+        "act_kept", raises(OSError), policy={"on_exhaustion": "discard", "initial_interval": "PT0.4S"}
     )
     for job, delays, kept in ((plain, [100], True), (more, [100, 200, 400], True), (other, [400], False)):
         assert end(fleet, job).data["dead_lettered"] is kept
@@ -181,7 +195,7 @@ def test_policies_of_app_task_and_job_are_merged_field_by_field(fleet: Fleet) ->
 @pytest.mark.requirement("RET-14", "RET-15", "DLQ-001", "DLQ-002")
 def test_the_message_keeps_ten_errors_and_the_dead_letter_all_of_them(fleet: Fleet) -> None:
     policy = {"max_attempts": 14, "backoff_strategy": "none", "initial_interval": "PT0.01S", **KEEP}
-    job = fleet.send("act", "OSError(f'run {n} ' + 'x' * 3000)", policy=policy)
+    job = fleet.send("act", raises_its_number("run", padding=3000), policy=policy)
     end(fleet, job)
     runs = fleet.runs(job)
     assert [(run.attempt, run.retries) for run in runs] == [(n + 1, n) for n in range(14)]
@@ -192,7 +206,7 @@ def test_the_message_keeps_ten_errors_and_the_dead_letter_all_of_them(fleet: Fle
     letter = fleet.bridge.dead_letters.get(job)
     assert [error["attempt"] for error in letter.errors] == list(range(1, 15))
     assert [error["message"].split(" x")[0] for error in letter.errors] == [f"run {n}" for n in range(1, 15)]
-    discarded = fleet.send("act", "OSError()", policy={**policy, "on_exhaustion": "discard"})
+    discarded = fleet.send("act", raises(OSError), policy={**policy, "on_exhaustion": "discard"})
     end(fleet, discarded)
     for ended in (job, discarded):
         eventually(lambda ended=ended: fleet.bridge.store.kept_errors(ended) == [], what="an empty history")
@@ -205,39 +219,39 @@ def size(state: dict[str, Any]) -> int:
 
 @pytest.mark.requirement("RET-14")
 def test_an_error_entry_has_the_fields_of_the_spec(fleet: Fleet) -> None:
-    job = fleet.send("act", "Retry('a.b', 'm', details={'order': 7})", "'ok'")
+    job = fleet.send("act", raises(Retry, "a.b", "m", details={"order": 7}), "ok")
     end(fleet, job)
     (entry,) = fleet.runs(job)[1].ojs["errors"]
     assert {name: entry[name] for name in ("attempt", "type", "message", "code", "details")} == {
         "attempt": 1, "type": "a.b", "message": "m", "code": "RETRY", "details": {"order": 7},
     }  # fmt: skip
     assert entry["timestamp"].endswith("Z")
-    assert entry["backtrace"][-1].endswith("in perform")
+    assert entry["backtrace"][-1].endswith("in raises")
 
 
 def test_a_group_is_one_fault_at_one_place_of_the_users_own_code(fleet: Fleet) -> None:
     """Its frame is not the framework's, nor the bridge's, nor one of what the user's code has called."""
     steps = (
-        "KeyError('order')",
-        "KeyError('order')",
-        "KeyError('customer')",
-        "__import__('json').loads('[')",
+        raises(KeyError, "order"),
+        raises(KeyError, "order"),
+        raises(KeyError, "customer"),
+        calls("json.loads", "["),
     )
     jobs = [fleet.send("act_kept", each, policy={"max_attempts": 1}) for each in steps]
     jobs.append(fleet.send("act", steps[0], policy={"max_attempts": 1, **KEEP}))
     for job in jobs:
         end(fleet, job)
     letters = [fleet.bridge.dead_letters.get(job) for job in jobs]
-    assert {frame_of(letter.type, letter.backtrace) for letter in letters} == {"contract/steps.py in perform"}
+    frames = {frame_of(letter.type, letter.backtrace) for letter in letters}
+    assert frames == {"contract/steps.py in raises", "contract/steps.py in calls"}
     first, same, *others = (letter.group for letter in letters)
     assert first == same
     assert len({first, *others}) == 4
 
 
 def test_huge_and_unserialisable_errors_are_cut_and_the_header_stays_in_its_budget(fleet: Fleet) -> None:
-    huge = "Retry('a' * 1000, 'm' * 100_000, details={'object': Opaque(), 'blob': 'x' * (n - 1) * 100_000})"
     policy = {"max_attempts": 12, "initial_interval": "PT0.001S", "max_interval": "PT0.001S", **KEEP}
-    job = fleet.send("act", huge, policy=policy)
+    job = fleet.send("act", raises_more_each_time(), policy=policy)
     end(fleet, job)
     assert max(size(run.ojs) for run in fleet.runs(job)) <= 16 * 1024
     assert fleet.runs(job)[1].ojs["errors"][0]["details"] == {"object": "<opaque>", "blob": ""}
@@ -249,7 +263,7 @@ def test_huge_and_unserialisable_errors_are_cut_and_the_header_stays_in_its_budg
 @pytest.mark.requirement("RET-11")
 def test_a_delivery_that_comes_early_waits(fleet: Fleet) -> None:
     due = format_time(fleet.bridge.engine.now() + timedelta(seconds=1.5))
-    job = fleet.send("act", "'ok'", state={"v": 1, "attempt": 3, "next_retry_at": due})
+    job = fleet.send("act", "ok", state={"v": 1, "attempt": 3, "next_retry_at": due})
     assert end(fleet, job).data["attempt"] == 3
     (run,) = fleet.runs(job)
     assert run.due <= run.at < run.due + fleet.late
@@ -257,7 +271,9 @@ def test_a_delivery_that_comes_early_waits(fleet: Fleet) -> None:
 
 @pytest.mark.requirement("RET-14", "DLQ-003")
 def test_a_replay_starts_afresh_under_its_own_id_with_the_whole_history(fleet: Fleet) -> None:
-    job = fleet.send("act_kept", "OSError('one')", "OSError('two')", "OSError('three')", "'ok'")
+    job = fleet.send(
+        "act_kept", raises(OSError, "one"), raises(OSError, "two"), raises(OSError, "three"), "ok"
+    )
     end(fleet, job)
     assert fleet.bridge.dead_letters.retry(job).replay_count == 1
     assert end(fleet, job, nth=2).type == "job.completed"
@@ -270,7 +286,7 @@ def test_a_replay_starts_afresh_under_its_own_id_with_the_whole_history(fleet: F
 
 
 def test_a_replay_that_fails_again_is_a_dead_letter_again(fleet: Fleet) -> None:
-    job = fleet.send("act_kept", "OSError('down')")
+    job = fleet.send("act_kept", raises(OSError, "down"))
     for replays in (1, 2):
         end(fleet, job, nth=replays)
         fleet.bridge.dead_letters.retry(job)
@@ -283,12 +299,12 @@ def test_a_replay_that_fails_again_is_a_dead_letter_again(fleet: Fleet) -> None:
 def test_an_operation_tells_what_became_of_its_jobs(fleet: Fleet) -> None:
     """They succeed, after a failed attempt, too, or die again; its letters are those that died."""
     lives = {
-        "succeeds": ("'ok'",),
-        "recovers": ("OSError('three')", "'ok'"),
-        "dies": ("OSError('three')", "OSError('four')"),
+        "succeeds": ("ok",),
+        "recovers": (raises(OSError, "three"), "ok"),
+        "dies": (raises(OSError, "three"), raises(OSError, "four")),
     }
     sent = {
-        name: fleet.send("act_kept", "OSError('one')", "OSError('two')", *later)
+        name: fleet.send("act_kept", raises(OSError, "one"), raises(OSError, "two"), *later)
         for name, later in lives.items()
     }
     for job in sent.values():
@@ -305,12 +321,14 @@ def test_an_operation_tells_what_became_of_its_jobs(fleet: Fleet) -> None:
 
 @pytest.mark.requirement("DLQ-R002")
 def test_a_replay_with_other_arguments_on_another_queue(fleet: Fleet) -> None:
-    job = fleet.send("act_kept", "OSError('one')", "OSError('two')", meta={"tenant": "acme"})
+    job = fleet.send("act_kept", raises(OSError, "one"), raises(OSError, "two"), meta={"tenant": "acme"})
     end(fleet, job)
     letter = fleet.bridge.dead_letters.get(job)
-    assert (letter.reading.args, letter.reading.kwargs) == (["OSError('one')", "OSError('two')"], {})
+    assert letter.reading.args == [raises(OSError, "one"), raises(OSError, "two")]
+    assert letter.reading.kwargs == {}
     assert letter.reading.meta["tenant"] == "acme"
-    changes: dict[str, Any] = {"args": ["DeadLetter('a.b', named['word'])"], "kwargs": {"word": "given"}}
+    args = [raises_what_is_named(DeadLetter, "a.b", name="word")]
+    changes: dict[str, Any] = {"args": args, "kwargs": {"word": "given"}}
     fleet.bridge.dead_letters.retry(job, **changes, queue=fleet.other_queue, meta={"tenant": "other"})
     assert end(fleet, job, nth=2).data["queue"] == fleet.other_queue
     letter = fleet.bridge.dead_letters.get(job)

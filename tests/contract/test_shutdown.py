@@ -13,6 +13,7 @@ from ojs_bridge.operations import health
 from ojs_bridge.operations.health import Check
 from tests.contract.conftest import SERVED
 from tests.contract.fleet import Fleet, attempts, await_runs, end
+from tests.contract.steps import naps, raises
 from tests.servers import eventually
 
 Made = Callable[..., Fleet]
@@ -29,10 +30,10 @@ SOFT = [("celery-valkey", 3), ("celery-rabbitmq", 3)] if version("celery") >= "5
 def test_a_hurried_shutdown_gives_the_attempt_back(made: Made, kind: str, soft: int) -> None:
     fleet = made(kind, visibility=5, soft_shutdown=soft)
     fleet.start(2).await_ready()
-    steps = ("nap(60)", "OSError()", "'ok'")
+    steps = (naps(60), raises(OSError), "ok")
     jobs = [fleet.send("interruptible", *steps, policy={"max_attempts": 2}) for _ in range(2)]
     await_runs(fleet, *jobs)
-    short = fleet.send("act", "'ok'")
+    short = fleet.send("act", "ok")
     fleet.worker.process.send_signal(fleet.hurry)
     fleet.worker.process.wait(60)
     fleet.start(2).await_ready()
@@ -92,7 +93,7 @@ def test_a_rolling_deploy_loses_nothing_and_counts_nothing(made: Made, kind: str
     jobs: dict[str, list[str]] = {"act": [], "interruptible": []}
     for _ in range(3):
         for task, sent in jobs.items():
-            sent += [fleet.send(task, "nap(0.3) or OSError()", "'ok'") for _ in range(5)]
+            sent += [fleet.send(task, naps(0.3, raises(OSError)), "ok") for _ in range(5)]
         await_runs(fleet, jobs["act"][-5])
         old = fleet.worker
         fleet.start(2, *options)

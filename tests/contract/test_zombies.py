@@ -12,14 +12,15 @@ from tests.conftest import store_url
 from tests.contract.conftest import FLEETS
 from tests.contract.fleet import Fleet, attempts, await_runs, end
 from tests.contract.notes import client
+from tests.contract.steps import Step, waits_for
 from tests.servers import eventually
 
 Made = Callable[..., Fleet]
 
 
-def awaiting(fleet: Fleet, words: str) -> tuple[str, str]:
+def awaiting(fleet: Fleet, words: Step) -> tuple[Step, str]:
     """The steps of a job that waits to be woken in its first run, and succeeds in its second one."""
-    return f"until(noting.url, '{fleet.queue}-go') and {words}", "'second'"
+    return waits_for(f"{fleet.queue}-go", words), "second"
 
 
 def go(fleet: Fleet) -> None:
@@ -71,7 +72,7 @@ def test_the_words_of_a_run_that_was_taken_over_are_not_heard(
 def test_a_job_goes_on_though_the_worker_that_took_it_over_died(made: Made, kind: str) -> None:
     fleet = made(kind, reservation="PT1S")
     fleet.start(1).await_ready()
-    job = fleet.send("act", *awaiting(fleet, "'first'"))
+    job = fleet.send("act", *awaiting(fleet, "first"))
     await_runs(fleet, job)
     assert fleet.bridge.store is not None
     zombies.take_over(fleet.bridge.store, job)

@@ -11,6 +11,7 @@ from dramatiq.brokers.stub import StubBroker
 from ojs_bridge import Bridge, ConfigurationError, Event
 from ojs_bridge.celery import install
 from ojs_bridge.dramatiq import install as install_dramatiq
+from tests.contract.steps import raises
 from tests.on_celery.by_hand import ByHand
 from tests.servers import eventually
 
@@ -41,7 +42,7 @@ def test_on_celery(
     bridge = Bridge(listeners=[heard.append])
     hand = ByHand(unique, lambda app: install(app, bridge, policies={"c*": POLICY}, in_flight=in_flight))
     hand.define("charge")
-    hand.send("charge", "OSError()", retries=retries)
+    hand.send("charge", raises(OSError), retries=retries)
     hand.deliver_all()
     bridge.flush()
     assert attempts(heard) == runs
@@ -78,7 +79,7 @@ def test_a_crash_of_its_first_run_is_attempt_1(tmp_path: Any, unique: str) -> No
     bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", listeners=[heard.append])
     hand = ByHand(unique, lambda app: install(app, bridge, policies={"c*": POLICY}, in_flight="afresh"))
     hand.define("charge")
-    hand.send("charge", "'ok'", retries=7, headers={"dies": "killed"})
+    hand.send("charge", "ok", retries=7, headers={"dies": "killed"})
     hand.deliver()
     bridge.flush()
     assert [event.data["attempt"] for event in heard if event.type == "job.failed"] == [1]

@@ -23,6 +23,7 @@ from ojs_bridge.rules.decision import RetryAt
 from ojs_bridge.rules.failures import VISIBILITY_TIMEOUT, WORKER_DEATH, Failure
 from ojs_bridge.rules.job import Job
 from tests.cli.running import run
+from tests.contract.steps import Step, raises, retries
 from tests.on_celery.by_hand import ByHand
 from tests.on_dramatiq.fleet import QUICK, Fleet
 
@@ -127,7 +128,7 @@ def test_a_worker_does_not_start_with_a_name_that_stands_for_nothing(
     if framework == "celery":
         hand = ByHand(unique, lambda app: celery.install(app, Bridge(), policies=str(file)))
         hand.define("charge")
-        hand.send("charge", "'ok'", ojs_retry={"max_attempts": 2})
+        hand.send("charge", "ok", ojs_retry={"max_attempts": 2})
         with pytest.raises(ConfigurationError, match=said):
             check_app(hand.app)
         return
@@ -170,12 +171,12 @@ SAID: list[tuple[Any, Any, str, int]] = [
     ("failure", [KeyError], "OSError", 1),
 ]
 #: what a Celery task does, and what an actor raises
-MAKES: dict[str, tuple[str, Callable[[], BaseException]]] = {
-    "OSError": ("OSError()", OSError),
-    "KeyError": ("KeyError('k')", lambda: KeyError("k")),
-    "native": ("self.retry(countdown=0) if n == 1 else 'ok'", lambda: DramatiqsRetry(delay=1)),
-    "ours": ("Retry('a.b') if n == 1 else 'ok'", lambda: Retry("a.b")),
-    "snooze": ("Snooze('PT0.01S') if n == 1 else 'ok'", lambda: Snooze("PT0.01S")),
+MAKES: dict[str, tuple[list[Step], Callable[[], BaseException]]] = {
+    "OSError": ([raises(OSError)], OSError),
+    "KeyError": ([raises(KeyError, "k")], lambda: KeyError("k")),
+    "native": ([retries(countdown=0), "ok"], lambda: DramatiqsRetry(delay=1)),
+    "ours": ([raises(Retry, "a.b"), "ok"], lambda: Retry("a.b")),
+    "snooze": ([raises(Snooze, "PT0.01S"), "ok"], lambda: Snooze("PT0.01S")),
 }
 
 
@@ -185,7 +186,7 @@ def test_on_celery(policy: Any, own: Any, raised: str, runs: int, unique: str) -
     entry = {**QUICK, "max_attempts": 3, "retry_on": policy}
     hand = ByHand(unique, lambda app: celery.install(app, Bridge(), policies={"c*": entry}))
     hand.define("charge", **({"base": OJSTask, "ojs_retry_on": own} if own else {}))
-    job = hand.send("charge", MAKES[raised][0])
+    job = hand.send("charge", *MAKES[raised][0])
     hand.deliver_all()
     assert len(hand.runs(job)) == runs
 

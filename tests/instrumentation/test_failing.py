@@ -18,6 +18,7 @@ from ojs_bridge.rules.failures import Failure
 from ojs_bridge.rules.job import Job
 from tests.contract.fleet import Fleet, attempts, end
 from tests.contract.notes import Noting
+from tests.contract.steps import raises
 from tests.servers import eventually
 
 
@@ -26,7 +27,10 @@ def test_an_instrument_that_panics_touches_no_job(kind: str, made: Callable[...,
     """Handlers run, failures are retried, and a message that has ended leaves its queue."""
     fleet = made(kind, instruments=("failing.panicking",))
     fleet.start().await_ready()
-    good, bad = fleet.send("act", "OSError('down')", "'ok'"), fleet.send("act_kept", "OSError('down')")
+    good, bad = (
+        fleet.send("act", raises(OSError, "down"), "ok"),
+        fleet.send("act_kept", raises(OSError, "down")),
+    )
     assert end(fleet, good).type == "job.completed"
     end(fleet, bad)
     assert (attempts(fleet, good), attempts(fleet, bad)) == ([1, 2], [1, 2])

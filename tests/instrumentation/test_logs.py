@@ -15,6 +15,7 @@ from ojs_bridge.engine.logs import FIELDS
 from ojs_bridge.rules.job import Job
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting
+from tests.contract.steps import raises
 from tests.instrumentation.snippets import snippet
 
 METRICS = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()
@@ -27,7 +28,7 @@ def test_the_lines_of_a_worker_have_the_facts_of_their_jobs(made: Callable[..., 
     """A retry has its delay, and both lines have the job, its type, its queue, its attempt and its error."""
     fleet = made(kind, instruments=("logs",))
     fleet.start().await_ready()
-    job = fleet.send("act_kept", "TimeoutError('slow')")
+    job = fleet.send("act_kept", raises(TimeoutError, "slow"))
     end(fleet, job)
     retrying, dead = Noting(fleet.settings.backend).read("lines", job)
     same = {"job_id": job, "job_type": "act_kept", "queue": fleet.queue, "error_type": "external.timeout"}

@@ -12,16 +12,17 @@ from dramatiq.brokers.stub import StubBroker
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from ojs_bridge import Discard
 from ojs_bridge.instrumentation.metrics import ENQUEUED
 from ojs_bridge.instrumentation.opentelemetry import Meters
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting, client
+from tests.contract.steps import calls, raises
 from tests.on_dramatiq.fleet import Fleet as OnStub
 from tests.servers import eventually
 
 FLEETS = ["celery-valkey", "celery-rabbitmq", "dramatiq-valkey", "dramatiq-rabbitmq"]
 OTEL = ("otel",)
-ACTIVE = "__import__('opentelemetry.trace').trace.get_current_span().set_attribute('own', n)"
 
 
 def spans(fleet: Fleet, *words: str, job: str = "") -> list[dict[str, Any]]:
@@ -63,7 +64,7 @@ def fleet(request: pytest.FixtureRequest, made: Callable[..., Fleet]) -> Fleet:
 
 def test_an_attempt_is_a_span_with_links_to_the_sender_and_to_the_attempt_before(fleet: Fleet) -> None:
     """Through parked retries, a dead letter and its replay; the first context travels unmodified."""
-    job = fleet.send("act_kept", "TimeoutError('slow')")
+    job = fleet.send("act_kept", raises(TimeoutError, "slow"))
     end(fleet, job)
     letter = fleet.bridge.dead_letters.get(job)
     fleet.bridge.dead_letters.retry(job)
@@ -104,7 +105,7 @@ def test_the_first_context_travels_unmodified(fleet: Fleet) -> None:
     """Trace state and baggage, too; the handler has the baggage, and its span links to the context."""
     trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     first = {"traceparent": f"00-{trace}-{span}-01", "tracestate": "a=b", "baggage": "tenant=acme"}
-    steps = ["OSError()", "OSError()", "__import__('opentelemetry.baggage').baggage.get_baggage('tenant')"]
+    steps = [raises(OSError), raises(OSError), calls("opentelemetry.baggage.get_baggage", "tenant")]
     job = fleet.send("act_kept", *steps, meta=first)
     end(fleet, job)
     fleet.bridge.dead_letters.retry(job)
@@ -120,7 +121,7 @@ def test_the_first_context_travels_unmodified(fleet: Fleet) -> None:
 
 def test_the_span_is_active_while_the_handler_runs_and_a_success_is_acknowledged(fleet: Fleet) -> None:
     """The handler finds the span, and the settling of the run is within it."""
-    job = fleet.send("act", ACTIVE)
+    job = fleet.send("act", calls("tests.instrumentation.instruments.mark_the_span"))
     end(fleet, job)
     fleet.worker.stop()
     (run,) = spans(fleet, "process", job=job)
@@ -132,7 +133,7 @@ def test_the_span_is_active_while_the_handler_runs_and_a_success_is_acknowledged
 
 def test_the_metrics_count_what_happened(fleet: Fleet) -> None:
     """The spec's counters and histograms, with queue, type and state, also from forked processes."""
-    steps = ["'ok'", "OSError()", "Discard('a.b')"]
+    steps = ["ok", raises(OSError), raises(Discard, "a.b")]
     jobs = [fleet.send("act_kept", step) for step in steps]
     for job in jobs:
         end(fleet, job)
@@ -161,7 +162,7 @@ def test_beside_celery_s_own_instrumentation_nothing_is_doubled(made: Callable[.
     """Its spans get the attributes and the links of the bridge, and its sender's context stays the first."""
     fleet = made("celery-valkey", instruments=("celerys_own", "otel"))
     fleet.start().await_ready()
-    job = fleet.send("act_kept", "OSError('away')")
+    job = fleet.send("act_kept", raises(OSError, "away"))
     end(fleet, job)
     fleet.worker.stop()
     assert spans(fleet, "enqueue") == spans(fleet, "process") == []
@@ -181,7 +182,7 @@ def test_open_telemetry_s_own_names(
     monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", opted)
     fleet = made("dramatiq-valkey", instruments=OTEL)
     fleet.start().await_ready()
-    job = fleet.send("act", "Discard('a.b')")
+    job = fleet.send("act", raises(Discard, "a.b"))
     end(fleet, job)
 
     def found() -> tuple[bool, bool]:

@@ -8,8 +8,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from ojs_bridge import Bridge, ConfigurationError
+from ojs_bridge import Bridge, ConfigurationError, Discard
 from tests.contract.fleet import Fleet, await_runs, end
+from tests.contract.steps import raises, sleeps
 from tests.servers import eventually
 from tests.servers.ports import free_port
 
@@ -50,7 +51,7 @@ def test_a_worker_serves_what_its_processes_have_counted(
     eventually(lambda: served(port), what="the metrics")
     second = fleet.start(2, **environment)
     second.await_ready()
-    for job in [fleet.send("act_kept", step) for step in ["'ok'", "OSError()", "Discard('a.b')"] * 3]:
+    for job in [fleet.send("act_kept", step) for step in ["ok", raises(OSError), raises(Discard, "a.b")] * 3]:
         end(fleet, job)
 
     def counts() -> list[float]:
@@ -75,7 +76,7 @@ def test_a_killed_process_is_busy_no_more(
     """What a process was busy with when it was killed does not stay on the gauge for ever."""
     fleet, port = made(kind, instruments=("prometheus",)), int(environment["OJS_BRIDGE_METRICS_PORT"])
     fleet.start(2, **environment).await_ready()
-    job = fleet.send("act", "__import__('time').sleep(300)")
+    job = fleet.send("act", sleeps(300))
     await_runs(fleet, job)
     eventually(lambda: sum(served(port).get("ojs_workers_busy", {}).values()) == 1, what="a busy worker")
     fleet.worker.kill()

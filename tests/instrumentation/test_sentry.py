@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from ojs_bridge import Discard, Retry, Snooze
 from tests.contract.fleet import Fleet, end
 from tests.contract.notes import Noting
+from tests.contract.steps import raises
 
 
 def reported(fleet: Fleet, job: str) -> list[dict[str, Any]]:
@@ -31,11 +33,11 @@ def fleet(request: pytest.FixtureRequest, made: Callable[..., Fleet]) -> Fleet:
 
 def test_a_retry_reports_as_natively_and_the_end_once(fleet: Fleet) -> None:
     """Celery's integration reports no retry, and Dramatiq's each failure."""
-    job = fleet.send("act_kept", "TimeoutError('slow')")
+    job = fleet.send("act_kept", raises(TimeoutError, "slow"))
     end(fleet, job)
-    asked = fleet.send("act", "Retry('a.b', after='PT0.05S')", "Snooze('PT0.05S')", "'ok'")
+    asked = fleet.send("act", raises(Retry, "a.b", after="PT0.05S"), raises(Snooze, "PT0.05S"), "ok")
     end(fleet, asked)
-    last = fleet.send("act", "Discard('payment.declined', 'no')")
+    last = fleet.send("act", raises(Discard, "payment.declined", "no"))
     end(fleet, last)
     fleet.worker.stop()
     events = reported(fleet, job)

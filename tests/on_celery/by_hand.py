@@ -15,14 +15,14 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, Task
 from celery.app.trace import trace_task_ret
 from celery.concurrency.solo import TaskPool
-from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
 from celery.worker.request import create_request_cls
 from kombu import Queue
 from kombu.utils.imports import symbol_by_name
 
-from ojs_bridge import Bridge, Retry, Snooze
+from ojs_bridge import Bridge
 from ojs_bridge.celery import install
 from ojs_bridge.celery.task import NativeTask
+from tests.contract.steps import Run, Step
 
 #: The tasks, with Celery's own options, none of which has a job wait.
 TASKS: dict[str, dict[str, Any]] = {
@@ -36,11 +36,6 @@ TASKS: dict[str, dict[str, Any]] = {
     "retried": {"retry_on_worker_lost": True, "max_retries": 1},
     "dropped": {"acks_on_failure_or_timeout": False},
     "kept": {"acks_on_timeout": False},
-}  # fmt: skip
-#: The names that a job's step may use.
-WORDS = {
-    "Ignore": Ignore, "MaxRetriesExceededError": MaxRetriesExceededError, "Reject": Reject, "Retry": Retry,
-    "Snooze": Snooze,
 }  # fmt: skip
 Installing = Callable[[Celery], object]
 numbers = itertools.count()
@@ -88,19 +83,16 @@ class ByHand:
     def define(self, name: str, **options: Any) -> Task:
         """Define a task whose nth run does what its nth argument says."""
 
-        def run(task: Task, *steps: str) -> Any:
+        def run(task: Task, *steps: Step) -> Any:
             request = task.request
             n = 1 + sum(note[:2] == ("run", request.id) for note in self.notes)
             shown = dict(request.headers or {}), sorted(request.properties or {}), task.name
             self.notes.append(("run", request.id, request.retries, *shown))
-            value = eval(steps[min(n, len(steps)) - 1], {**WORDS, "self": task, "n": n})
-            if isinstance(value, BaseException):
-                raise value
-            return value
+            return Run(n, task).does(steps)
 
         return self.app.task(shared=False, bind=True, name=name, lazy=False, **options)(run)
 
-    def send(self, name: str, *steps: Any, **options: Any) -> str:
+    def send(self, name: str, *steps: Step, **options: Any) -> str:
         """Send a job, and return its id."""
         return str(self.app.tasks[name].apply_async(steps, **options).id)
 

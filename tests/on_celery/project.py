@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import os
-import signal
 import time
 from typing import Any, ClassVar
 
 from celery import Celery, Task
-from celery.exceptions import Ignore, MaxRetriesExceededError, Reject
-from celery.exceptions import Retry as CelerysRetry
+from celery.exceptions import MaxRetriesExceededError
 from kombu import Exchange, Queue
 
-from ojs_bridge import DeadLetter, Discard, Fail, Retry, Snooze
 from ojs_bridge.celery import OJSTask, install, ojs_task
 from tests.contract import notes
-from tests.contract.notes import Settings, bridge_of, client, until
-from tests.contract.steps import (
-    ERRORS,
-    KEEP,
-    AuthExpired,
-    CardFraud,
-    CardStolen,
-    Opaque,
-    nap,
-    os_exit,
-    perform,
-    sigkill,
-    use_up_descriptors,
-)
+from tests.contract.notes import Settings, bridge_of
+from tests.contract.steps import ERRORS, KEEP, Run, Step
 
 
 class Odd(BaseException):
@@ -47,18 +31,6 @@ class Unpicklable(Exception):
     def __init__(self, what: str, handle: object = None) -> None:
         super().__init__(what)
         self.handle = lambda: what
-
-
-def step(task: Task, text: str, **names: Any) -> Any:
-    """Do what one step of a job says: raise the exception that it evaluates to, or return the value."""
-    again = lambda: task.signature_from_request().apply_async()  # noqa: E731
-    return perform(text, {**globals(), "self": task, "again": again, **names})
-
-
-def halt(self: Task) -> None:
-    """Stop for the test to kill the worker."""
-    client(Settings.from_env().backend).rpush("halts", self.request.id)
-    time.sleep(120)
 
 
 class Noting(notes.Noting):
@@ -186,14 +158,14 @@ def base_with_call(noting: Noting) -> type[Task]:
 def define_tasks(app: Celery, noting: Noting, *, acks_late: bool) -> None:
     ojs = functools.partial(ojs_task, app, bind=True, shared=False, errors=ERRORS, acks_late=acks_late)
 
-    def run(self: Task, *steps: str, **named: Any) -> Any:
-        n = noting.run(self)
-        return step(self, steps[min(n, len(steps)) - 1], n=n, noting=noting, named=named)
+    def run(self: Task, *steps: Step, **named: Any) -> Any:
+        again = lambda: self.signature_from_request().apply_async()  # noqa: E731
+        return Run(noting.run(self), self, named, noting.url, again).does(steps)
 
     ojs(name="act")(run)
 
     @ojs(name="follow")
-    def follow(self: Task, before: Any, *steps: str) -> Any:
+    def follow(self: Task, before: Any, *steps: Step) -> Any:
         return run(self, *steps)
 
     ojs(name="act_kept", retry={"max_attempts": 2, **KEEP})(run)
@@ -228,7 +200,7 @@ def define_odd_tasks(app: Celery, noting: Noting) -> None:
         self.retry()
 
     @ojs(name="replaces")
-    def replaces(self: Task, *steps: str, **options: Any) -> Any:
+    def replaces(self: Task, *steps: Step, **options: Any) -> Any:
         noting.run(self)
         return self.replace(app.tasks["act"].s(*steps).set(**options))
 
@@ -237,7 +209,7 @@ def define_odd_tasks(app: Celery, noting: Noting) -> None:
         noting.run(self)
         if self.request.retries == 0:
             raise OSError("first")
-        return app.tasks["act"].apply_async(("'ok'",), headers=dict(self.request.headers)).id
+        return app.tasks["act"].apply_async(("ok",), headers=dict(self.request.headers)).id
 
 
 def define_plain_tasks(app: Celery, noting: Noting) -> None:
@@ -259,9 +231,8 @@ def define_plain_tasks(app: Celery, noting: Noting) -> None:
 
 
 def define_native_tasks(app: Celery, noting: Noting) -> None:
-    def run(self: Task, *steps: str) -> Any:
-        n = noting.run(self)
-        return step(self, steps[min(n, len(steps)) - 1], n=n, noting=noting)
+    def run(self: Task, *steps: Step) -> Any:
+        return Run(noting.run(self), self, url=noting.url).does(steps)
 
     def native(name: str, **options: Any) -> None:
         app.task(shared=False, name=f"native.{name}", bind=True, **options)(run)
@@ -279,6 +250,7 @@ def define_native_tasks(app: Celery, noting: Noting) -> None:
     native("delay", autoretry_for=(OSError,), default_retry_delay=0.4)
     native("throws", throws=(KeyError,))
     app.task(shared=False, name="untouched", bind=True, max_retries=1, default_retry_delay=0)(run)
+    app.task(shared=False, name="early", bind=True, acks_late=False)(run)
 
     @app.task(shared=False, name="native.falls_back", bind=True)
     def falls_back(self: Task) -> str:
@@ -305,7 +277,7 @@ def define_class_based_tasks(app: Celery, noting: Noting) -> None:
         name = "native.by_class"
         max_retries = 1
 
-        def run(self, *steps: str) -> Any:
+        def run(self, *steps: Step) -> Any:
             noting.run(self)
             raise OSError("class")
 
@@ -321,28 +293,3 @@ def define_class_based_tasks(app: Celery, noting: Noting) -> None:
             raise OSError("own")
 
     app.register_task(Own())
-
-
-#: The names that the steps of jobs may use, beside those that this module uses itself.
-__all__ = [
-    "AuthExpired",
-    "CardFraud",
-    "CardStolen",
-    "CelerysRetry",
-    "DeadLetter",
-    "Discard",
-    "Fail",
-    "Ignore",
-    "Opaque",
-    "Reject",
-    "Retry",
-    "Snooze",
-    "datetime",
-    "nap",
-    "os",
-    "os_exit",
-    "sigkill",
-    "signal",
-    "until",
-    "use_up_descriptors",
-]  # fmt: skip

@@ -20,6 +20,7 @@ from kombu import Queue
 from ojs_bridge import Bridge, RetryPolicy
 from ojs_bridge.celery import OJSTask, install, ojs_task
 from ojs_bridge.celery.attach import task_policy
+from tests.contract.steps import Step, retries, sets
 from tests.on_celery.by_hand import ByHand, by_hand, natively
 
 Making = Callable[[Celery, Callable[..., Any]], Task]
@@ -186,11 +187,11 @@ def test_methods_of_a_users_class_are_called(unique: str, way: str) -> None:
 
 
 #: A way to set a native option after the registration -> the steps of its jobs.
-SET: dict[str, tuple[Callable[[ByHand], None], list[str]]] = {
-    "on the task": (set_on_the_task, ["self.retry(countdown=0)"]),
-    "on its class": (set_on_its_class, ["self.retry(countdown=0)"]),
-    "to no end": (set_without_end, ["self.retry(countdown=0)"] * 8 + ["'ok'"]),
-    "by its own code": (lambda _: None, ["[setattr(self, 'max_retries', 1), self.retry(countdown=0)]"]),
+SET: dict[str, tuple[Callable[[ByHand], None], list[Step]]] = {
+    "on the task": (set_on_the_task, [retries(countdown=0)]),
+    "on its class": (set_on_its_class, [retries(countdown=0)]),
+    "to no end": (set_without_end, [retries(countdown=0)] * 8 + ["ok"]),
+    "by its own code": (lambda _: None, [sets("max_retries", 1, then=retries(countdown=0))]),
 }
 
 
@@ -206,7 +207,7 @@ def test_native_options_count_as_they_are_when_they_are_needed(
     for installing in (natively, lambda app: install(app, bridge())):
         hand = by_hand(installing, unique)
         if used:
-            hand.send("plain", "self.retry(countdown=0)", "'ok'")
+            hand.send("plain", retries(countdown=0), "ok")
             hand.deliver_all()
         set_it(hand)
         job = hand.send("plain", *steps)
@@ -235,7 +236,7 @@ def events_of(hand: ByHand, job: str) -> list[dict[str, Any]]:
         exchange = get_exchange(connection, name=hand.app.conf.event_exchange)
         heard = Queue(f"{job}-events", exchange, routing_key="task.sent")(connection.default_channel)
         heard.declare()
-        hand.app.tasks["plain"].apply_async(("self.retry(countdown=0)", "'ok'"), task_id=job)
+        hand.app.tasks["plain"].apply_async((retries(countdown=0), "ok"), task_id=job)
         hand.deliver_all()
         told = [message.payload for message in iter(functools.partial(heard.get, no_ack=True), None)]
         heard.delete()

@@ -6,41 +6,43 @@ from typing import Any
 
 import pytest
 from celery import chain, chord, group
+from celery.exceptions import Ignore, Reject
 
+from tests.contract.steps import OPAQUE, Step, an, calls_itself, is_replaced_by, raises, retries, returns
 from tests.on_celery.by_hand import ByHand, by_hand, natively, outside
 
 #: task, steps, options
-SCENARIOS: dict[str, tuple[str, list[str], dict[str, Any]]] = {
-    "success": ("plain", ["'ok'"], {}),
-    "failure": ("plain", ["OSError('down')"], {}),
-    "self.retry": ("plain", ["self.retry(countdown=5)", "self.retry()", "'ok'"], {}),
-    "self.retry, exhausted": ("plain", ["self.retry(max_retries=2)"], {}),
-    "self.retry(exc=), exhausted": ("plain", ["self.retry(exc=KeyError('k'))"], {}),
-    "self.retry(throw=False)": ("plain", ["(self.retry(throw=False), 1)[1]", "2"], {}),
-    "self.retry with other arguments": ("plain", ["self.retry(args=(\"'a'\", \"'b'\"))"], {}),
-    "a result that cannot be encoded": ("plain", ["object()"], {}),
-    "autoretry": ("auto", ["OSError()", "'ok'"], {}),
-    "autoretry, exhausted": ("auto", ["OSError()"], {}),
-    "autoretry does not name it": ("auto", ["KeyError()"], {}),
-    "dont_autoretry_for": ("auto", ["FileNotFoundError()"], {}),
-    "autoretry and self.retry": ("auto", ["self.retry(countdown=9)", "OSError()", "'ok'"], {}),
-    "autoretry backs off": ("backoff", ["OSError()"], {}),
-    "retry_kwargs": ("kwargs", ["KeyError()"], {}),
-    "autoretry takes Reject for an error": ("kwargs", ["Reject('no', requeue=False)"], {}),
-    "throws": ("throws", ["KeyError()"], {}),
-    "Ignore": ("plain", ["Ignore()"], {}),
-    "Reject": ("plain", ["Reject('no', requeue=False)"], {}),
-    "Reject, requeued": ("plain", ["Reject('later', requeue=True)", "'ok'"], {}),
-    "acknowledged early": ("early", ["OSError()"], {}),
-    "calls itself, and retries": ("plain", ["self('self.retry(countdown=1)')", "'ok'"], {}),
-    "called": ("called", ["self.retry()", "self(\"'nested'\")"], {}),
-    "handled": ("handled", ["self.retry(countdown=1)", "OSError()"], {}),
-    "a killed child": ("plain", ["'ok'"], {"headers": {"dies": "killed"}}),
-    "a time limit": ("plain", ["'ok'"], {"headers": {"dies": "time limit"}}),
-    "acks_on_failure_or_timeout": ("dropped", ["OSError()"], {}),
-    "retry_on_worker_lost": ("retried", ["'ok'"], {"headers": {"dies": "killed"}}),
-    "a priority and an expiry": ("auto", ["OSError()", "'ok'"], {"priority": 3, "expires": 900}),
-    "headers": ("auto", ["OSError()", "self.retry(headers={'new': 1})", "3"], {"headers": {"own": "h"}}),
+SCENARIOS: dict[str, tuple[str, list[Step], dict[str, Any]]] = {
+    "success": ("plain", ["ok"], {}),
+    "failure": ("plain", [raises(OSError, "down")], {}),
+    "self.retry": ("plain", [retries(countdown=5), retries(), "ok"], {}),
+    "self.retry, exhausted": ("plain", [retries(max_retries=2)], {}),
+    "self.retry(exc=), exhausted": ("plain", [retries(exc=an(KeyError, "k"))], {}),
+    "self.retry(throw=False)": ("plain", [retries(throw=False, then=1), 2], {}),
+    "self.retry with other arguments": ("plain", [retries(args=["a", "b"])], {}),
+    "a result that cannot be encoded": ("plain", [returns(OPAQUE)], {}),
+    "autoretry": ("auto", [raises(OSError), "ok"], {}),
+    "autoretry, exhausted": ("auto", [raises(OSError)], {}),
+    "autoretry does not name it": ("auto", [raises(KeyError)], {}),
+    "dont_autoretry_for": ("auto", [raises(FileNotFoundError)], {}),
+    "autoretry and self.retry": ("auto", [retries(countdown=9), raises(OSError), "ok"], {}),
+    "autoretry backs off": ("backoff", [raises(OSError)], {}),
+    "retry_kwargs": ("kwargs", [raises(KeyError)], {}),
+    "autoretry takes Reject for an error": ("kwargs", [raises(Reject, "no", requeue=False)], {}),
+    "throws": ("throws", [raises(KeyError)], {}),
+    "Ignore": ("plain", [raises(Ignore)], {}),
+    "Reject": ("plain", [raises(Reject, "no", requeue=False)], {}),
+    "Reject, requeued": ("plain", [raises(Reject, "later", requeue=True), "ok"], {}),
+    "acknowledged early": ("early", [raises(OSError)], {}),
+    "calls itself, and retries": ("plain", [calls_itself(retries(countdown=1)), "ok"], {}),
+    "called": ("called", [retries(), calls_itself("nested")], {}),
+    "handled": ("handled", [retries(countdown=1), raises(OSError)], {}),
+    "a killed child": ("plain", ["ok"], {"headers": {"dies": "killed"}}),
+    "a time limit": ("plain", ["ok"], {"headers": {"dies": "time limit"}}),
+    "acks_on_failure_or_timeout": ("dropped", [raises(OSError)], {}),
+    "retry_on_worker_lost": ("retried", ["ok"], {"headers": {"dies": "killed"}}),
+    "a priority and an expiry": ("auto", [raises(OSError), "ok"], {"priority": 3, "expires": 900}),
+    "headers": ("auto", [raises(OSError), retries(headers={"new": 1}), 3], {"headers": {"own": "h"}}),
 }  # fmt: skip
 
 
@@ -74,7 +76,7 @@ def test_outside_the_canary_a_dead_childs_job_is_requeued_as_ever(unique: str, t
     native, canary = both(unique)
     delivered = []
     for hand in (native, canary):
-        hand.send(task, "'ok'", headers={"dies": dies})
+        hand.send(task, "ok", headers={"dies": dies})
         delivered.append([hand.deliver() for _ in range(3)])
     assert delivered[1] == delivered[0]
     assert seen(canary) == seen(native)
@@ -84,14 +86,14 @@ def test_outside_the_canary_a_dead_childs_job_is_requeued_as_ever(unique: str, t
 def canvases(hand: ByHand) -> list[Any]:
     """Each kind of canvas, of jobs that are retried."""
     plain, auto = hand.app.tasks["plain"], hand.app.tasks["auto"]
-    flaky, failing = auto.si("OSError()", "'ok'"), auto.si("OSError()")
+    flaky, failing = auto.si(raises(OSError), "ok"), auto.si(raises(OSError))
     body = hand.app.tasks["collect"].s()
-    replacing = plain.si("self.replace(self.app.tasks['auto'].si('OSError()', \"'replaced'\"))")
+    replacing = plain.si(is_replaced_by("auto", raises(OSError), "replaced"))
     return [
-        chain(flaky, plain.si("self.retry(countdown=2)", "'end'"), app=hand.app),
-        chain(failing, plain.si("'never'"), app=hand.app),
-        chord([flaky, plain.si("'b'"), plain.si("self.retry()", "'c'")], body, app=hand.app),
-        chord([failing, plain.si("'b'")], body, app=hand.app),
+        chain(flaky, plain.si(retries(countdown=2), "end"), app=hand.app),
+        chain(failing, plain.si("never"), app=hand.app),
+        chord([flaky, plain.si("b"), plain.si(retries(), "c")], body, app=hand.app),
+        chord([failing, plain.si("b")], body, app=hand.app),
         group([flaky, failing], app=hand.app),
         chain(replacing, body, app=hand.app),
         flaky.on_error(hand.app.tasks["collect"].si("errback")),

@@ -17,6 +17,7 @@ from ojs_bridge import Bridge, ConfigurationError
 from ojs_bridge.celery import install, ojs_task
 from ojs_bridge.celery.worker import check_app
 from ojs_bridge.engine.canary import Canary
+from tests.contract.steps import an, calls_itself, raises, retries
 from tests.on_celery.by_hand import ByHand, by_hand, failing, header, natively, outside
 from tests.on_celery.fleet import in_seconds
 from tests.servers import eventually
@@ -35,7 +36,7 @@ def test_the_id_says_which_jobs_are_inside(unique: str, tmp_path: Path) -> None:
     bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", listeners=[heard])
     policy = {"max_attempts": 5, "initial_interval": "PT0.001S", "on_exhaustion": "dead_letter"}
     hand = by_hand(lambda app: install(app, bridge, policies={"auto": policy}, canary=40), unique)
-    jobs = [hand.send("auto", "OSError()", task_id=f"{unique}-{number}") for number in range(20)]
+    jobs = [hand.send("auto", raises(OSError), task_id=f"{unique}-{number}") for number in range(20)]
     hand.deliver_all()
     bridge.flush()
     inside = [job for job in jobs if Canary(40).covers("auto", job)]
@@ -53,9 +54,9 @@ def test_a_job_with_a_policy_of_its_own_is_always_inside(unique: str) -> None:
     ojs_task(hand.app, name="own", shared=False, retry={"max_attempts": 2, "initial_interval": "PT0.001S"})(
         failing
     )
-    own = hand.send("auto", "OSError()", ojs_retry={"max_attempts": 6, "initial_interval": "PT0.001S"})
+    own = hand.send("auto", raises(OSError), ojs_retry={"max_attempts": 6, "initial_interval": "PT0.001S"})
     task = hand.send("own")
-    unreadable = hand.send("auto", "OSError()", headers={"ojs": "{"})
+    unreadable = hand.send("auto", raises(OSError), headers={"ojs": "{"})
     hand.deliver_all()
     assert hand.runs(own) == list(range(6))
     assert (hand.state(task)[0], hand.state(unreadable)[0]) == ("FAILURE", "FAILURE")
@@ -67,7 +68,7 @@ def test_a_job_with_a_policy_of_its_own_is_always_inside(unique: str) -> None:
 def test_a_task_that_calls_itself_sees_no_header_of_the_bridge(unique: str, canary: int) -> None:
     """The task could not pass such a header on to another job: no message can carry it."""
     hand = by_hand(lambda app: install(app, Bridge(), canary=canary), unique)
-    hand.send("plain", "self(\"'nested'\")")
+    hand.send("plain", calls_itself("nested"))
     hand.deliver_all()
     assert [note[3] for note in hand.notes if note[0] == "run"] == [{}, {}]
 
@@ -78,7 +79,7 @@ def test_a_worker_gives_each_message_to_its_side(unique: str, protocol: int) -> 
     hand = by_hand(lambda app: install(app, Bridge(), canary=40), unique)
     hand.app.conf.task_protocol = protocol
     side = hand.app.tasks["plain"].ojs_outside.apart(lambda *_: "inside", lambda *_: "outside")
-    sent = [hand.send("plain", "1", task_id=f"{unique}-{number}") for number in range(20)]
+    sent = [hand.send("plain", 1, task_id=f"{unique}-{number}") for number in range(20)]
     found = [side(hand.take(), None) for _ in sent]
     assert found == ["inside" if Canary(40).covers("plain", job) else "outside" for job in sent]
     assert len({*found}) == 2
@@ -92,7 +93,7 @@ def test_outside_the_canary_a_tasks_own_receivers_hear_of_a_dead_child(unique: s
         heard.append(task_id)
 
     task_failure.connect(hear, sender=hand.app.tasks["plain"])
-    jobs = [hand.send(name, "'ok'", headers={"dies": "killed"}) for name in ("plain", "auto")]
+    jobs = [hand.send(name, "ok", headers={"dies": "killed"}) for name in ("plain", "auto")]
     hand.deliver_all()
     assert heard == jobs[:1]
 
@@ -103,7 +104,7 @@ def test_outside_the_canary_a_job_still_waits_for_its_time(unique: str, dies: st
     hand = by_hand(outside, unique)
     ojs = header(attempt=2, next_retry_at=in_seconds(50), errors=[])
     headers = {"ojs": ojs, **({"dies": dies} if dies else {})}
-    job = hand.send("auto", "OSError()", retries=1, headers=headers)
+    job = hand.send("auto", raises(OSError), retries=1, headers=headers)
     assert hand.deliver()
     assert hand.runs(job) == []
     waiting = hand.take()
@@ -115,7 +116,7 @@ def test_a_lowered_canary_leaves_a_retry_of_the_bridge_to_celery(unique: str) ->
     """Celery itself waits for the message's time; only a retry that is due later is the bridge's."""
     hand = by_hand(lambda app: install(app, Bridge(), canary=100), unique)
     lowered = by_hand(outside, unique).app.tasks["plain"].ojs_outside
-    hand.send("plain", "self.retry(countdown=50)")
+    hand.send("plain", retries(countdown=50))
     assert hand.deliver()
     headers = hand.take().headers
     assert (headers["retries"], "ojs" in headers) == (1, True)
@@ -127,7 +128,7 @@ def test_outside_the_canary_a_parked_retry_is_parked_again(unique: str, tmp_path
     bridge = Bridge(store=f"sqlite:///{tmp_path}/ojs.db")
     hand = by_hand(lambda app: install(app, bridge, canary=0), unique)
     ojs = header(attempt=2, next_retry_at=in_seconds(600))
-    job = hand.send("auto", "'ok'", retries=1, headers={"ojs": ojs})
+    job = hand.send("auto", "ok", retries=1, headers={"ojs": ojs})
     hand.deliver_all()
     assert [parked.id for parked in bridge.retries.list().retries] == [job]
     bridge.retries.run(job)
@@ -154,7 +155,7 @@ def test_the_native_counter_stays_in_step_wherever_a_job_runs(unique: str, order
 
     hands = itertools.cycle([hand_of(canary) for canary in order])
     first = next(hands)
-    jobs = [first.send("both", "self.retry(exc=OSError())"), first.send("automatic", "OSError()")]
+    jobs = [first.send("both", retries(exc=an(OSError))), first.send("automatic", raises(OSError))]
     assert any(not hand.deliver() for hand in itertools.islice(hands, 60))
     for job in jobs:
         assert first.runs(job) == list(range(7))
@@ -169,7 +170,7 @@ def test_a_later_jobs_own_policy_comes_through_a_worker_that_does_not_know_it(un
         hand.define("retried", autoretry_for=(OSError,), default_retry_delay=0)
     policy = {"max_attempts": 6, "initial_interval": "PT0.001S"}
     job = new.app.tasks["retried"].si
-    last = chain(job("1"), job("OSError()").set(ojs_retry=policy), app=new.app).apply_async()
+    last = chain(job(1), job(raises(OSError)).set(ojs_retry=policy), app=new.app).apply_async()
     assert old.deliver()
     assert old.deliver()
     new.deliver_all()
@@ -185,8 +186,8 @@ def test_a_later_jobs_own_policy_comes_through_a_worker_that_does_not_have_its_t
         hand.define("retried", autoretry_for=(OSError,), default_retry_delay=0)
         hand.define("elsewhere")
     job = new.app.tasks["retried"].si
-    step = job("OSError()").set(ojs_retry={"max_attempts": 6, "initial_interval": "PT0.001S"})
-    last = chain(new.app.tasks["elsewhere"].si("1"), job("1"), step, app=new.app).apply_async()
+    step = job(raises(OSError)).set(ojs_retry={"max_attempts": 6, "initial_interval": "PT0.001S"})
+    last = chain(new.app.tasks["elsewhere"].si(1), job(1), step, app=new.app).apply_async()
     assert old.deliver()
     assert old.deliver()
     new.deliver_all()
@@ -196,7 +197,7 @@ def test_a_later_jobs_own_policy_comes_through_a_worker_that_does_not_have_its_t
 def test_a_policy_can_be_taken_from_a_signature(unique: str) -> None:
     """The header for workers without the bridge goes, too."""
     new = by_hand(outside, unique)
-    signature = new.app.tasks["plain"].si("1").set(headers={"own": 1}, ojs_retry={"max_attempts": 6})
+    signature = new.app.tasks["plain"].si(1).set(headers={"own": 1}, ojs_retry={"max_attempts": 6})
     assert {"own", "ojs"} == set(signature.options["headers"])
     assert signature.set(ojs_retry=None).options["headers"] == {"own": 1}
 

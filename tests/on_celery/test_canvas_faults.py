@@ -15,23 +15,24 @@ from celery.result import AsyncResult
 from celery.worker.request import Request
 
 from tests.contract.notes import client
+from tests.contract.steps import Step, dies, halts, raises, sleeps
 from tests.on_celery.fleet import Fleet
 from tests.servers import RabbitMQ, Valkey, eventually
 
 ONCE = {"max_attempts": 1, "on_exhaustion": "dead_letter"}
 #: A fault -> the job's steps, its policy, the place where its worker is killed, the number of runs.
-FAULTS: dict[str, tuple[list[str], dict[str, Any], str, int]] = {
-    "retried": (["OSError()", "'ok'"], {}, "", 2),
-    "parked": (["OSError()", "'ok'"], {"initial_interval": "PT2S"}, "", 2),
+FAULTS: dict[str, tuple[list[Step], dict[str, Any], str, int]] = {
+    "retried": ([raises(OSError), "ok"], {}, "", 2),
+    "parked": ([raises(OSError), "ok"], {"initial_interval": "PT2S"}, "", 2),
     # The job waits first: its process may have ended another job, and the worker may not know it yet.
-    "kills its child": (["time.sleep(4) or sigkill()", "'ok'"], {}, "", 2),
-    "killed at work": (["halt(self)", "'ok'"], {}, "", 2),
-    "killed before its result": (["'ok'"], {}, "before the result", 2),
-    "killed after its result": (["'ok'"], ONCE, "after the result", 1),
-    "killed after the count": (["'ok'"], ONCE, "after the count", 1),
-    "killed before its acknowledgement": (["'ok'"], ONCE, "before the acknowledgement", 1),
-    "its child dies after its result": (["'ok'"], {}, "after the result", 1),
-    "replayed": (["OSError()", "'ok'"], ONCE, "", 2),
+    "kills its child": ([sleeps(4, dies()), "ok"], {}, "", 2),
+    "killed at work": ([halts(), "ok"], {}, "", 2),
+    "killed before its result": (["ok"], {}, "before the result", 2),
+    "killed after its result": (["ok"], ONCE, "after the result", 1),
+    "killed after the count": (["ok"], ONCE, "after the count", 1),
+    "killed before its acknowledgement": (["ok"], ONCE, "before the acknowledgement", 1),
+    "its child dies after its result": (["ok"], {}, "after the result", 1),
+    "replayed": ([raises(OSError), "ok"], ONCE, "", 2),
 }
 #: The job's place: in a chord's header, in its body, or first in a chain. Only a chord counts.
 CASES = [
@@ -66,7 +67,7 @@ def sent(fleet: Fleet, role: str, fault: str) -> Case:
     if place:
         dies = {"dies": True} if "child" in fault else {}
         struck.set(headers={**struck.options["headers"], "halt": place, **dies})
-    plain, rest = act.si("'ok'"), follow.s("'followed'")
+    plain, rest = act.si("ok"), follow.s("followed")
     match role:
         case "header":
             end = chord([struck, plain], rest.on_error(errback.s())).delay()

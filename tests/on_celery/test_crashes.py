@@ -16,6 +16,7 @@ import pytest
 from ojs_bridge import Bridge
 from ojs_bridge.celery import install
 from ojs_bridge.store import Reservation, Settle
+from tests.contract.steps import Step, dies, exits, raises, sleeps
 from tests.faults import Faults
 from tests.on_celery.by_hand import by_hand, natively
 from tests.on_celery.fleet import Fleet
@@ -23,12 +24,12 @@ from tests.servers import eventually
 from tests.zombies import take_over
 
 #: task and steps -> runs, the type of the last error
-CRASHES: dict[str, tuple[str, list[str], int, str]] = {
-    "SIGKILL": ("handled", ["sigkill()"], 3, "worker_death"),
-    "os._exit": ("handled", ["os_exit()"], 3, "worker_death"),
-    "hard time limit": ("hard", ["time.sleep(60)"], 2, "timeout"),
-    "soft time limit": ("soft", ["time.sleep(60)"], 2, "timeout"),
-    "recovers": ("handled", ["sigkill()", "'ok'"], 2, ""),
+CRASHES: dict[str, tuple[str, list[Step], int, str]] = {
+    "SIGKILL": ("handled", [dies()], 3, "worker_death"),
+    "os._exit": ("handled", [exits()], 3, "worker_death"),
+    "hard time limit": ("hard", [sleeps(60)], 2, "timeout"),
+    "soft time limit": ("soft", [sleeps(60)], 2, "timeout"),
+    "recovers": ("handled", [dies(), "ok"], 2, ""),
 }
 
 
@@ -77,7 +78,7 @@ def test_a_job_that_kills_each_of_its_children(unique: str, bridged: bool) -> No
     policies = {"requeued": {"max_attempts": 3, "initial_interval": "PT0.001S"}}
     installed = functools.partial(install, bridge=bridge, policies=policies)
     hand = by_hand(installed if bridged else natively, unique)
-    job = hand.send("requeued", "'ok'", headers={"dies": "killed"})
+    job = hand.send("requeued", "ok", headers={"dies": "killed"})
     assert all(hand.deliver() for _ in range(30)) is not bridged
     assert hand.state(job)[0] == ("FAILURE" if bridged else "PENDING")
     assert bridge.flush(30)
@@ -85,7 +86,7 @@ def test_a_job_that_kills_each_of_its_children(unique: str, bridged: bool) -> No
 
 
 def test_a_revoked_job_is_no_failure(fleet: Fleet) -> None:
-    job = fleet.send("act", "time.sleep(60)")
+    job = fleet.send("act", sleeps(60))
     eventually(lambda: fleet.runs(job) and fleet.events(job), what="a run, and that somebody was told of it")
     fleet.app.control.revoke(job.id, terminate=True)
     assert fleet.end(job) == "REVOKED"
@@ -98,8 +99,8 @@ def test_a_warm_shutdown_uses_no_attempt(separate) -> None:
     fleet = separate()
     worker = fleet.start("-c", "2")
     worker.await_ready()
-    job = fleet.send("act", "time.sleep(1.5) or 'done'")
-    retried = fleet.send("act", "OSError()", "'done'", ojs_retry={"initial_interval": "PT3S"})
+    job = fleet.send("act", sleeps(1.5, "done"))
+    retried = fleet.send("act", raises(OSError), "done", ojs_retry={"initial_interval": "PT3S"})
     eventually(lambda: fleet.runs(job) and fleet.runs(retried), seconds=30, what="two runs")
     assert worker.stop() == 0
     assert fleet.app.AsyncResult(job.id).state == "SUCCESS"
@@ -124,7 +125,7 @@ def test_a_crash_of_a_job_that_another_worker_has_settled_is_not_heard(
 
     policy = {"max_attempts": 5, "backoff_strategy": settle_elsewhere, "max_interval": "PT1H"}
     hand = by_hand(lambda app: install(app, bridge, policies={"plain": policy}), unique)
-    job = hand.send("plain", "'ok'", headers={"dies": dies})
+    job = hand.send("plain", "ok", headers={"dies": dies})
     hand.deliver()
     assert [note[0] for note in hand.notes] == ["delivered", "requeue"]
     hand.deliver_all()
@@ -141,11 +142,11 @@ def test_a_crash_that_cannot_be_judged_is_judged_later(
     fleet, faults = separate(visibility=5), Faults(tmp_path)
     fleet.start("-c", "2", env=faults.env).await_ready()
     with faults.at("celery.run:TaskRun._resume", kind):
-        job = fleet.send("act_kept", "sigkill()", "'again'")
+        job = fleet.send("act_kept", dies(), "again")
     assert fleet.end(job) == "SUCCESS"
     assert [run.attempt for run in fleet.runs(job)] == [1, 2]
     with faults.at("celery.request:OJSRequest._ojs_forget", kind):
-        assert fleet.send("act", "'ok'").get(timeout=30) == "ok"
+        assert fleet.send("act", "ok").get(timeout=30) == "ok"
     assert fleet.send("ping").get(timeout=20) == "pong"
 
 
@@ -156,7 +157,7 @@ def test_a_child_that_is_terminated_counts_once(
 ) -> None:
     fleet = separate(broker=request.getfixturevalue(broker).url, visibility=5)
     fleet.start("-c", "1")
-    job = fleet.send("act", "time.sleep(60)", "OSError()", ojs_retry={"max_attempts": 2})
+    job = fleet.send("act", sleeps(60), raises(OSError), ojs_retry={"max_attempts": 2})
     eventually(lambda: fleet.runs(job), seconds=40, what="a run")
     os.kill(fleet.runs(job)[0].more["pid"], signal.SIGTERM)
     assert fleet.end(job) == "FAILURE"

@@ -9,7 +9,8 @@ import pytest
 from celery import chain
 from celery.exceptions import Retry as CelerysRetry
 
-from ojs_bridge import InvalidRetryPolicy
+from ojs_bridge import Discard, InvalidRetryPolicy, Snooze
+from tests.contract.steps import Step, raises, retries
 from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
 
@@ -48,20 +49,20 @@ def outcome(fleet: Fleet, name: str, *args: Any, **options: Any) -> tuple[str, A
 @pytest.mark.parametrize(
     ("steps", "policy", "runs", "state", "result"),
     [
-        (["'ok'"], {}, 1, "SUCCESS", "ok"),
-        (["OSError('a')", "OSError('b')", "'ok'"], {}, 3, "SUCCESS", "ok"),
-        (["OSError('a')"], {}, 3, "FAILURE", "OSError"),
-        (["OSError('a')"], {"max_attempts": 5}, 5, "FAILURE", "OSError"),
-        (["Discard('a.b')"], {}, 1, "FAILURE", "Discard"),
-        (["Snooze('PT1H')", "Snooze('PT1H')", "OSError()", "'ok'"], {"max_attempts": 2}, 4, "SUCCESS", "ok"),
-        (["self.retry(countdown=60)", "'ok'"], {}, 2, "SUCCESS", "ok"),
-        (["self.retry(args=(\"'other'\",))", "'ok'"], {}, 2, "SUCCESS", "other"),
-        (["self.retry()"], {}, 3, "FAILURE", "MaxRetriesExceededError"),
-        (["KeyboardInterrupt()"], {}, 3, "FAILURE", "HandlerFailed"),
+        (["ok"], {}, 1, "SUCCESS", "ok"),
+        ([raises(OSError, "a"), raises(OSError, "b"), "ok"], {}, 3, "SUCCESS", "ok"),
+        ([raises(OSError, "a")], {}, 3, "FAILURE", "OSError"),
+        ([raises(OSError, "a")], {"max_attempts": 5}, 5, "FAILURE", "OSError"),
+        ([raises(Discard, "a.b")], {}, 1, "FAILURE", "Discard"),
+        ([raises(Snooze, "PT1H")] * 2 + [raises(OSError), "ok"], {"max_attempts": 2}, 4, "SUCCESS", "ok"),
+        ([retries(countdown=60), "ok"], {}, 2, "SUCCESS", "ok"),
+        ([retries(args=["other"]), "ok"], {}, 2, "SUCCESS", "other"),
+        ([retries()], {}, 3, "FAILURE", "MaxRetriesExceededError"),
+        ([raises(KeyboardInterrupt)], {}, 3, "FAILURE", "HandlerFailed"),
     ],
 )  # fmt: skip
 def test_retries_run_at_once(
-    fleet: Fleet, steps: list[str], policy: dict[str, Any], runs: int, state: str, result: str
+    fleet: Fleet, steps: list[Step], policy: dict[str, Any], runs: int, state: str, result: str
 ) -> None:
     began = time.monotonic()
     ended, value = outcome(fleet, "act", *steps, ojs_retry={"initial_interval": "PT1M", **policy})
@@ -73,18 +74,18 @@ def test_retries_run_at_once(
 
 def test_many_retries_are_run_one_after_the_other(fleet: Fleet) -> None:
     policy = {"max_attempts": 200}
-    assert outcome(fleet, "act", "OSError('a')", ojs_retry=policy)[0] == "FAILURE"
+    assert outcome(fleet, "act", raises(OSError, "a"), ojs_retry=policy)[0] == "FAILURE"
     assert len(fleet.runs(fleet.app.AsyncResult(id_of(fleet)))) == 200
 
 
 def test_a_task_that_only_snoozes_is_an_error(fleet: Fleet) -> None:
     with pytest.raises(RuntimeError, match="task act: more than 100 eager snoozes in a row"):
-        run(fleet, "act", "Snooze('PT1S')")
+        run(fleet, "act", raises(Snooze, "PT1S"))
 
 
 @pytest.mark.requirement("RET-17")
 def test_a_dead_letter_is_kept(fleet: Fleet) -> None:
-    outcome(fleet, "act_kept", "OSError('down')")
+    outcome(fleet, "act_kept", raises(OSError, "down"))
     letter = fleet.bridge.dead_letters.get(id_of(fleet))
     assert (letter.attempt, [error["message"] for error in letter.errors]) == (2, ["down", "down"])
 
@@ -92,26 +93,26 @@ def test_a_dead_letter_is_kept(fleet: Fleet) -> None:
 def test_arguments_that_no_message_could_carry(fleet: Fleet) -> None:
     if fleet.app.conf.task_always_eager:
         pytest.skip("Celery itself encodes the arguments of an app that is always eager")
-    assert outcome(fleet, "act", "'ok'", object())[0] == "SUCCESS"
-    assert outcome(fleet, "act_kept", "OSError()", object())[0] == "FAILURE"
+    assert outcome(fleet, "act", "ok", object())[0] == "SUCCESS"
+    assert outcome(fleet, "act_kept", *[raises(OSError)] * 3, object())[0] == "FAILURE"
     assert "object object at" in fleet.bridge.dead_letters.get(id_of(fleet)).message["body"]
 
 
 def test_links_and_chains(fleet: Fleet) -> None:
     if fleet.app.conf.task_always_eager:
         act, collect = fleet.task("act"), fleet.task("collect")
-        assert chain(act.si("OSError()", "'ok'"), collect.s("end")).delay().get() == ["ok", "end"]
-    outcome(fleet, "act", "OSError()", "'ok'", link=fleet.task("act").si("'linked'").set(task_id="linked"))
-    assert outcome(fleet, "act", "OSError()", link_error=fleet.task("errback").s())[0] == "FAILURE"
+        assert chain(act.si(raises(OSError), "ok"), collect.s("end")).delay().get() == ["ok", "end"]
+    outcome(fleet, "act", raises(OSError), "ok", link=fleet.task("act").si("linked").set(task_id="linked"))
+    assert outcome(fleet, "act", raises(OSError), link_error=fleet.task("errback").s())[0] == "FAILURE"
 
 
 def test_an_invalid_policy_raises(fleet: Fleet) -> None:
     with pytest.raises(InvalidRetryPolicy):
-        run(fleet, "act", "'ok'", ojs_retry={"max_attempts": -1})
+        run(fleet, "act", "ok", ojs_retry={"max_attempts": -1})
 
 
 def test_events_are_told(fleet: Fleet) -> None:
-    outcome(fleet, "act", "OSError()", "'ok'")
+    outcome(fleet, "act", raises(OSError), "ok")
     job = fleet.app.AsyncResult(id_of(fleet))
     eventually(lambda: len(fleet.events(job)) >= 5, what="the events")
     types = [event["type"].removeprefix("job.") for event in fleet.events(job)]
@@ -122,8 +123,8 @@ def test_a_direct_call_is_a_call(separate) -> None:
     fleet = separate()
     act = fleet.task("act")
     with pytest.raises(OSError, match="down"):
-        act("OSError('down')")
+        act(raises(OSError, "down"))
     with pytest.raises(CelerysRetry):
-        act("self.retry()")
-    assert fleet.task("in_context")("'ok'") == "ok"
+        act(retries())
+    assert fleet.task("in_context")("ok") == "ok"
     assert fleet.task("typed")(2, word="ab") == "abab"

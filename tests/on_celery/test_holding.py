@@ -10,6 +10,7 @@ import pytest
 from ojs_bridge.celery.holding import Hold, Unsettled, portable
 from ojs_bridge.rules.decision import DeadLettered
 from ojs_bridge.rules.failures import Failure
+from tests.contract.steps import dies, raises, sleeps
 from tests.on_celery.project import Unpicklable
 from tests.servers import RabbitMQ, eventually
 
@@ -24,7 +25,7 @@ def test_a_worker_that_was_cut_off_gives_back_once_what_waits_in_it(separate, tm
         fleet = separate(broker=server.url, store=store, insist=1, deliveries=DELIVERIES)
         worker = fleet.start("-c", "2")
         worker.await_ready()
-        jobs = [fleet.send("act", "'ok'") for _ in range(4)]
+        jobs = [fleet.send("act", "ok") for _ in range(4)]
         eventually(lambda: BEGINS in worker.log, seconds=30, what="the word of the outage")
         server.await_declared(fleet.settings.queue)
         server.kill()
@@ -39,22 +40,22 @@ def test_a_worker_that_was_cut_off_gives_back_once_what_waits_in_it(separate, tm
 
 @pytest.mark.requirement("RET-01")
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-@pytest.mark.parametrize("end", ["OSError('full')", "sigkill()"])
+@pytest.mark.parametrize("end", [raises(OSError, "full"), dies()])
 def test_a_retry_that_its_full_queue_refuses_is_not_lost(
     separate, rabbitmq: RabbitMQ, pool: str, end: str
 ) -> None:
-    if (pool, end) == ("threads", "sigkill()"):
+    if (pool, end) == ("threads", dies()):
         pytest.skip("it would kill the worker")
     fleet = separate(broker=rabbitmq.url, store=None, limit=1)
     fleet.start("-P", pool, "-c", "1").await_ready()
-    job = fleet.send("handled", f"time.sleep(8) or {end}", "OSError('not full')", "'ok'")
+    job = fleet.send("handled", sleeps(8, end), raises(OSError, "not full"), "ok")
     eventually(lambda: fleet.runs(job), seconds=20, what="a run")
     others = []
     for _ in range(3):  # these jobs wait in the worker
-        others.append(fleet.send("act", "time.sleep(2)"))
+        others.append(fleet.send("act", sleeps(2)))
         received = f"[{others[-1].id}] received"
         eventually(lambda said=received: said in fleet.worker.log, what=received)
-    others.append(fleet.send("act", "'ok'"))  # fills the queue
+    others.append(fleet.send("act", "ok"))  # fills the queue
     assert len(fleet.runs(job)) == 1
     assert [fleet.end(one) for one in (job, *others)] == ["SUCCESS"] * 5
     assert [run.attempt for run in fleet.runs(job)] == [1, 2, 3]

@@ -13,6 +13,7 @@ from celery.result import AsyncResult
 
 from ojs_bridge.store import Grant, Reservation
 from tests.contract.notes import client
+from tests.contract.steps import raises, sleeps, waits_for
 from tests.on_celery.fleet import Fleet
 from tests.servers import RabbitMQ, eventually
 from tests.servers.proxy import Proxy
@@ -40,7 +41,7 @@ def test_a_copy_of_a_running_job_waits_and_is_dropped_on_rabbitmq(made: Made) ->
         fleet = made(broker=server.url)
         fleet.start("-c", "2").await_ready()
         server.await_declared(fleet.settings.queue)
-        job = fleet.send("act", "time.sleep(15) or 'ran'")
+        job = fleet.send("act", sleeps(15, "ran"))
         eventually(lambda: fleet.runs(job), seconds=30, what="a run")
         server.kill()
         server.start()
@@ -60,7 +61,7 @@ def test_a_hard_limit_that_strikes_when_the_retry_is_published_starts_no_second_
     fleet = made(broker=request.getfixturevalue(broker).url)
     fleet.start("-c", "2").await_ready()
     lingering = {"headers": {"linger": 30, "once": True}, "time_limit": 6}
-    job = fleet.send("hard", "OSError()", "'ok'", ojs_retry={"initial_interval": "PT14S"}, **lingering)
+    job = fleet.send("hard", raises(OSError), "ok", ojs_retry={"initial_interval": "PT14S"}, **lingering)
     assert fleet.end(job, seconds=60) == "SUCCESS"
     assert any("failed with timeout" in line for line in fleet.lines(job))
     dropped(fleet, job)
@@ -77,7 +78,7 @@ def test_a_copy_that_another_worker_has_had_for_long_does_not_run_again(
     """Its first worker loses its connection, runs it to the end, and believes that it has acknowledged it."""
     server = request.getfixturevalue(broker)
     fleet = made(broker=server.url, forget_after=1)
-    steps = [f"until({fleet.settings.backend!r}, '{fleet.settings.queue}:{name}')" for name in "ab"]
+    steps = [waits_for(f"{fleet.settings.queue}:{name}") for name in "ab"]
     with Proxy(server.port) as proxy, ExitStack() as stack:
         far = replace(fleet.settings, broker=proxy.to(server.url)).to_env()
         name = f"{fleet.settings.queue}-far@%h"
@@ -109,10 +110,10 @@ def test_the_store_forgets_a_success_that_surely_has_no_copy(
     """Otherwise a store would hold a day's jobs."""
     fleet = made(broker=request.getfixturevalue(broker).url, forget_after=1, visibility=60)
     fleet.start("-c", "2").await_ready()
-    job = fleet.send("act", "'ran'")
+    job = fleet.send("act", "ran")
     assert fleet.end(job) == "SUCCESS"
     # The next acknowledgements ask about this one.
-    assert [fleet.end(fleet.send("act", "'ran'")) for _ in range(2)] == ["SUCCESS"] * 2
+    assert [fleet.end(fleet.send("act", "ran")) for _ in range(2)] == ["SUCCESS"] * 2
     eventually(lambda: grant(fleet, job) is Grant.TAKEN, what="it was forgotten")
 
 
@@ -136,7 +137,7 @@ def test_a_worker_that_dies_between_its_retry_and_its_acknowledgement_starts_no_
     fleet = made(broker=request.getfixturevalue(broker).url)
     fleet.start("-c", "4")
     policy = {"initial_interval": "PT0.5S", "max_attempts": 3}
-    job = fleet.send("act_kept", "OSError()", headers={"linger": 8}, ojs_retry=policy)
+    job = fleet.send("act_kept", raises(OSError), headers={"linger": 8}, ojs_retry=policy)
     for n in (1, 2):
         eventually(lambda n=n: len(fleet.runs(job)) >= n, seconds=60, what=f"run {n}")
         eventually(lambda n=n: len(fleet.calls(job, "after_publish")) >= n, seconds=60, what=f"retry {n}")

@@ -8,6 +8,7 @@ import pytest
 from celery.result import AsyncResult
 
 from tests.contract.notes import client
+from tests.contract.steps import Step, raises
 from tests.on_celery.fleet import LATE, Fleet
 from tests.servers import Valkey, eventually
 
@@ -21,7 +22,7 @@ def fleet(separate: Callable[..., Fleet], request: pytest.FixtureRequest) -> Fle
     return separate(broker=request.getfixturevalue(request.param).url, visibility=60)
 
 
-def parked(fleet: Fleet, *steps: str) -> AsyncResult:
+def parked(fleet: Fleet, *steps: Step) -> AsyncResult:
     """A job whose retry is parked."""
     job = fleet.send("act", *steps, ojs_retry=FAR)
     eventually(lambda: fleet.bridge.store.get_parked(job.id), seconds=40, what="a parked retry")
@@ -30,7 +31,7 @@ def parked(fleet: Fleet, *steps: str) -> AsyncResult:
 
 def test_a_parked_retry_outlives_every_worker(fleet: Fleet) -> None:
     fleet.start("-c", "2")
-    job = parked(fleet, "OSError('first')", "'second'")
+    job = parked(fleet, raises(OSError, "first"), "second")
     fleet.worker.kill()
     fleet.bridge.retries.run(job.id)
     fleet.start("-c", "2")
@@ -44,7 +45,8 @@ def test_without_a_store_a_long_delay_travels_in_hops(separate: Callable[..., Fl
         fleet = separate(store=None, broker=server.url, visibility=9)
         fleet.start("-c", "2").await_ready()
         jobs = [
-            fleet.send("act", "OSError()", "'ok'", ojs_retry={"initial_interval": "PT21S"}) for _ in range(3)
+            fleet.send("act", raises(OSError), "ok", ojs_retry={"initial_interval": "PT21S"})
+            for _ in range(3)
         ]
         assert [fleet.end(job) for job in jobs] == ["SUCCESS"] * 3
         for job in jobs:

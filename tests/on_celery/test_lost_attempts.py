@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from celery.result import AsyncResult
 
+from tests.contract.steps import dies, raises, sleeps
 from tests.on_celery.fleet import Fleet
 from tests.servers import RabbitMQ, Valkey
 
@@ -16,10 +17,10 @@ POLICY = {"initial_interval": "PT1.5S", "backoff_strategy": "none", "max_attempt
 AT_ONCE = "SIGKILL at once"
 #: task and step -> the type of the error
 DEATHS = {
-    "SIGKILL": ("act", "sigkill()", "worker_death"),
-    AT_ONCE: ("act", "os.kill(os.getpid(), signal.SIGKILL)", None),
-    "MemoryError": ("act", "MemoryError()", "builtins.MemoryError"),
-    "hard time limit": ("hard", "time.sleep(60)", "timeout"),
+    "SIGKILL": ("act", dies(), "worker_death"),
+    AT_ONCE: ("act", dies(at_once=True), None),
+    "MemoryError": ("act", raises(MemoryError), "builtins.MemoryError"),
+    "hard time limit": ("hard", sleeps(60), "timeout"),
 }
 Made = Callable[..., Fleet]
 
@@ -88,7 +89,7 @@ def test_a_job_that_dies_before_celery_knows_of_its_start_is_not_run_again_unsee
     """Celery gives such a job to another process of its pool, with no mark on it (facts 3.2)."""
     fleet = made(**ROOM)
     fleet.start("-c", "4")
-    steps = "os.kill(os.getpid(), signal.SIGKILL)"
+    steps = dies(at_once=True)
     jobs = [fleet.send("act", steps, ojs_retry={**POLICY, "max_attempts": 1}) for _ in range(20)]
     assert {fleet.end(job, seconds=90) for job in jobs} == {"FAILURE"}
     time.sleep(6.5)  # for what must not happen: a run after the reservation has run out

@@ -12,8 +12,9 @@ import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
+from ojs_bridge import Retry
 from ojs_bridge.errors import Unpublishable
-from tests.contract.steps import KEEP
+from tests.contract.steps import KEEP, OPAQUE, raises
 from tests.on_celery.conftest import Fleets
 from tests.on_celery.fleet import LATE, Fleet
 from tests.servers import eventually
@@ -25,7 +26,7 @@ def test_a_retry_keeps_everything_of_its_message(fleet: Fleet) -> None:
     stamps = {"stamped_headers": ["team"], "team": "red"}
     argument = datetime.datetime(2026, 11, 21)
     job = fleet.task("act_kept").apply_async(
-        ("OSError('down')", argument),
+        (*[raises(OSError, "down")] * 2, argument),
         serializer="pickle",
         compression="zlib",
         priority=5,
@@ -62,6 +63,14 @@ def test_a_retry_keeps_everything_of_its_message(fleet: Fleet) -> None:
     assert second.more["stamps"] == {"team": "red"}
     assert second.more["expires"]
 
+
+def test_a_pickled_letter_is_replayed_as_it_is(fleet: Fleet) -> None:
+    argument = datetime.datetime(2026, 11, 21)
+    job = fleet.task("act_kept").apply_async(
+        (*[raises(OSError, "down")] * 4, argument), serializer="pickle", headers={"x-mine": "yes"}
+    )
+    assert fleet.end(job) == "FAILURE"
+    message = fleet.bridge.dead_letters.get(job.id).message
     reading = fleet.bridge.dead_letters.get(job.id).reading
     assert (reading.args, reading.meta["x-mine"]) == (None, "yes")
     assert reading.note.endswith("pickled, which is not opened here")
@@ -81,7 +90,7 @@ def test_a_retry_drops_what_the_broker_added(fleet: Fleet) -> None:
         "x-death": [{"count": 1}],
         "x-first-death-queue": "q",
     }
-    job = fleet.send("act_kept", "OSError()", headers={**added, "x-mine": "yes"})
+    job = fleet.send("act_kept", raises(OSError), headers={**added, "x-mine": "yes"})
     assert fleet.end(job) == "FAILURE"
     first, second = fleet.runs(job)
     assert "x-first-death-queue" in first.more["headers"]
@@ -94,12 +103,16 @@ def test_a_retry_goes_where_its_message_came_from(fleet: Fleet) -> None:
     fleet.worker.await_ready()  # the worker declares the exchanges
     sent = {
         f"{name}-topic": fleet.send(
-            "act_kept", "OSError()", queue=f"{name}-topic", routing_key=f"{name}.orders.new"
+            "act_kept", raises(OSError), queue=f"{name}-topic", routing_key=f"{name}.orders.new"
         ),
         f"{name}-other": fleet.send(
-            "act_kept", "OSError()", queue=f"{name}-other", exchange=f"{name}-x", routing_key="strange.key"
+            "act_kept",
+            raises(OSError),
+            queue=f"{name}-other",
+            exchange=f"{name}-x",
+            routing_key="strange.key",
         ),
-        name: fleet.send("act_kept", "OSError()"),
+        name: fleet.send("act_kept", raises(OSError)),
     }
     for queue, job in sent.items():
         assert fleet.end(job) == "FAILURE"
@@ -115,7 +128,7 @@ def test_a_retry_goes_where_its_message_came_from(fleet: Fleet) -> None:
 
 
 def test_publish_signals_are_sent_for_retries_too(fleet: Fleet) -> None:
-    job = fleet.send("act", "OSError()")
+    job = fleet.send("act", raises(OSError))
     assert fleet.end(job) == "FAILURE"
     # The retry may have run in another process before its publisher has noted both signals.
     for name in ("before_publish", "after_publish"):
@@ -139,7 +152,7 @@ def test_a_retry_that_would_come_after_expiry_is_exhausted_now(fleet: Fleet) -> 
     naive = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None) + datetime.timedelta(seconds=40)
     policy = {"initial_interval": "PT1M", **KEEP}
     for expires in (40, naive):
-        job = fleet.send("act", "OSError()", expires=expires, ojs_retry=policy)
+        job = fleet.send("act", raises(OSError), expires=expires, ojs_retry=policy)
         assert fleet.end(job) == "FAILURE"
         assert fleet.ending(job)["cause"] == "expired"
         assert len(fleet.runs(job)) == 1
@@ -152,7 +165,7 @@ def test_messages_of_producers_without_the_bridge(fleet: Fleet) -> None:
     queue = fleet.app.amqp.queues[fleet.settings.queue]
 
     def send(**options: int) -> AsyncResult:
-        return fleet.app.AsyncResult(producer.send_task("act", ("OSError()",), queue=queue, **options).id)
+        return fleet.app.AsyncResult(producer.send_task("act", (raises(OSError),), queue=queue, **options).id)
 
     plain, retried = send(), send(retries=2)
     assert [fleet.end(plain), fleet.end(retried)] == ["FAILURE", "FAILURE"]
@@ -186,7 +199,7 @@ def test_an_id_that_is_not_text_is_one_job_wherever_it_is_named(on_valkey: Fleet
     fleet, text = on_valkey("prefork", True), str(job_id)
     policy = {"initial_interval": "PT2M", **KEEP}
     options = {"task_id": job_id, "ignore_result": True, "ojs_retry": policy}
-    fleet.task("act_kept").apply_async(("OSError('down')",), **options)
+    fleet.task("act_kept").apply_async((raises(OSError, "down"),), **options)
     job = fleet.app.AsyncResult(text)
 
     def is_parked() -> bool:
@@ -205,7 +218,7 @@ def test_an_id_that_is_not_text_is_one_job_wherever_it_is_named(on_valkey: Fleet
 @pytest.mark.requirement("RET-16")
 def test_a_job_that_nobody_can_read_is_kept_and_the_worker_lives(fleet: Fleet) -> None:
     sent = {
-        name: fleet.send("act", "'ok'", headers={"ojs": header}) for name, (header, _) in UNREADABLE.items()
+        name: fleet.send("act", "ok", headers={"ojs": header}) for name, (header, _) in UNREADABLE.items()
     }
     for name, (header, error_type) in UNREADABLE.items():
         job = sent[name]
@@ -215,7 +228,7 @@ def test_a_job_that_nobody_can_read_is_kept_and_the_worker_lives(fleet: Fleet) -
         assert letter.message["headers"]["ojs"] == header, name
         assert fleet.runs(job) == [], name
     for retries in MISCOUNTED:
-        job = fleet.send("act", "'ok'", retries=retries)
+        job = fleet.send("act", "ok", retries=retries)
         assert fleet.end(job) == "FAILURE", retries
         letter = fleet.bridge.dead_letters.get(job.id)
         assert (letter.error_type, letter.cause) == ("validation.state_invalid", "invalid"), retries
@@ -236,8 +249,8 @@ def test_wrong_arguments_are_a_failure_like_others(fleet: Fleet) -> None:
 
 @pytest.mark.requirement("RET-15")
 def test_huge_failures_stay_within_the_header(fleet: Fleet) -> None:
-    steps = ["Retry('a.b', 'm' * 100_000, details={'x': ['y' * 1000] * 50, 'o': object()})"]
-    steps += ["Retry('a.' + 'b' * 5000, details={'nan': float('nan')})", "'ok'"]
+    steps = [raises(Retry, "a.b", "m" * 100000, details={"x": ["y" * 1000] * 50, "o": OPAQUE})]
+    steps += [raises(Retry, "a." + "b" * 5000, details={"nan": float("nan")}), "ok"]
     job = fleet.send("act", *steps)
     assert fleet.end(job) == "SUCCESS"
     second, third = fleet.runs(job)[1:]
@@ -258,7 +271,7 @@ def test_quorum_queues_delay_in_the_broker(separate, rabbitmq) -> None:
     sent = {}
     for delay in delays:
         policy = {"initial_interval": f"PT{delay}S", "backoff_strategy": "none", **KEEP}
-        sent[delay] = fleet.send("act", "OSError()", ojs_retry=policy, **topic)
+        sent[delay] = fleet.send("act", raises(OSError), ojs_retry=policy, **topic)
     for delay, job in sent.items():
         assert fleet.end(job) == "FAILURE"
         assert len(fleet.runs(job)) == 3

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
+from celery.exceptions import Ignore, Reject
+from celery.exceptions import Retry as CelerysRetry
 
-from ojs_bridge import RetryPolicy
+from ojs_bridge import Discard, Fail, Retry, RetryPolicy
 from ojs_bridge.celery.native_options import options_as_policy
 from ojs_bridge.engine.layers import in_ojs
 from ojs_bridge.rules.policy import LARGEST
+from tests.contract.steps import OPAQUE, Step, an, raises, retries
 from tests.on_celery.fleet import LATE, Fleet
 from tests.servers import eventually
 
@@ -91,51 +94,53 @@ def test_native_options_in_the_words_of_a_policy(options: dict[str, Any], partia
 
 
 #: task, steps -> runs, state, what the job's result is or the type of its error
-MEANINGS: dict[str, tuple[str, list[str], int, str, str]] = {
-    "a failure is retried": ("plain", ["OSError()"], 3, "FAILURE", "OSError"),
-    "a later pattern wins": ("two", ["OSError()"], 2, "FAILURE", "OSError"),
-    "max_retries counts retries": ("five", ["OSError()"], 5, "FAILURE", "OSError"),
+MEANINGS: dict[str, tuple[str, list[Step], int, str, str]] = {
+    "a failure is retried": ("plain", [raises(OSError)], 3, "FAILURE", "OSError"),
+    "a later pattern wins": ("two", [raises(OSError)], 2, "FAILURE", "OSError"),
+    "max_retries counts retries": ("five", [raises(OSError)], 5, "FAILURE", "OSError"),
     "a class-based task": ("by_class", [], 2, "FAILURE", "OSError"),
-    "autoretry_for names what is retried": ("auto", ["OSError()", "'ok'"], 2, "SUCCESS", "ok"),
-    "and what is not": ("auto", ["KeyError()"], 1, "FAILURE", "KeyError"),
-    "dont_autoretry_for": ("auto", ["FileNotFoundError()"], 1, "FAILURE", "FileNotFoundError"),
+    "autoretry_for names what is retried": ("auto", [raises(OSError), "ok"], 2, "SUCCESS", "ok"),
+    "and what is not": ("auto", [raises(KeyError)], 1, "FAILURE", "KeyError"),
+    "dont_autoretry_for": ("auto", [raises(FileNotFoundError)], 1, "FAILURE", "FileNotFoundError"),
     "a response is not bound by autoretry_for": (
-        "auto", ["Retry('a.b', after='PT0.1S')", "'ok'"], 2, "SUCCESS", "ok",
+        "auto", [raises(Retry, "a.b", after="PT0.1S"), "ok"], 2, "SUCCESS", "ok",
     ),
-    "throws only lowers a log level": ("throws", ["KeyError()"], 3, "FAILURE", "KeyError"),
-    "self.retry": ("plain", ["self.retry(countdown=0.1)", "'ok'"], 2, "SUCCESS", "ok"),
+    "throws only lowers a log level": ("throws", [raises(KeyError)], 3, "FAILURE", "KeyError"),
+    "self.retry": ("plain", [retries(countdown=0.1), "ok"], 2, "SUCCESS", "ok"),
     "self.retry without an attempt left": (
-        "plain", ["self.retry(countdown=0.05)"], 3, "FAILURE", "MaxRetriesExceededError",
+        "plain", [retries(countdown=0.05)], 3, "FAILURE", "MaxRetriesExceededError",
     ),
     "self.retry(exc=)": (
-        "plain", ["self.retry(exc=KeyError('k'), countdown=0.05)"], 3, "FAILURE", "KeyError",
+        "plain", [retries(exc=an(KeyError, "k"), countdown=0.05)], 3, "FAILURE", "KeyError",
     ),
     "self.retry(exc=) of a class": (
-        "plain", ["self.retry(exc=KeyError, countdown=0.05)"], 3, "FAILURE", "KeyError",
+        "plain", [retries(exc=KeyError, countdown=0.05)], 3, "FAILURE", "KeyError",
     ),
     "self.retry(headers=) that no message can carry": (
-        "plain", ["self.retry(exc=KeyError, headers={'a': object()})"], 1, "FAILURE", "KeyError",
+        "plain", [retries(exc=KeyError, headers={"a": OPAQUE})], 1, "FAILURE", "KeyError",
     ),
     "self.retry(max_retries=) is the policy's to say": (
-        "plain", ["self.retry(max_retries=9, countdown=0.05)"], 3, "FAILURE", "MaxRetriesExceededError",
+        "plain", [retries(max_retries=9, countdown=0.05)], 3, "FAILURE", "MaxRetriesExceededError",
     ),
     "self.retry(throw=False)": (
-        "plain", ["(self.retry(throw=False, countdown=0.1), 1)[1]", "'ok'"], 2, "SUCCESS", "ok",
+        "plain", [retries(throw=False, countdown=0.1, then=1), "ok"], 2, "SUCCESS", "ok",
     ),
     "a response after self.retry(throw=False)": (
-        "plain", ["(self.retry(throw=False), Discard('a.b'))[1]"], 1, "FAILURE", "Discard",
+        "plain", [retries(throw=False, then=raises(Discard, "a.b"))], 1, "FAILURE", "Discard",
     ),
     "Celery's Retry asks, too": (
-        "auto", ["CelerysRetry(exc=KeyError('k'), when=0.1)", "'ok'"], 2, "SUCCESS", "ok",
+        "auto", [raises(CelerysRetry, exc=an(KeyError, "k"), when=0.1), "ok"], 2, "SUCCESS", "ok",
     ),
     "Celery's Retry without an attempt left": (
-        "two", ["CelerysRetry(exc=KeyError('k'), when=0.05)"], 2, "FAILURE", "KeyError",
+        "two", [raises(CelerysRetry, exc=an(KeyError, "k"), when=0.05)], 2, "FAILURE", "KeyError",
     ),
-    "Celery's Retry without a reason": ("two", ["CelerysRetry(when='soon')"], 2, "FAILURE", "HandlerFailed"),
+    "Celery's Retry without a reason": (
+        "two", [raises(CelerysRetry, when="soon")], 2, "FAILURE", "HandlerFailed",
+    ),
     "MaxRetriesExceededError can be caught": ("falls_back", [], 3, "SUCCESS", "fell back"),
     "a swallowed self.retry still retries": ("swallows", [], 3, "SUCCESS", "done"),
-    "other arguments": ("plain", ["self.retry(args=(\"'other'\",), countdown=0.1)"], 2, "SUCCESS", "other"),
-    "responses": ("plain", ["Fail('a.b')"], 1, "FAILURE", "Fail"),
+    "other arguments": ("plain", [retries(args=["other"], countdown=0.1)], 2, "SUCCESS", "other"),
+    "responses": ("plain", [raises(Fail, "a.b")], 1, "FAILURE", "Fail"),
 }  # fmt: skip
 
 
@@ -153,14 +158,12 @@ def test_native_words_keep_their_meaning(fleet: Fleet) -> None:
 
 @pytest.mark.requirement("RET-04", "RET-11")
 def test_native_delays(fleet: Fleet) -> None:
-    backoff = fleet.send("native.auto", "OSError()", "'ok'")
-    fixed = fleet.send("native.delay", "OSError()", "'ok'")
-    hint = fleet.send("native.plain", "self.retry(countdown=0.7)", "'ok'")
-    eta = fleet.send("native.plain", "self.retry(eta=self.app.now() + datetime.timedelta(seconds=1))", "'ok'")
-    capped = fleet.send(
-        "native.plain", "self.retry(countdown=3600)", "'ok'", ojs_retry={"max_interval": "PT0.5S"}
-    )
-    asked = fleet.send("native.plain", "CelerysRetry(when=0.6)", "'ok'")
+    backoff = fleet.send("native.auto", raises(OSError), "ok")
+    fixed = fleet.send("native.delay", raises(OSError), "ok")
+    hint = fleet.send("native.plain", retries(countdown=0.7), "ok")
+    eta = fleet.send("native.plain", retries(due_in=1), "ok")
+    capped = fleet.send("native.plain", retries(countdown=3600), "ok", ojs_retry={"max_interval": "PT0.5S"})
+    asked = fleet.send("native.plain", raises(CelerysRetry, when=0.6), "ok")
     delays = ((backoff, 1.0), (fixed, 0.4), (hint, 0.7), (eta, 0.98), (capped, 0.5), (asked, 0.6))
     for job, delay in delays:
         assert fleet.end(job) == "SUCCESS"
@@ -168,9 +171,9 @@ def test_native_delays(fleet: Fleet) -> None:
 
 
 def test_ignore_and_reject_are_celerys(fleet: Fleet) -> None:
-    ignored = fleet.send("native.plain", "Ignore()")
-    rejected = fleet.send("native.plain", "Reject('no', requeue=False)")
-    requeued = fleet.send("native.plain", "Reject('later', requeue=True)", "'ok'")
+    ignored = fleet.send("native.plain", raises(Ignore))
+    rejected = fleet.send("native.plain", raises(Reject, "no", requeue=False))
+    requeued = fleet.send("native.plain", raises(Reject, "later", requeue=True), "ok")
     assert fleet.end(requeued) == "SUCCESS"
     assert [run.attempt for run in fleet.runs(requeued)] == [1, 1]
     for job in (ignored, rejected):
@@ -181,8 +184,8 @@ def test_ignore_and_reject_are_celerys(fleet: Fleet) -> None:
 
 
 def test_a_task_that_no_pattern_names_stays_celerys(fleet: Fleet) -> None:
-    failed = fleet.send("untouched", "OSError()")
-    retried = fleet.send("untouched", "self.retry(countdown=4)")  # Celery stores RETRY after publishing
+    failed = fleet.send("untouched", raises(OSError))
+    retried = fleet.send("untouched", retries(countdown=4))  # Celery stores RETRY after publishing
     assert [fleet.end(failed), fleet.end(retried)] == ["FAILURE", "FAILURE"]
     assert (len(fleet.runs(failed)), len(fleet.runs(retried))) == (1, 2)
     assert fleet.events(failed) == []

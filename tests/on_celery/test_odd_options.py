@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from ojs_bridge import LetterNotFound, RetryNotFound
+from tests.contract.steps import OPAQUE, an, retries
 from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
 
 #: Options that Redis takes in its own way, and that RabbitMQ may refuse.
-ODD = [
-    "priority='high'",
-    "priority=300",
-    "headers={'a': object()}",
-    "headers={'x' * 300: 1}",
-]
+ODD: dict[str, dict[str, Any]] = {
+    "a priority in words": {"priority": "high"},
+    "a high priority": {"priority": 300},
+    "a header of an unknown type": {"headers": {"a": OPAQUE}},
+    "a long header": {"headers": {"x" * 300: 1}},
+}
 #: An exchange, or a queue behind it, that may be there later: a parked retry waits for it.
-MISSING = ["exchange='nowhere', routing_key='nowhere'", "exchange='amq.direct', routing_key='nowhere'"]
+MISSING: dict[str, dict[str, Any]] = {
+    "an exchange": {"exchange": "nowhere", "routing_key": "nowhere"},
+    "a queue": {"exchange": "amq.direct", "routing_key": "nowhere"},
+}
 
 
 def buried(fleet: Fleet, job_id: str) -> bool:
@@ -35,14 +40,14 @@ def parked(fleet: Fleet, job_id: str) -> bool:
 
 @pytest.mark.parametrize("delay", [0.1, 61], ids=["published", "parked"])
 def test_what_a_broker_does_not_take_is_kept(fleet: Fleet, delay: float) -> None:
-    def send(odd: str) -> str:
-        step = f"self.retry(exc=KeyError('k'), countdown={delay}, {odd})"
+    def send(options: dict[str, Any]) -> str:
+        step = retries(exc=an(KeyError, "k"), countdown=delay, **options)
         return fleet.send("act_kept", step, ojs_retry={"max_interval": "PT2M"}).id
 
     def kept(job_id: str) -> bool:
         return buried(fleet, job_id) or parked(fleet, job_id)
 
-    jobs = {odd: send(odd) for odd in (*ODD, *MISSING)}
+    jobs = {odd: send(options) for odd, options in {**ODD, **MISSING}.items()}
     if delay > 60:
         for odd, job_id in jobs.items():
             eventually(lambda job_id=job_id: kept(job_id), seconds=30, what=f"{odd} kept")

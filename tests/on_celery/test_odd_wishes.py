@@ -46,44 +46,44 @@ class Unwritable(BaseException):
     __str__ = Unsayable.__str__
 
 
-#: A task's odd wish -> the number of its runs, and the type of its last error.
-ODD: dict[str, tuple[str, int, str]] = {
-    "exc, a class": ("self.retry(exc=KeyError)", 2, "builtins.KeyError"),
-    "exc, a class that needs arguments": ("self.retry(exc=NeedsArguments)", 2, "builtins.TypeError"),
-    "exc, a class whose instances cannot be made": ("self.retry(exc=Unmakeable)", 2, "builtins.LookupError"),
-    "exc, a class that ends processes": ("self.retry(exc=SystemExit)", 2, "builtins.SystemExit"),
-    "exc, a text": ("self.retry(exc='sold out')", 2, "builtins.TypeError"),
-    "exc, another class": ("self.retry(exc=int)", 2, "builtins.TypeError"),
-    "exc without words": ("self.retry(exc=Unsayable())", 2, f"{__name__}.Unsayable"),
-    "exc that ends processes without words": ("self.retry(exc=Unwritable)", 2, f"{__name__}.Unwritable"),
-    "exc without truth": ("self.retry(exc=Untrue())", 2, "builtins.RuntimeError"),
-    "countdown, a timedelta": ("self.retry(countdown=dt.timedelta(seconds=3))", 2, "builtins.ValueError"),
-    "countdown, a text": ("self.retry(countdown='soon')", 2, "builtins.ValueError"),
-    "countdown, no number": ("self.retry(countdown=float('nan'))", 2, "builtins.ValueError"),
-    "countdown without end": ("self.retry(exc=KeyError(), countdown=float('inf'))", 2, "builtins.KeyError"),
-    "countdown beyond calendars": ("self.retry(exc=KeyError(), countdown=1e300)", 2, "builtins.KeyError"),
-    "countdown beyond numbers": ("self.retry(countdown=10**400)", 2, "builtins.ValueError"),
-    "countdown below none": ("self.retry(exc=KeyError(), countdown=-1e300)", 2, "builtins.KeyError"),
-    "eta, a time as text": ("self.retry(exc=KeyError(), eta='2031-01-01T00:00:00')", 2, "builtins.KeyError"),
-    "eta, a text": ("self.retry(eta='tomorrow')", 2, "builtins.ValueError"),
-    "eta, a number": ("self.retry(eta=5)", 2, "builtins.ValueError"),
-    "eta, a date": ("self.retry(eta=dt.date.max)", 2, "builtins.ValueError"),
-    "eta without a zone": ("self.retry(exc=KeyError(), eta=dt.datetime(2031, 1, 1))", 2, "builtins.KeyError"),
-    "eta, long past": ("self.retry(exc=KeyError(), eta=dt.datetime.min)", 2, "builtins.KeyError"),
-    "eta, the last there is": ("self.retry(exc=KeyError(), eta=dt.datetime.max)", 2, "builtins.KeyError"),
-    "args, no list": ("self.retry(args=5)", 2, "builtins.TypeError"),
-    "args, a text": ("self.retry(args='ab')", 2, "builtins.TypeError"),
-    "kwargs, no mapping": ("self.retry(kwargs=[1])", 2, "builtins.TypeError"),
-    "args that nobody can write": ("self.retry(exc=KeyError(), args=[object()])", 1, "builtins.KeyError"),
+#: What a task calls `self.retry` with, the number of its runs, and the type of its last error.
+ODD: dict[str, tuple[dict[str, Any], int, str]] = {
+    "exc, a class": ({"exc": KeyError}, 2, "builtins.KeyError"),
+    "exc, a class that needs arguments": ({"exc": NeedsArguments}, 2, "builtins.TypeError"),
+    "exc, a class whose instances cannot be made": ({"exc": Unmakeable}, 2, "builtins.LookupError"),
+    "exc, a class that ends processes": ({"exc": SystemExit}, 2, "builtins.SystemExit"),
+    "exc, a text": ({"exc": "sold out"}, 2, "builtins.TypeError"),
+    "exc, another class": ({"exc": int}, 2, "builtins.TypeError"),
+    "exc without words": ({"exc": Unsayable()}, 2, f"{__name__}.Unsayable"),
+    "exc that ends processes without words": ({"exc": Unwritable}, 2, f"{__name__}.Unwritable"),
+    "exc without truth": ({"exc": Untrue()}, 2, "builtins.RuntimeError"),
+    "countdown, a timedelta": ({"countdown": dt.timedelta(seconds=3)}, 2, "builtins.ValueError"),
+    "countdown, a text": ({"countdown": "soon"}, 2, "builtins.ValueError"),
+    "countdown, no number": ({"countdown": float("nan")}, 2, "builtins.ValueError"),
+    "countdown without end": ({"exc": KeyError(), "countdown": float("inf")}, 2, "builtins.KeyError"),
+    "countdown beyond calendars": ({"exc": KeyError(), "countdown": 1e+300}, 2, "builtins.KeyError"),
+    "countdown beyond numbers": ({"countdown": 10 ** 400}, 2, "builtins.ValueError"),
+    "countdown below none": ({"exc": KeyError(), "countdown": -1e+300}, 2, "builtins.KeyError"),
+    "eta, a time as text": ({"exc": KeyError(), "eta": "2031-01-01T00:00:00"}, 2, "builtins.KeyError"),
+    "eta, a text": ({"eta": "tomorrow"}, 2, "builtins.ValueError"),
+    "eta, a number": ({"eta": 5}, 2, "builtins.ValueError"),
+    "eta, a date": ({"eta": dt.date.max}, 2, "builtins.ValueError"),
+    "eta without a zone": ({"exc": KeyError(), "eta": dt.datetime(2031, 1, 1)}, 2, "builtins.KeyError"),
+    "eta, long past": ({"exc": KeyError(), "eta": dt.datetime.min}, 2, "builtins.KeyError"),
+    "eta, the last there is": ({"exc": KeyError(), "eta": dt.datetime.max}, 2, "builtins.KeyError"),
+    "args, no list": ({"args": 5}, 2, "builtins.TypeError"),
+    "args, a text": ({"args": "ab"}, 2, "builtins.TypeError"),
+    "kwargs, no mapping": ({"kwargs": [1]}, 2, "builtins.TypeError"),
+    "args that nobody can write": ({"exc": KeyError(), "args": [object()]}, 1, "builtins.KeyError"),
     "kwargs that nobody can write": (
-        "self.retry(exc=KeyError(), kwargs={'a': object()})", 1, "builtins.KeyError",
+        {"exc": KeyError(), "kwargs": {"a": object()}}, 1, "builtins.KeyError",
     ),
-    "an unknown queue": ("self.retry(exc=KeyError(), queue='nowhere')", 2, "builtins.ValueError"),
-    "a queue that is none": ("self.retry(exc=KeyError(), queue=5)", 2, "builtins.TypeError"),
-    "an exchange that is none": ("self.retry(exc=KeyError(), exchange=5)", 2, "builtins.TypeError"),
-    "a routing key that is none": ("self.retry(exc=KeyError(), routing_key=5)", 2, "builtins.TypeError"),
-    "headers that are none": ("self.retry(exc=KeyError(), headers=5)", 2, "builtins.TypeError"),
-    "an unknown serializer": ("self.retry(exc=KeyError(), serializer='none')", 2, "builtins.ValueError"),
+    "an unknown queue": ({"exc": KeyError(), "queue": "nowhere"}, 2, "builtins.ValueError"),
+    "a queue that is none": ({"exc": KeyError(), "queue": 5}, 2, "builtins.TypeError"),
+    "an exchange that is none": ({"exc": KeyError(), "exchange": 5}, 2, "builtins.TypeError"),
+    "a routing key that is none": ({"exc": KeyError(), "routing_key": 5}, 2, "builtins.TypeError"),
+    "headers that are none": ({"exc": KeyError(), "headers": 5}, 2, "builtins.TypeError"),
+    "an unknown serializer": ({"exc": KeyError(), "serializer": "none"}, 2, "builtins.ValueError"),
 }  # fmt: skip
 
 #: Task, how it is called, what its retry changes -> what the retry is called with.
@@ -113,9 +113,9 @@ def bridged(unique: str, folder: Path, delay: str) -> ByHand:
     hand = by_hand(installing, unique)
 
     @hand.app.task(shared=False, bind=True, name="asks", lazy=False)
-    def asks(self: Task, text: str) -> None:
+    def asks(self: Task, wish: str) -> None:
         hand.notes.append(("run", self.request.id, self.request.retries))
-        eval(text, {**globals(), "self": self, "dt": dt})
+        self.retry(**ODD[wish][0])
 
     return hand
 
@@ -125,7 +125,7 @@ def test_whatever_a_task_asks_for_its_job_is_not_lost(unique: str, tmp_path: Pat
     """Each job is retried or becomes a dead letter at once; to Celery its end is like any other."""
     hand = bridged(unique, tmp_path, delay)
     bridge = attach(hand.app)
-    jobs = {name: hand.send("asks", text) for name, (text, *_) in ODD.items()}
+    jobs = {wish: hand.send("asks", wish) for wish in ODD}
     hand.deliver_all()
     for parked in bridge.retries.list().retries:
         bridge.retries.run(parked.id)

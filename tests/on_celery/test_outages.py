@@ -21,8 +21,10 @@ from kombu.exceptions import OperationalError
 
 from ojs_bridge import Bridge, StorageRetry
 from ojs_bridge.celery import install, sending
+from tests.contract.steps import Step, dies, raises, retries, sleeps
 from tests.on_celery.by_hand import by_hand, natively
 from tests.on_celery.fleet import Fleet
+from tests.on_celery.project import SlowToSay
 from tests.servers import RabbitMQ, Valkey, eventually
 
 
@@ -63,12 +65,16 @@ def test_without_a_store_a_dead_letter_goes_whole_to_the_dead_queue(
     fleet = separate(store=None, broker=request.getfixturevalue(broker).url)
     worker = fleet.start("-c", "2")
     job = fleet.task("act_kept").apply_async(
-        ("OSError('down')",), serializer="pickle", compression="zlib", priority=3, headers={"x-mine": "yes"}
+        (raises(OSError, "down"),),
+        serializer="pickle",
+        compression="zlib",
+        priority=3,
+        headers={"x-mine": "yes"},
     )
     assert fleet.end(job) == "FAILURE"
     (message,) = dead(fleet)
     assert message.content_type == "application/x-python-serialize"
-    assert message.payload[0] == ("OSError('down')",)
+    assert message.payload[0] == (raises(OSError, "down"),)
     assert (message.headers["id"], message.headers["task"]) == (job.id, "act_kept")
     assert (message.headers["x-mine"], message.properties["priority"]) == ("yes", 3)
     state = json.loads(message.headers["ojs"])
@@ -76,9 +82,9 @@ def test_without_a_store_a_dead_letter_goes_whole_to_the_dead_queue(
     assert "next_retry_at" not in state
     assert fleet.ending(job)["dead_lettered"]
     assert "no store: dead letters go to `<queue>.dead`" in worker.log
-    discarded = fleet.send("act", "OSError()")
+    discarded = fleet.send("act", raises(OSError))
     huge = json.dumps({"v": 1, "retry": {"non_retryable_errors": ["x" * 100] * 200}})
-    unwritable = fleet.send("act", "OSError()", headers={"ojs": huge})
+    unwritable = fleet.send("act", raises(OSError), headers={"ojs": huge})
     assert [fleet.end(discarded), fleet.end(unwritable)] == ["FAILURE", "FAILURE"]
     (message,) = dead(fleet)
     assert (message.headers["id"], message.headers["ojs"]) == (unwritable.id, huge)
@@ -94,7 +100,7 @@ def test_a_retry_that_cannot_be_published_is_parked(separate, broker: type[Valke
             fleet.start("-c", "2").await_ready()
             if isinstance(server, RabbitMQ):
                 server.await_declared(fleet.settings.queue)
-        steps = ("time.sleep(5) or OSError('down')", "OSError('down')")
+        steps = (sleeps(5, raises(OSError, "down")), raises(OSError, "down"))
         jobs = [fleet.send("act_kept", *steps) for fleet in fleets]
         for fleet, job in zip(fleets, jobs, strict=True):
             eventually(lambda fleet=fleet, job=job: fleet.runs(job), seconds=20, what="a run")
@@ -128,7 +134,7 @@ def test_a_retry_while_the_broker_blinks(
 
     bridge = Bridge(f"sqlite:///{tmp_path}/ojs.db", storage_retry=StorageRetry.disabled())
     hand = by_hand(functools.partial(install, bridge=bridge) if bridged else natively, unique)
-    job = hand.send("plain", "self.retry()", "'ok'")
+    job = hand.send("plain", retries(), "ok")
     monkeypatch.setattr(Producer, "publish", refuse)
     hand.deliver_all()
     assert hand.runs(job) == [0]
@@ -141,8 +147,8 @@ def test_a_worker_that_judges_a_dead_child_does_not_wait_for_a_store_that_hangs(
     with Valkey() as store:
         fleet = separate(store=f"{store.url}?socket_timeout=3", insist=9, reservation="PT2S")
         fleet.start("-c", "2").await_ready()
-        assert fleet.end(fleet.send("act", "'warm'")) == "SUCCESS"
-        job = fleet.send("act_kept", "time.sleep(3) or sigkill()", "'ok'")
+        assert fleet.end(fleet.send("act", "warm")) == "SUCCESS"
+        job = fleet.send("act_kept", sleeps(3, dies()), "ok")
         eventually(lambda: fleet.runs(job), seconds=20, what="a run")
         with paused(store):
             eventually(lambda: "signal 9 (SIGKILL)" in fleet.worker.log, seconds=20, what="the death")
@@ -161,10 +167,10 @@ def paused(server: RabbitMQ | Valkey) -> Iterator[None]:
             os.kill(server.pid, signal.SIGCONT)
 
 
-def running(fleet: Fleet, *steps: str, **options: object) -> AsyncResult:
+def running(fleet: Fleet, *steps: Step, **options: object) -> AsyncResult:
     """A job in its first run, in a process that has published before."""
     fleet.start("-c", "1").await_ready()
-    assert fleet.end(fleet.send("act", "OSError()", "'ok'")) == "SUCCESS"
+    assert fleet.end(fleet.send("act", raises(OSError), "ok")) == "SUCCESS"
     job = fleet.send("act_kept", *steps, **options)
     eventually(lambda: fleet.runs(job), seconds=20, what="a run")
     return job
@@ -190,7 +196,7 @@ def assert_two_attempts(fleet: Fleet, job: AsyncResult, *, seconds: float = 45) 
 def test_no_soft_time_limit_strikes_while_a_retry_is_published(separate) -> None:
     with RabbitMQ() as server:
         fleet = separate(broker=server.url)
-        job = running(fleet, "time.sleep(6) or OSError('down')", "OSError('down')", soft_time_limit=8)
+        job = running(fleet, sleeps(6, raises(OSError, "down")), raises(OSError, "down"), soft_time_limit=8)
         with paused(server):
             limit = f"Soft time limit (8s) exceeded for act_kept[{job.id}]"
             eventually(lambda: limit in fleet.worker.log, seconds=20, what="the soft time limit")
@@ -203,7 +209,7 @@ def test_no_soft_time_limit_strikes_while_a_retry_is_published(separate) -> None
 def test_no_soft_time_limit_strikes_while_an_error_is_read(separate) -> None:
     fleet = separate()
     fleet.start("-c", "1")
-    job = fleet.send("act_kept", "SlowToSay()", "OSError('down')", soft_time_limit=4)
+    job = fleet.send("act_kept", raises(SlowToSay), raises(OSError, "down"), soft_time_limit=4)
     assert_two_attempts(fleet, job)
     assert f"Soft time limit (4s) exceeded for act_kept[{job.id}]" in fleet.worker.log
     assert fleet.bridge.dead_letters.get(job.id).errors[0]["message"] == "at last"
@@ -212,7 +218,7 @@ def test_no_soft_time_limit_strikes_while_an_error_is_read(separate) -> None:
 def test_a_soft_time_limit_that_strikes_in_an_instrument_is_the_jobs(separate) -> None:
     fleet = separate(instruments=("failing.lingering",))
     fleet.start("-c", "1")
-    job = fleet.send("act_kept", "OSError('down')", soft_time_limit=4)
+    job = fleet.send("act_kept", raises(OSError, "down"), soft_time_limit=4)
     eventually(lambda: "dead_letter.added" in types(fleet, job), seconds=60, what="the dead letter")
     letter = fleet.bridge.dead_letters.get(job.id)
     assert [error["type"] for error in letter.errors] == ["timeout", "builtins.OSError"]
@@ -222,7 +228,7 @@ def test_a_soft_time_limit_that_strikes_in_an_instrument_is_the_jobs(separate) -
 def test_a_retry_that_a_dying_broker_did_not_confirm_is_not_lost(separate) -> None:
     with RabbitMQ() as server:
         fleet = separate(broker=server.url, store=None)
-        job = running(fleet, "time.sleep(6) or OSError('down')", "OSError('down')")
+        job = running(fleet, sleeps(6, raises(OSError, "down")), raises(OSError, "down"))
         server.await_declared(fleet.settings.queue)
         with paused(server):
             eventually(lambda: fleet.calls(job, "before_publish"), what="the publishing of the retry")
@@ -243,5 +249,5 @@ def test_a_listener_that_blocks_delays_no_job(separate) -> None:
     fleet.app.conf.task_always_eager = True
     fleet.bridge.engine.context.events._listeners = (lambda event: time.sleep(60),)
     began = time.monotonic()
-    assert fleet.send("act", "OSError()", "OSError()", "'ok'").get() == "ok"
+    assert fleet.send("act", raises(OSError), raises(OSError), "ok").get() == "ok"
     assert time.monotonic() - began < 5

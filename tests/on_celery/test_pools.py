@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from ojs_bridge import DeadLetter, Discard, Snooze
+from tests.contract.steps import Step, an, raises, retries
 from tests.on_celery.fleet import Fleet, in_seconds
+from tests.on_celery.project import Odd
 from tests.servers import eventually
 
 KINDS = [
@@ -32,27 +35,27 @@ def fleet(request: pytest.FixtureRequest) -> Fleet:
 
 
 #: task and steps -> runs, state, the type of the last error
-CASES: dict[str, tuple[str, list[str], int, str, str | None]] = {
-    "succeeds": ("act", ["'ok'"], 1, "SUCCESS", None),
-    "recovers": ("act", ["OSError()", "OSError()", "'ok'"], 3, "SUCCESS", None),
-    "fails": ("act", ["OSError()"], 3, "FAILURE", "builtins.OSError"),
-    "snoozes": ("act", ["Snooze('PT0.1S')", "Snooze('PT0.1S')", "'ok'"], 3, "SUCCESS", None),
-    "discards": ("act", ["Discard('a.b')"], 1, "FAILURE", "a.b"),
-    "dead": ("act", ["DeadLetter('a.b')"], 1, "FAILURE", "a.b"),
-    "MemoryError": ("act", ["MemoryError('mm')"], 3, "FAILURE", "builtins.MemoryError"),
-    "KeyboardInterrupt": ("act", ["KeyboardInterrupt()"], 3, "FAILURE", "builtins.KeyboardInterrupt"),
-    "GeneratorExit": ("act", ["GeneratorExit()"], 3, "FAILURE", "builtins.GeneratorExit"),
-    "a BaseException": ("act", ["Odd('odd')"], 3, "FAILURE", "tests.on_celery.project.Odd"),
+CASES: dict[str, tuple[str, list[Step], int, str, str | None]] = {
+    "succeeds": ("act", ["ok"], 1, "SUCCESS", None),
+    "recovers": ("act", [raises(OSError), raises(OSError), "ok"], 3, "SUCCESS", None),
+    "fails": ("act", [raises(OSError)], 3, "FAILURE", "builtins.OSError"),
+    "snoozes": ("act", [raises(Snooze, "PT0.1S"), raises(Snooze, "PT0.1S"), "ok"], 3, "SUCCESS", None),
+    "discards": ("act", [raises(Discard, "a.b")], 1, "FAILURE", "a.b"),
+    "dead": ("act", [raises(DeadLetter, "a.b")], 1, "FAILURE", "a.b"),
+    "MemoryError": ("act", [raises(MemoryError, "mm")], 3, "FAILURE", "builtins.MemoryError"),
+    "KeyboardInterrupt": ("act", [raises(KeyboardInterrupt)], 3, "FAILURE", "builtins.KeyboardInterrupt"),
+    "GeneratorExit": ("act", [raises(GeneratorExit)], 3, "FAILURE", "builtins.GeneratorExit"),
+    "a BaseException": ("act", [raises(Odd, "odd")], 3, "FAILURE", "tests.on_celery.project.Odd"),
     "self.retry": (
         "act",
-        ["self.retry(countdown=0.1)", "self.retry(exc=OSError())", "'ok'"],
+        [retries(countdown=0.1), retries(exc=an(OSError)), "ok"],
         3,
         "SUCCESS",
         None,
     ),
-    "handlers": ("handled", ["OSError()", "OSError()", "'ok'"], 3, "SUCCESS", None),
-    "its own __call__": ("in_context", ["OSError()", "'ok'"], 2, "SUCCESS", None),
-    "native": ("native.plain", ["OSError()"], 3, "FAILURE", "builtins.OSError"),
+    "handlers": ("handled", [raises(OSError), raises(OSError), "ok"], 3, "SUCCESS", None),
+    "its own __call__": ("in_context", [raises(OSError), "ok"], 2, "SUCCESS", None),
+    "native": ("native.plain", [raises(OSError)], 3, "FAILURE", "builtins.OSError"),
 }
 
 
@@ -88,7 +91,7 @@ def held_by(fleet: Fleet) -> list[Any]:
 
 @pytest.mark.requirement("RET-01")
 def test_sys_exit_is_a_failure(fleet: Fleet) -> None:
-    job = fleet.send("act", "SystemExit(3)")
+    job = fleet.send("act", raises(SystemExit, 3))
     assert fleet.end(job) == "FAILURE"
     assert len(fleet.runs(job)) == 3
     assert fleet.ending(job)["total_attempts"] == 3
@@ -97,7 +100,7 @@ def test_sys_exit_is_a_failure(fleet: Fleet) -> None:
 @pytest.mark.requirement("RET-11")
 def test_an_early_delivery_waits(fleet: Fleet) -> None:
     state = {"v": 1, "attempt": 1, "next_retry_at": in_seconds(1)}
-    job = fleet.send("act", "'ok'", headers={"ojs": json.dumps(state)})
+    job = fleet.send("act", "ok", headers={"ojs": json.dumps(state)})
     assert fleet.end(job) == "SUCCESS"
     (run,) = fleet.runs(job)
     assert run.at >= fleet.due(run)

@@ -6,15 +6,17 @@ import json
 
 import pytest
 
-from ojs_bridge import LetterNotFound
+from ojs_bridge import Discard, LetterNotFound
+from tests.contract.steps import OPAQUE, an, raises, retries
 from tests.forking import code, run
 from tests.on_celery.fleet import Fleet
+from tests.on_celery.project import Unpicklable
 from tests.servers import eventually
 
 
 @pytest.mark.requirement("RET-01")
 def test_what_only_a_celery_task_can_be(fleet: Fleet) -> None:
-    unpicklable = fleet.send("act", "Unpicklable('x')", ojs_retry={"max_attempts": 2})
+    unpicklable = fleet.send("act", raises(Unpicklable, "x"), ojs_retry={"max_attempts": 2})
     class_based = fleet.send("own")
     for job, error_type in ((unpicklable, "tests.on_celery.project.Unpicklable"), (class_based, "disk.full")):
         assert fleet.end(job) == "FAILURE"
@@ -35,7 +37,7 @@ assert attach(app).dead_letters.retry(sys.argv[1]).replay_count == 1
 
 @pytest.mark.requirement("DLQ-003")
 def test_a_replay_from_elsewhere_keeps_an_expiry_that_is_to_come(fleet: Fleet) -> None:
-    job = fleet.send("act_kept", "OSError('one')", "OSError('two')", "'ok'", expires=300)
+    job = fleet.send("act_kept", raises(OSError, "one"), raises(OSError, "two"), "ok", expires=300)
     assert fleet.end(job) == "FAILURE"
     assert fleet.bridge.dead_letters.get(job.id).message["headers"]["expires"]
     run(code, REPLAY, job.id, env=fleet.settings.to_env())
@@ -48,7 +50,7 @@ def test_a_replay_from_elsewhere_keeps_an_expiry_that_is_to_come(fleet: Fleet) -
 
 
 def test_a_retry_is_not_stored_after_its_run_has_ended(fleet: Fleet) -> None:
-    job = fleet.send("handled", "OSError('first')", "Discard('a.b')", headers={"linger": 10})
+    job = fleet.send("handled", raises(OSError, "first"), raises(Discard, "a.b"), headers={"linger": 10})
     assert fleet.end(job) == "FAILURE"
     assert fleet.calls(job, "on_retry") == []
     eventually(lambda: fleet.calls(job, "on_retry"), what="the end of the first run")
@@ -57,7 +59,7 @@ def test_a_retry_is_not_stored_after_its_run_has_ended(fleet: Fleet) -> None:
 
 @pytest.mark.requirement("RET-01")
 def test_a_message_that_cannot_be_encoded_becomes_a_dead_letter(fleet: Fleet) -> None:
-    job = fleet.send("act_kept", "self.retry(args=[lambda: None], exc=OSError('odd'))")
+    job = fleet.send("act_kept", retries(args=[OPAQUE], exc=an(OSError, "odd")))
     assert fleet.end(job) == "FAILURE"
     letter = fleet.bridge.dead_letters.get(job.id)
     assert (letter.cause, letter.attempt, len(letter.errors)) == ("invalid", 1, 1)

@@ -10,6 +10,7 @@ import redis
 from kombu import Consumer, Message
 
 from ojs_bridge.celery.on_redis import take_safely
+from tests.contract.steps import sleeps
 from tests.on_celery.fleet import Fleet
 from tests.servers import Valkey, eventually
 
@@ -36,10 +37,10 @@ def test_a_message_that_a_killed_worker_was_given_and_has_not_read_is_there(
     """A worker that mingles first asks the others, and reads their answers without acknowledging them."""
     worker = fleet.start("-c", "1", mingles=mingles)
     worker.await_ready()
-    assert fleet.end(fleet.send("act", "'it works'")) == "SUCCESS"
+    assert fleet.end(fleet.send("act", "it works")) == "SUCCESS"
     eventually(lambda: waiting(fleet) == 0, what="the acknowledgement")
     worker.process.send_signal(signal.SIGSTOP)
-    fleet.send("act", "'later'")
+    fleet.send("act", "later")
     worker.process.kill()
     worker.process.wait()
     assert waiting(fleet) == 1
@@ -50,20 +51,32 @@ def test_reliable_fetch_can_be_switched_off(fleet: Fleet) -> None:
     worker = fleet.start("-c", "1", env={"OJS_BRIDGE_RELIABLE_FETCH": "false"})
     worker.await_ready()
     assert "reliable_fetch is off: a killed worker may lose a job" in worker.log
-    assert fleet.end(fleet.send("act", "'it works'")) == "SUCCESS"
+    assert fleet.end(fleet.send("act", "it works")) == "SUCCESS"
     eventually(lambda: waiting(fleet) == 0, what="the acknowledgement")
     worker.process.send_signal(signal.SIGSTOP)
-    fleet.send("act", "'later'")
+    fleet.send("act", "later")
     worker.process.kill()
     worker.process.wait()
     assert waiting(fleet) == 0
 
 
+def test_a_job_that_runs_when_its_worker_is_killed_is_there_if_it_is_acknowledged_late(fleet: Fleet) -> None:
+    """`@ojs_task` sees to that; Celery itself acknowledges a job as it begins, and loses it."""
+    worker = fleet.start("-c", "2")
+    jobs = [fleet.send(task, sleeps(60)) for task in ("early", "act")]
+    for job in jobs:
+        eventually(lambda job=job: fleet.runs(job), seconds=30, what="a run")
+    worker.kill()
+    with redis.Redis.from_url(fleet.settings.broker) as client:
+        left = client.hvals("unacked") + client.lrange(fleet.settings.queue, 0, -1)
+    assert [job.id.encode() in message for message in left for job in jobs] == [False, True]
+
+
 def test_every_queue_and_priority_is_consumed(fleet: Fleet) -> None:
     fleet.start("-c", "2").await_ready()
     other = f"{fleet.settings.queue}-other"
-    sent = [fleet.send("act", "'here'", priority=n) for n in (0, 3, 6, 9)]
-    sent += [fleet.send("act", "'there'", queue=other, priority=n) for n in (0, 9)]
+    sent = [fleet.send("act", "here", priority=n) for n in (0, 3, 6, 9)]
+    sent += [fleet.send("act", "there", queue=other, priority=n) for n in (0, 9)]
     assert {fleet.end(job) for job in sent} == {"SUCCESS"}
     eventually(lambda: waiting(fleet) == 0)
 
@@ -75,7 +88,7 @@ def test_a_redis_that_is_too_old_is_consumed_as_ever(separate: Callable[..., Fle
         fleet = separate(broker=old.url)
         worker = fleet.start("-c", "1")
         worker.await_ready()
-        assert fleet.end(fleet.send("act", "'as ever'")) == "SUCCESS"
+        assert fleet.end(fleet.send("act", "as ever")) == "SUCCESS"
         said = "a killed worker may lose a job"
         eventually(lambda: said in worker.log, what=said)
         assert worker.stop() == 0
@@ -86,7 +99,7 @@ def test_what_could_not_be_acknowledged_is_when_redis_is_back(separate: Callable
     with Valkey() as server:
         fleet = separate(broker=server.url)
         take_safely(fleet.app)
-        fleet.send("act", "'it works'")
+        fleet.send("act", "it works")
         with fleet.app.connection_for_read() as connection:
             queue = fleet.app.amqp.queues[fleet.settings.queue](connection.default_channel)
             taken: list[Message] = []

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.contract.steps import raises, sleeps
 from tests.on_celery.fleet import Fleet, Worker
 from tests.servers import Valkey, eventually
 
@@ -41,9 +42,9 @@ def test_what_takes_longer_than_the_visibility_timeout_runs_once(separate, serve
             worker.await_ready()
         sent = {
             pool: (
-                fleet.send("act", f"time.sleep({LONG}) or 'ran'"),
-                fleet.send("act", "'waited'", countdown=LONG),
-                fleet.send("act", "OSError()", "'retried'", ojs_retry={"initial_interval": f"PT{LONG}S"}),
+                fleet.send("act", sleeps(LONG, "ran")),
+                fleet.send("act", "waited", countdown=LONG),
+                fleet.send("act", raises(OSError), "retried", ojs_retry={"initial_interval": f"PT{LONG}S"}),
             )
             for pool, fleet in fleets.items()
         }
@@ -62,7 +63,7 @@ def test_a_warm_shutdown_longer_than_the_visibility_timeout_doubles_nothing(sepa
     fleet = separate(store=None, broker=server.url, visibility=SHORT)
     first = fleet.start("-c", "1")
     first.await_ready()
-    job = fleet.send("act", f"time.sleep({LONG}) or 'ran'")
+    job = fleet.send("act", sleeps(LONG, "ran"))
     eventually(lambda: fleet.runs(job), seconds=30, what="a run")
     second = beside(fleet, "-c", "1")
     second.await_ready()

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from tests.contract.steps import sleeps
 from tests.on_celery.fleet import Fleet
 from tests.servers import eventually
 
@@ -33,9 +34,9 @@ def test_a_worker_that_takes_nothing_more_says_so_and_ends(
     fleet = separate(broker=request.getfixturevalue(broker).url, look=LOOK, store=None)
     worker = fleet.start("-P", pool, "-c", "2")
     worker.await_ready()
-    assert fleet.end(fleet.send("act", "'ok'")) == "SUCCESS"
+    assert fleet.end(fleet.send("act", "ok")) == "SUCCESS"
     tell(fleet, "go_silent")
-    jobs = [fleet.send("act", "'ok'") for _ in range(3)]
+    jobs = [fleet.send("act", "ok") for _ in range(3)]
     assert worker.process.wait(60) == os.EX_TEMPFAIL
     assert (worker.log.count(SILENT), worker.log.count(ENDS)) == (1, 1)
     fleet.start("-c", "2")
@@ -47,7 +48,7 @@ def test_a_worker_whose_main_thread_hears_nothing_ends_at_once(separate) -> None
     worker = fleet.start("-c", "1")
     worker.await_ready()
     tell(fleet, "block")
-    job = fleet.send("act", "'ok'")
+    job = fleet.send("act", "ok")
     assert worker.process.wait(60) == os.EX_TEMPFAIL
     assert "ends at once" in worker.log
     fleet.start("-c", "1")
@@ -66,13 +67,13 @@ def test_a_worker_that_is_to_take_nothing_goes_on(
 
     # A job in a queue that the worker does not consume.
     control.cancel_consumer(fleet.settings.queue, destination=to, reply=True)
-    paused = fleet.send("act", "'ok'")
+    paused = fleet.send("act", "ok")
     time.sleep(long)
     control.add_consumer(fleet.settings.queue, destination=to, reply=True)
     assert fleet.end(paused) == "SUCCESS"
 
     # More jobs than the worker has places for.
-    busy = [fleet.send("act", f"time.sleep({long})"), *(fleet.send("act", "'ok'") for _ in range(6))]
+    busy = [fleet.send("act", sleeps(long)), *(fleet.send("act", "ok") for _ in range(6))]
     assert [fleet.end(job) for job in busy] == ["SUCCESS"] * 7
 
     # Jobs that the worker may not run yet: it holds as many as it prefetches, and the rest waits.
