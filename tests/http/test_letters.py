@@ -42,14 +42,19 @@ def refused(answer: Any, status: int, code: str) -> dict[str, Any]:
     return error
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
-@pytest.mark.requirement("DLQ-003", "DLQ-006", "DLQ-R001", "DLQ-R002", "DLQ-R004", "DLQ-R005")
-def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -> None:
-    """Letters of every store are listed, filtered, got, counted, replayed and deleted, by one and by kind."""
-    door = house(store_url(kind, request))
+def house_with_seven(url: str) -> House:
+    """A house with seven letters of two types."""
+    door = house(url)
     for n in range(7):
         died = door.bridge.engine.now() - timedelta(seconds=100 - n)
         door.bury(f"j-{n}", type="a.b" if n % 2 else "c", discarded_at=died, message={"args": [n]})
+    return door
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
+@pytest.mark.requirement("DLQ-006", "DLQ-R004", "DLQ-R005")
+def test_letters_are_listed_filtered_and_counted(kind: str, request: pytest.FixtureRequest) -> None:
+    door = house_with_seven(store_url(kind, request))
     ask = door.client
     first = ask.get(LETTERS, params={"limit": 3}).json()
     assert [job["id"] for job in first["jobs"]] == ["j-6", "j-5", "j-4"]
@@ -79,6 +84,14 @@ def test_a_round_through_all_routes(kind: str, request: pytest.FixtureRequest) -
         f"{LETTERS}/stats", params={"type": "c", "until": first["jobs"][0]["metadata"]["discarded_at"]}
     )
     assert (some.json()["total"], some.json()["by_type"]) == (3, {"c": 3})
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres", "valkey"])
+@pytest.mark.requirement("DLQ-003", "DLQ-R001", "DLQ-R002")
+def test_letters_are_got_replayed_and_deleted(kind: str, request: pytest.FixtureRequest) -> None:
+    """One by one, and by their kind."""
+    door = house_with_seven(store_url(kind, request))
+    ask = door.client
     one = door.bridge.dead_letters.get("j-6")
     assert ask.get(f"{LETTERS}/j-6").json() == {**one.to_ojs(), "schedule": []}
     replayed = ask.post(f"{LETTERS}/j-6/retry").json()["job"]

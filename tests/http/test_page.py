@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -460,8 +460,8 @@ def test_a_search_goes_on_by_itself(page: Page, door: Door) -> None:
     Bridge(door.store).dead_letters.purge(confirm=True, queue="hay")
 
 
-def test_a_window_goes_along_from_a_group_to_its_letters(page: Page, door: Door) -> None:
-    """The list, the chart and each question have it; a question says its number, its types and its window."""
+def bury_in_a_window(door: Door) -> datetime:
+    """Bury two jobs five minutes ago, and three more than three hours ago; return the time."""
     now = Bridge(door.store).engine.now()
     error = {**entry(1), "type": "window.error", "message": "no seat"}
     for n in range(5):
@@ -469,6 +469,12 @@ def test_a_window_goes_along_from_a_group_to_its_letters(page: Page, door: Door)
         args = {"args": [f"seat {n}"], "kwargs": {}}
         known = {"queue": "window", "framework": "nobody", "errors": (error,), "message": args}
         door.store.bury(letter(f"window-{n}", discarded_at=died, **known))
+    return now
+
+
+def test_a_window_goes_along_from_a_group_to_its_letters(page: Page, door: Door) -> None:
+    """The list, the chart and each question have it; a question says its number, its types and its window."""
+    bury_in_a_window(door)
     page.get_by_role("link", name="Groups").click()
     page.locator("#groups-filters [name=queue]").fill("window")
     row = page.locator("#groups li", has_text="window.error")
@@ -501,6 +507,12 @@ def test_a_window_goes_along_from_a_group_to_its_letters(page: Page, door: Door)
     assert [found for found in door.ids() if found.startswith("window")] == [
         "window-0", "window-2", "window-3", "window-4"
     ]  # fmt: skip
+    Bridge(door.store).dead_letters.purge(confirm=True, queue="window")
+
+
+def test_a_window_between_two_times(page: Page, door: Door) -> None:
+    """An address brings it, to the letters and to the groups; a deletion keeps to it."""
+    now = bury_in_a_window(door)
     since, until = (f"{now - timedelta(minutes=m):%Y-%m-%dT%H:%M:%SZ}" for m in (300, 60))
     for view in ("letters", "groups"):
         page.goto(f"{door.url}#{view}?queue=window&since={since}&until={until}")
@@ -677,8 +689,8 @@ def test_parked_retries_count_down(page: Page, door: Door) -> None:
     Bridge(door.store).retries.cancel("run")
 
 
-def test_parked_retries_are_as_able_as_dead_letters(page: Page, door: Door) -> None:
-    """They are filtered, opened, selected, and run or cancelled by the many."""
+def park_six(door: Door, queue: str) -> Bridge:
+    """Park six retries that nobody publishes, five of them in this queue; return a bridge that sees them."""
     bridge = Bridge(door.store)
     now, error = bridge.engine.now(), {"attempt": 1, "type": "external.timeout", "timestamp": "t"}
     for n in range(6):
@@ -686,12 +698,17 @@ def test_parked_retries_are_as_able_as_dead_letters(page: Page, door: Door) -> N
         door.store.park(
             parked(
                 f"r-{n}",
-                queue="wait" if n else "other",
+                queue=queue if n else "other",
                 framework="nobody",
                 next_retry_at=now + timedelta(hours=1 + n),
                 state=state,
             )
         )
+    return bridge
+
+
+def test_a_parked_retry_is_found_opened_and_run(page: Page, door: Door) -> None:
+    bridge = park_six(door, "wait")
     page.get_by_role("link", name="Parked retries").click()
     retries, form = page.locator("#retries li"), page.locator("#retries-filters")
     expect(retries).to_have_count(6)
@@ -713,7 +730,14 @@ def test_parked_retries_are_as_able_as_dead_letters(page: Page, door: Door) -> N
     page.locator("#question-yes").click()
     expect(detail).to_be_hidden()
     assert bridge.retries.get("r-3").next_retry_at <= bridge.engine.now()
-    form.get_by_role("button", name="Clear").click()
+    for n in range(6):
+        bridge.retries.cancel(f"r-{n}")
+
+
+def test_parked_retries_are_run_or_cancelled_by_the_many(page: Page, door: Door) -> None:
+    bridge = park_six(door, "wait")
+    page.get_by_role("link", name="Parked retries").click()
+    retries, form = page.locator("#retries li"), page.locator("#retries-filters")
     form.locator("[name=queue]").fill("wait")
     expect(retries).to_have_count(5)
     for n in (1, 2):
