@@ -59,9 +59,9 @@ INTRODUCTION = f"""\
 # Requirements and their tests
 
 The requirements of the Open Job Spec 1.0.0-rc.1 on retries (`ojs-retry.md`, section 15) and on dead letters
-(`ojs-dead-letter.md`), and the tests that prove each of them. Where the spec leaves room,
-[decisions.md](../explanation/decisions.md) has the choice of `ojs-bridge`. `{COMMAND}` writes this page
-from the `requirement` markers in the tests.
+(`ojs-dead-letter.md`), and the files of tests that prove each of them: there look for its marker, as in
+`@pytest.mark.requirement("RET-04")`. `{COMMAND}` writes this page from the markers.
+[Decisions](../explanation/decisions.md) has the choices where the spec leaves room.
 
 | Id | Requirement | Section | Tests |
 |----|-------------|---------|-------|
@@ -69,28 +69,25 @@ from the `requirement` markers in the tests.
 
 
 @cache
-def proofs() -> dict[str, dict[Path, list[str]]]:
-    """Return for each requirement the tests that carry its marker, by file; no test is run."""
-    found: dict[str, dict[Path, list[str]]] = defaultdict(lambda: defaultdict(list))
+def proofs() -> dict[str, list[Path]]:
+    """Return for each requirement the files with tests that carry its marker; no test is run."""
+    found: dict[str, list[Path]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        for requirement, test in _marked(ast.parse(path.read_text(encoding="utf-8")), ()):
-            tests = found[requirement][path.relative_to(ROOT)]
-            if test not in tests:
-                tests.append(test)
+        for requirement in sorted(set(_marked(ast.parse(path.read_text(encoding="utf-8"))))):
+            found[requirement].append(path.relative_to(ROOT))
     return found
 
 
-def _marked(scope: ast.Module | ast.ClassDef, outer: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield a requirement's id and a test's name for each test in a module or a class."""
-    here = outer + tuple(i for node in scope.body if _is_pytestmark(node) for i in _ids(node))
+def _marked(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
+    """Yield the ids of the requirements that a module or a class marks: itself, or one of its tests."""
     for node in scope.body:
-        if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
-            decorated = tuple(i for decorator in node.decorator_list for i in _ids(decorator))
-            for requirement, test in _marked(node, here + decorated):
-                yield requirement, f"{node.name}::{test}"
+        if _is_pytestmark(node):
+            yield from _ids(node)
+        elif isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
+            yield from (i for decorator in node.decorator_list for i in _ids(decorator))
+            yield from _marked(node)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-            for requirement in here + tuple(i for decorator in node.decorator_list for i in _ids(decorator)):
-                yield requirement, node.name
+            yield from (i for decorator in node.decorator_list for i in _ids(decorator))
 
 
 def _is_pytestmark(node: ast.stmt) -> bool:
@@ -112,17 +109,16 @@ def _ids(tree: ast.AST) -> Iterator[str]:
 def page() -> str:
     """Return the page as it should be."""
     found = proofs()
-    rows = (f"| {r.id} | {r.text} | {r.section} | {_tests(found.get(r.id, {}))} |" for r in REQUIREMENTS)
+    rows = (f"| {r.id} | {r.text} | {r.section} | {_tests(found.get(r.id, []))} |" for r in REQUIREMENTS)
     return INTRODUCTION + "\n".join(rows) + "\n"
 
 
-def _tests(tests: dict[Path, list[str]]) -> str:
-    if not tests:
-        return "none yet"
-    return "<br>".join(
-        f"[{path.relative_to('tests')}](../../{path}): {', '.join(f'`{name}`' for name in names)}"
-        for path, names in tests.items()
+def _tests(files: list[Path]) -> str:
+    names = (path.relative_to("tests").with_suffix("") for path in files)
+    links = (
+        f"[{str(name).replace('/test_', '/')}](../../{path})" for name, path in zip(names, files, strict=True)
     )
+    return "<br>".join(links) or "none yet"
 
 
 if __name__ == "__main__":
