@@ -5,8 +5,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(f"{error.name} is not installed: pip install 'ojs-bridge[celery]'") from None
 
-from .decorator import ojs_task
-from .install import install
+from .install import install, ojs_task
 from .task import OJSTask
 
 __all__ = ["OJSTask", "install", "ojs_task"]
