@@ -1,24 +1,30 @@
-"""The messages in an app's dead queues, `<queue>.dead`, as dead letters."""
+"""The dead queues of Celery: each queue has its own, `<queue>.dead`, for the letters that no store has."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
 from celery import Celery
+from kombu.connection import Connection
+from kombu.utils.json import loads
 
 from ..bridge import Bridge
 from ..engine.runs import TaskPolicy
+from ..engine.storage_retry import pause
 from ..errors import Unreachable
 from ..messages import HEADER, parameters_of
-from ..operations.broker_letters import found_letter
+from ..operations.broker_letters import HIDDEN, SHOWN_SECONDS, found_letter
+from ..operations.letters import CLAIM_SECONDS
 from ..rules.job import Job, count_of, decoded
 from ..store import Letter
 from . import compat, sending
-from .dead_places import DeadPlaces, dead_places_of
 from .wire import Wire, carried, chain_of, delivered, expiry, to_json
 
 logger = logging.getLogger("ojs_bridge")
@@ -126,3 +132,201 @@ def _routed(routes: Iterable[Any]) -> Iterator[str]:
         for route in (*getattr(router, "map", {}).values(), *patterns.values()):
             queue = route.get("queue") if isinstance(route, Mapping) else route
             yield str(getattr(queue, "name", queue) or "")
+
+
+#: For how many seconds at most a reader of a RabbitMQ queue waits for another reader.
+_PATIENCE = 5.0
+NOT_FOUND, _LOCKED = 404, 405
+#: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
+#: and the count at which a message is published anew, to begin at zero.
+_COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
+_OFTEN = 5
+
+
+class DeadPlaces(Protocol):
+    """The dead queues of a connection's broker, by name; a queue that does not exist is empty."""
+
+    def read(self, name: str, most: int) -> list[Any]:
+        """Return at most `most` messages, and leave them where they are."""
+
+    def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
+        """Claim a message, call `then` and delete it, unless `then` raises; False without a message."""
+
+
+def dead_places_of(connection: Connection) -> DeadPlaces:
+    """Return where a connection's broker keeps dead queues."""
+    return _OnRedis(connection) if connection.transport.driver_type == "redis" else _InQueues(connection)
+
+
+def oldest_in(connection: Connection, name: str) -> list[Mapping[str, Any]]:
+    """Return the headers of the oldest message of each priority in a queue; only Redis shows them."""
+    return _OnRedis(connection).oldest(name) if connection.transport.driver_type == "redis" else []
+
+
+_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
+
+
+class _OnRedis:
+    """Dead queues on Redis: a list for each priority, the newest message first."""
+
+    def __init__(self, connection: Connection) -> None:
+        from redis import Redis
+
+        self._channel = connection.channel()
+        # Not the channel's own client, which knows a key prefix for some commands only.
+        self._client: Any = Redis(connection_pool=self._channel.pool)
+
+    def read(self, name: str, most: int) -> list[Any]:
+        return [message for _, _, message in islice(self._all(name, most), most)] if most else []
+
+    def oldest(self, name: str) -> list[Mapping[str, Any]]:
+        """Return the headers of the oldest message of each list."""
+        items = (item for key in self._keys(name) for item in self._client.lrange(key, -1, -1))
+        return [message.headers for item in items if (message := self._message(item)) is not None]
+
+    def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
+        found = next(((key, item) for key, item, message in self._all(name) if is_it(message)), None)
+        if found is None:
+            return False
+        key, item = found
+        lock, token = f"{key}.ojs.{hashlib.sha256(item).hexdigest()}", uuid.uuid4().hex
+        if not self._client.set(lock, token, nx=True, px=int(CLAIM_SECONDS * 1000)):
+            return False
+        try:
+            # The last owner of the lock may have deleted it.
+            if item not in self._client.lrange(key, 0, -1):
+                return False
+            then()
+            self._client.lrem(key, -1, item)
+        finally:
+            self._client.eval(_UNLOCK, 1, lock, token)
+        return True
+
+    def _all(self, name: str, most: int = 0) -> Iterator[tuple[str, bytes, Any]]:
+        """Yield the key, the item and the message of each item, from each list at most `most`, or all."""
+        for key in self._keys(name):
+            for item in self._client.lrange(key, 0, most - 1):
+                message = self._message(item)
+                if message is not None:
+                    yield key, item, message
+
+    @property
+    def _prefix(self) -> str:
+        return self._channel.global_keyprefix or ""
+
+    def _keys(self, name: str) -> list[str]:
+        channel, list_of = self._channel, compat.q_for_pri(self._channel)
+        return [f"{self._prefix}{list_of(name, step)}" for step in channel.priority_steps]
+
+    def _message(self, item: bytes) -> Any:
+        try:
+            message = self._channel.Message(loads(item.decode("utf-8")), channel=self._channel)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("a message in a dead queue cannot be read, and stays there: %r", error)
+            return None
+        return message if _is_readable(message) else None
+
+
+class _InQueues:
+    """Dead queues on RabbitMQ and others: a reader holds what it reads until it gives it back."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def read(self, name: str, most: int) -> list[Any]:
+        with _looking(self._connection, name) as messages:
+            held = [*islice(messages, most)]
+        if held and self._connection.transport.driver_type == "amqp":
+            _tell_if_hidden(self._connection, name)
+        return [*filter(_is_readable, held)]
+
+    def take(self, name: str, is_it: Callable[[Any], bool], then: Callable[[], object]) -> bool:
+        with _looking(self._connection, name) as messages:
+            for message in messages:
+                if _is_readable(message) and is_it(message):
+                    then()
+                    message.ack()
+                    return True
+        return False
+
+
+def _is_readable(message: Any) -> bool:
+    """Return whether a message belongs to a Celery job."""
+    if not message.errors and message.headers.get("id") and message.headers.get("task"):
+        return True
+    logger.warning("a message in a dead queue is of no Celery job, and stays there")
+    return False
+
+
+@contextmanager
+def _looking(connection: Connection, name: str) -> Iterator[Iterator[Any]]:
+    """Give a queue's messages, the oldest first; those that are not acknowledged go back to their places."""
+    is_amqp = connection.transport.driver_type == "amqp"
+    if is_amqp:
+        _await_turn(connection, name)
+    channel = connection.channel()
+
+    def messages() -> Iterator[Any]:
+        try:
+            while (found := channel.basic_get(name, no_ack=False)) is not None:
+                if is_amqp and _is_renewed(channel, name, found):
+                    continue
+                convert = getattr(channel, "message_to_python", None)
+                yield convert(found) if convert else found
+        except connection.channel_errors as error:
+            if getattr(error, "reply_code", None) != NOT_FOUND:
+                raise
+
+    try:
+        yield messages()
+    finally:
+        # Kombu's memory transport would lose the messages. For RabbitMQ 4.3 closing alone is a failed
+        # delivery, which a quorum queue may be told to delay.
+        if not is_amqp or channel.is_open:
+            channel.basic_recover(requeue=True)
+        channel.close()
+
+
+def _tell_if_hidden(connection: Connection, name: str) -> None:
+    """Warn of a queue that has given its messages out, taken them back, and does not show them."""
+    waited = 0.0
+    while not connection.channel().queue_declare(name, passive=True).message_count:
+        if waited > SHOWN_SECONDS:
+            logger.warning(HIDDEN, name)
+            return
+        pause(0.1)
+        waited += 0.1
+
+
+def _is_renewed(channel: Any, name: str, found: Any) -> bool:
+    """Publish a message that was often delivered anew, to the end of its queue; False if it stays."""
+    properties = dict(found.properties)
+    headers = properties.get("application_headers") or {}
+    if headers.get(_COUNT, 0) < _OFTEN:
+        return False
+    properties["application_headers"] = {key: headers[key] for key in headers if key not in _COUNTS}
+    try:
+        channel.basic_publish_confirm(type(found)(found.body, **properties), "", name)
+    except Exception as error:  # noqa: BLE001 - a full queue refuses it; its old place is as good
+        logger.warning("a message in %s is delivered often, and cannot be put there anew: %r", name, error)
+        return False
+    channel.basic_ack(found.delivery_tag)
+    return True
+
+
+def _await_turn(connection: Connection, name: str) -> None:
+    """Wait until no other reader looks through a queue: a reader hides the messages that it reads.
+
+    An exclusive queue is the lock: it belongs to the connection, and is deleted with it.
+    """
+    channel, waited = connection.channel(), 0.0
+    while waited < _PATIENCE:
+        try:
+            channel.queue_declare(f"{name}.ojs", exclusive=True)
+        except connection.channel_errors as error:
+            if getattr(error, "reply_code", None) != _LOCKED:
+                return
+            pause(0.1)
+            waited += 0.1
+        else:
+            return

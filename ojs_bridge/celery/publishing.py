@@ -21,8 +21,7 @@ from ..messages import CREATED, HEADER
 from ..rules.job import Header, Job, count_of, decoded
 from ..store import Letter, Parked
 from . import sending, wire
-from .dead_places import NOT_FOUND, oldest_in
-from .dead_queues import queues_of
+from .dead_queues import NOT_FOUND, oldest_in, queues_of
 
 
 @dataclass(frozen=True)

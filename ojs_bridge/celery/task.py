@@ -37,6 +37,9 @@ logger = logging.getLogger("ojs_bridge")
 NATIVELY = object()
 #: How often in a row an eager task may snooze: as no time passes, it might snooze for ever.
 EAGER_SNOOZES = 100
+#: The bridge's own request class, and the attribute of a task that names one.
+_OURS = "ojs_bridge.celery.request:OJSRequest"
+_NAME = "Request"
 
 # Without it, Celery would take this attribute of a request for a header, and send it along.
 setattr(Context, RUNNING, None)
@@ -348,7 +351,3 @@ def _apply_once(apply: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if signal.sig is None or EAGER_RETRIES not in signal.sig.options:
             raise
         return signal.sig.apply(throw=True)
-
-
-_OURS = "ojs_bridge.celery.request:OJSRequest"
-_NAME = "Request"

@@ -5,7 +5,6 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(f"{error.name} is not installed: pip install 'ojs-bridge[dramatiq]'") from None
 
-from .install import bridge_of, install
-from .middleware import OJSRetries
+from .middleware import OJSRetries, bridge_of, install
 
 __all__ = ["OJSRetries", "bridge_of", "install"]

@@ -1,30 +1,34 @@
-"""The dead queues of a Dramatiq broker (`.XQ`): their messages are read as dead letters, and taken out."""
+"""The dead queues of Dramatiq's brokers: `.XQ` queues on RabbitMQ, hashes and sorted sets on Redis."""
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import dramatiq
-from dramatiq.broker import Broker
-from dramatiq.common import q_name
+from dramatiq.broker import Broker, MessageProxy
+from dramatiq.common import q_name, xq_name
 
 from ..bridge import Bridge
 from ..engine.runs import TaskPolicy
+from ..engine.storage_retry import pause
 from ..errors import Unreachable
 from ..messages import HEADER, parameters_of
-from ..operations.broker_letters import found_letter
+from ..operations.broker_letters import HIDDEN, SHOWN_SECONDS, found_letter
+from ..operations.letters import CLAIM_SECONDS
 from ..rules.failures import Failure
 from ..rules.job import ErrorEntry, Job, count_of
-from ..store import Letter
-from .brokers import outages, told
-from .compat import message_in
-from .dead_places import Held, places_of
-from .publishing import FRAMEWORK, original
-from .translate import bare_job, job_of, time_of
+from ..store import Letter, from_ms
+from .brokers import is_rabbitmq, is_redis, outages, told
+from .compat import dead_letters_by_queue, dead_of, message_in, messages_of, parameters
+from .delivery import is_dropped
+from .translate import FRAMEWORK, bare_job, job_of, original, time_of
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -119,3 +123,247 @@ def _reaching() -> Iterator[None]:
         yield
     except outages() as error:
         raise Unreachable(told(error)) from error
+
+
+#: A message in a dead queue: its bytes, but on StubBroker the message itself.
+Held: TypeAlias = bytes | MessageProxy
+#: For how many seconds a reader waits at most while another reader looks through a queue of RabbitMQ.
+PATIENCE = 5.0
+_NOT_FOUND, _LOCKED = 404, 405
+#: The headers in which RabbitMQ counts the deliveries of a message in a quorum queue. It drops a message at a
+#: limit; at this count, a reader publishes the message anew, so that it begins at zero.
+_COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
+_OFTEN = 5
+#: How many messages are read from Redis at a time.
+READ = 500
+
+
+class Places(Protocol):
+    """The dead queues of one kind of broker; `queue` is the name of the queue that they belong to."""
+
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+        """Return at most so many dead messages, and since when they are dead, if the broker knows it."""
+
+    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+        """Claim a message, call `then`, and delete it unless `then` raises; False if it is not there."""
+
+
+def forget_shown(broker: Any, message_id: str) -> None:
+    """Have StubBroker show a message no more among its dead letters: it is replayed."""
+    for letters in [*dead_letters_by_queue(broker, {}).values()]:
+        for shown in [m for m in [*letters] if m.message_id == message_id and is_dropped(m)]:
+            letters.remove(shown)
+
+
+def places_of(broker: Any) -> Places:
+    """Return the dead queues of a broker."""
+    if is_redis(broker):
+        return _OnRedis(broker)
+    if is_rabbitmq(broker):
+        return _OnRabbitMQ(broker)
+    return _InMemory(broker)
+
+
+class _InMemory:
+    """The dead queues of StubBroker: lists of messages."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+        self._lock = threading.Lock()
+        self._claimed: set[int] = set()
+
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+        held = [m for queue in queues for m in [*self._letters(queue)] if not is_dropped(m)]
+        return [(message, None) for message in held[:most]]
+
+    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+        with self._lock:
+            letters = [m for m in [*self._letters(queue)] if not is_dropped(m)]
+            free = [m for m in letters if id(m) not in self._claimed and is_it(m)]
+            if not free:
+                return False
+            self._claimed.add(id(free[0]))
+        gone = False
+        try:
+            then()
+            gone = True
+        finally:
+            # In one step, or another reader finds the message free, and publishes it as well.
+            with self._lock:
+                if gone:
+                    self._letters(queue).remove(free[0])
+                self._claimed.discard(id(free[0]))
+        return True
+
+    def _letters(self, queue: str) -> list[MessageProxy]:
+        found: list[MessageProxy] = dead_letters_by_queue(self._broker, {}).get(queue, [])
+        return found
+
+
+_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
+
+
+class _OnRedis:
+    """The dead queues of RedisBroker: a sorted set of ids, and a hash of messages."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+        client = self._broker.client
+        places = [
+            (score, self._messages(queue), redis_id)
+            for queue in queues
+            for redis_id, score in client.zrevrange(self._ids(queue), 0, most - 1, withscores=True)
+        ]
+        newest = sorted(places, reverse=True)[:most]
+        found: list[tuple[Held, datetime | None]] = []
+        for start in range(0, len(newest), READ):
+            with client.pipeline(transaction=False) as pipe:
+                for _, messages, redis_id in newest[start : start + READ]:
+                    pipe.hget(messages, redis_id)
+                bodies = zip(pipe.execute(), newest[start : start + READ], strict=True)
+            found += [(body, from_ms(int(score))) for body, (score, _, _) in bodies if body]
+        return found
+
+    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+        client, ids, messages = self._broker.client, self._ids(queue), self._messages(queue)
+        redis_id = next((i for i, body in client.hscan_iter(messages) if is_it(body)), None)
+        if redis_id is None:
+            return False
+        lock, token = f"{ids}.ojs.{redis_id.decode()}", uuid.uuid4().hex
+        if not client.set(lock, token, nx=True, px=int(CLAIM_SECONDS * 1000)):
+            return False
+        try:
+            # Another reader may have had the lock before, and deleted the message.
+            if not client.hexists(messages, redis_id):
+                return False
+            then()
+            with client.pipeline() as pipe:
+                pipe.zrem(ids, redis_id).hdel(messages, redis_id).execute()
+        finally:
+            client.eval(_UNLOCK, 1, lock, token)
+        return True
+
+    def _ids(self, queue: str) -> str:
+        return dead_of(self._broker, queue)
+
+    def _messages(self, queue: str) -> str:
+        return messages_of(self._broker, xq_name(queue))
+
+
+class _OnRabbitMQ:
+    """The dead queues of RabbitmqBroker: a reader holds each message that it has read until it is done."""
+
+    def __init__(self, broker: Any) -> None:
+        self._broker = broker
+
+    def read(self, queues: Sequence[str], most: int) -> list[tuple[Held, datetime | None]]:
+        found: list[tuple[Held, datetime | None]] = []
+        with self._connection() as connection:
+            for queue in queues:
+                with _looking(connection, xq_name(queue)) as messages:
+                    before = len(found)
+                    while len(found) < most and (got := next(messages, None)):
+                        found.append((got[1], None))
+                if len(found) > before:
+                    _tell_if_hidden(connection, xq_name(queue))
+        return found
+
+    def take(self, queue: str, is_it: Callable[[Held], bool], then: Callable[[], object]) -> bool:
+        with self._connection() as connection, _looking(connection, xq_name(queue)) as messages:
+            for acknowledge, body in messages:
+                if is_it(body):
+                    then()
+                    acknowledge()
+                    return True
+        return False
+
+    def _connection(self) -> Any:
+        import pika
+
+        return pika.BlockingConnection(parameters(self._broker))
+
+
+@contextmanager
+def _looking(connection: Any, name: str) -> Iterator[Iterator[tuple[Callable[[], None], bytes]]]:
+    """Give the messages of a queue, the oldest first, each with the function that acknowledges it.
+
+    Messages that are not acknowledged go back. A queue that does not exist is empty.
+    """
+    _await_turn(connection, name)
+    channel = connection.channel()
+
+    def messages() -> Iterator[tuple[Callable[[], None], bytes]]:
+        from pika.exceptions import ChannelClosedByBroker
+
+        while True:
+            try:
+                method, properties, body = channel.basic_get(name)
+            except ChannelClosedByBroker as error:
+                if error.reply_code == _NOT_FOUND:
+                    return
+                raise
+            if method is None:
+                return
+            if _is_renewed(channel, name, properties, body):
+                channel.basic_ack(method.delivery_tag)
+                continue
+            yield functools.partial(channel.basic_ack, method.delivery_tag), body
+
+    try:
+        yield messages()
+    finally:
+        if channel.is_open:
+            # For RabbitMQ 4.3 closing alone is a failed delivery, which a quorum queue may be told to delay.
+            channel.basic_nack(0, multiple=True, requeue=True)
+            channel.close()
+
+
+def _tell_if_hidden(connection: Any, name: str) -> None:
+    """Warn of a queue that has given its messages out, taken them back, and does not show them."""
+    channel, waited = connection.channel(), 0.0
+    while not channel.queue_declare(name, passive=True).method.message_count:
+        if waited > SHOWN_SECONDS:
+            logger.warning(HIDDEN, name)
+            break
+        pause(0.1)
+        waited += 0.1
+    channel.close()
+
+
+def _is_renewed(channel: Any, name: str, properties: Any, body: bytes) -> bool:
+    """Publish a message anew that was delivered often; return whether that was done."""
+    from pika.exceptions import NackError
+
+    headers = properties.headers or {}
+    if headers.get(_COUNT, 0) < _OFTEN:
+        return False
+    properties.headers = {key: headers[key] for key in headers if key not in _COUNTS}
+    channel.confirm_delivery()
+    try:
+        channel.basic_publish("", name, body, properties)
+    except NackError:  # the queue is full, and keeps the message in its old place
+        return False
+    return True
+
+
+def _await_turn(connection: Any, name: str) -> None:
+    """Wait until no other reader looks through a queue, because a reader hides the messages that it holds.
+
+    An exclusive queue stands for the turn. It belongs to the connection, and goes with it. A reader that
+    waits in vain reads all the same: nothing is lost.
+    """
+    from pika.exceptions import ChannelClosedByBroker
+
+    waited = 0.0
+    while waited < PATIENCE:
+        try:
+            connection.channel().queue_declare(f"{name}.ojs", exclusive=True)
+        except ChannelClosedByBroker as error:
+            if error.reply_code != _LOCKED:
+                return
+            pause(0.1)
+            waited += 0.1
+        else:
+            return

@@ -28,17 +28,9 @@ from .holding import Holding
 from .native_options import NO_RETRIES
 from .on_rabbitmq import use_dead_queues_as_they_are
 from .other_middleware import count_members_once, hear_first
-from .publishing import (
-    FRAMEWORK,
-    SENT,
-    WISHING,
-    DramatiqPublisher,
-    add_headers,
-    carry_wishes,
-    sending_on,
-    tell_apart,
-)
+from .publishing import SENT, WISHING, DramatiqPublisher, add_headers, carry_wishes, sending_on, tell_apart
 from .run import Runs
+from .translate import FRAMEWORK
 from .watch import Watch
 
 logger = logging.getLogger("ojs_bridge")
@@ -240,3 +232,32 @@ class OJSRetries(Retries):
 
 def _path(middleware: Middleware) -> str:
     return f"{type(middleware).__module__}.{type(middleware).__qualname__}"
+
+
+def install(
+    broker: Broker,
+    bridge: Bridge | None = None,
+    *,
+    policies: PoliciesOrFile | None = None,
+    canary: Percentages | None = None,
+    in_flight: InFlight = "counted",
+) -> OJSRetries:
+    """Put a whole broker, or the actors that `policies` names, under the bridge; return the middleware.
+
+    The arguments are those of OJSRetries. Raises InvalidRetryPolicy and ConfigurationError.
+    """
+    middleware = OJSRetries(bridge, policies=policies, canary=canary, in_flight=in_flight)
+    if not any(isinstance(m, Retries) for m in broker.middleware):
+        middleware.expect_no_retries()
+    broker.add_middleware(middleware)
+    middleware.take_over(broker)
+    return middleware
+
+
+def bridge_of(broker: Broker) -> Bridge:
+    """Return a broker's bridge, ready to replay its dead letters; raises ConfigurationError."""
+    for middleware in broker.middleware:
+        if isinstance(middleware, OJSRetries):
+            middleware.take_over(broker)
+            return middleware.bridge
+    raise ConfigurationError(f"broker: {broker!r} has no bridge: add the middleware OJSRetries to it")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import logging
 import math
@@ -26,15 +25,14 @@ from ..rules.job import VERSION, Header, Job
 from ..store import Letter, Parked
 from .brokers import backlog, is_rabbitmq, is_redis, outages, told
 from .compat import ConsumerThread
-from .dead_places import forget_shown
+from .dead_queues import forget_shown
 from .holding import HELD_AT_MOST
 from .on_rabbitmq import confirm, have_queue, is_refusal
 from .on_redis import replacing
-from .translate import encodable, parked_options, replayed_options
+from .translate import encodable, original, parked_options, replayed_options, restored
 
 logger = logging.getLogger("ojs_bridge")
 
-FRAMEWORK = "dramatiq"
 #: Makes the header of a message with its own partial policy; raises InvalidRetryPolicy.
 HeaderOf: TypeAlias = Callable[[dramatiq.Message[Any], Any], dict[str, Any]]
 
@@ -59,22 +57,6 @@ class Outgoing:
         """Return the message as the store keeps it, with the names of its actor's parameters."""
         names = parameters_of(self.broker.get_actor(self.message.actor_name).fn)
         return {**original(self.message), "parameters": [*names]}
-
-
-def original(message: MessageProxy | dramatiq.Message[Any]) -> dict[str, Any]:
-    """Return a message as the store keeps it: the bytes of the application's own encoder."""
-    encoded = encodable(message).encode()
-    try:
-        return {"encoded": encoded.decode("utf-8"), "encoding": "utf-8"}
-    except UnicodeDecodeError:
-        return {"encoded": base64.b64encode(encoded).decode("ascii"), "encoding": "base64"}
-
-
-def decoded(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
-    """Return the message that the store kept as `original` made it."""
-    text: str = message["encoded"]
-    raw = base64.b64decode(text) if message["encoding"] == "base64" else text.encode("utf-8")
-    return dramatiq.Message.decode(raw)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +124,7 @@ class DramatiqPublisher:
 def _kept(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
     """Return the message that the store kept; raises Unpublishable for a damaged one."""
     try:
-        return decoded(message)
+        return restored(message)
     except Exception as error:
         raise Unpublishable(f"its message is damaged: {told(error)}") from error
 

@@ -42,8 +42,9 @@ from .holding import GiveUp, Holding, is_old
 from .native_options import announce_exhaustion, say_end, say_retry
 from .on_rabbitmq import is_refusal
 from .other_middleware import drop
-from .publishing import FRAMEWORK, READ, Outgoing, can_carry, carry_wishes, send_on
+from .publishing import READ, Outgoing, can_carry, carry_wishes, send_on
 from .translate import (
+    FRAMEWORK,
     LostAttempt,
     Refused,
     bare_job,
@@ -249,7 +250,6 @@ class ActorRun:
                 # It was held for as long as it may be. Published anew, it may be held again.
                 self._held, now = False, self._engine.now()
                 return Postpone(bare if isinstance(job, InvalidState) else job.waiting(now), now)
-            # Dramatiq would log the error, and run the actor without the bridge.
             logger.exception("job %s: could not be begun", bare)
             return self._engine.unbegun(bare, error)
 

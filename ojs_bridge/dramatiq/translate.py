@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import logging
 import time
@@ -23,6 +24,8 @@ from ..rules.job import Header, Job, count_of, decoded
 from .compat import REDIS_ID, message_in
 
 logger = logging.getLogger("ojs_bridge")
+
+FRAMEWORK = "dramatiq"
 
 #: The error types that the spec reserves for the runtime.
 WORKER_ERRORS: dict[type[BaseException], Mapped] = {TimeLimitExceeded: "timeout", Shutdown: "shutdown"}
@@ -206,3 +209,19 @@ def _travels(name: str, value: Any) -> bool:
     except Exception:  # noqa: BLE001 - as above
         return False
     return True
+
+
+def original(message: MessageProxy | dramatiq.Message[Any]) -> dict[str, Any]:
+    """Return a message as the store keeps it: the bytes of the application's own encoder."""
+    encoded = encodable(message).encode()
+    try:
+        return {"encoded": encoded.decode("utf-8"), "encoding": "utf-8"}
+    except UnicodeDecodeError:
+        return {"encoded": base64.b64encode(encoded).decode("ascii"), "encoding": "base64"}
+
+
+def restored(message: Mapping[str, Any]) -> dramatiq.Message[Any]:
+    """Return the message that the store kept as `original` made it."""
+    text: str = message["encoded"]
+    raw = base64.b64decode(text) if message["encoding"] == "base64" else text.encode("utf-8")
+    return dramatiq.Message.decode(raw)

@@ -25,9 +25,9 @@ from dramatiq.results.backends import StubBackend
 from dramatiq.worker import ConsumerThread, Worker, WorkerThread
 
 from ..dramatiq import OJSRetries, compat
-from ..dramatiq.install import bridge_of
-from ..dramatiq.publishing import FRAMEWORK, sending_on
-from ..dramatiq.translate import outcome
+from ..dramatiq.middleware import bridge_of
+from ..dramatiq.publishing import sending_on
+from ..dramatiq.translate import FRAMEWORK, outcome
 from ..engine.runs import Run, TaskPolicy
 from ..messages import HEADER
 from ..rules.failures import Outcome

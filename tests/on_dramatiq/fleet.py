@@ -20,7 +20,7 @@ from dramatiq.middleware import CurrentMessage
 
 from ojs_bridge import Bridge, Event
 from ojs_bridge.dramatiq import OJSRetries
-from ojs_bridge.dramatiq.dead_places import places_of
+from ojs_bridge.dramatiq.dead_queues import places_of
 from ojs_bridge.rules.job import parse_time
 from tests.servers import eventually
 

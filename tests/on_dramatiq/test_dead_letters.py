@@ -94,7 +94,7 @@ def test_a_letter_whose_publication_fails_stays(
 
 
 def test_a_dead_letter_keeps_the_message_as_it_was_delivered(fleet: Fleet) -> None:
-    from ojs_bridge.dramatiq.publishing import decoded
+    from ojs_bridge.dramatiq.translate import restored
 
     def dies(key: str, card: Any, *, amount: int = 1) -> None:
         raise DeadLetter("a.b")
@@ -103,7 +103,7 @@ def test_a_dead_letter_keeps_the_message_as_it_was_delivered(fleet: Fleet) -> No
     fleet.end(job)
     letter = fleet.bridge.dead_letters.get(job.id)
     assert letter.reading.names == ("key", "card")
-    message = decoded(letter.message)
+    message = restored(letter.message)
     assert message.args[1] == {"naïve": [1, None, "ü"]}
     assert (message.message_id, message.options["tenant"]) == (job.id, "t1")
     assert "ojs" not in message.options

@@ -18,7 +18,7 @@ from dramatiq.brokers.stub import StubBroker
 from dramatiq.common import dq_name, xq_name
 
 from ojs_bridge import Bridge, ConfigurationError, LetterNotFound, StorageRetry, open_store
-from ojs_bridge.dramatiq import dead_places, install
+from ojs_bridge.dramatiq import dead_queues, install
 from ojs_bridge.errors import Unreachable, Unroutable
 from tests.on_dramatiq.conftest import url_of
 from tests.on_dramatiq.fleet import Fleet, Sent, broker_of, dead_messages
@@ -50,7 +50,7 @@ def bury(fleet: Fleet, *jobs: Sent) -> None:
 def test_many_operators_publish_each_letter_once_on_a_slow_broker(
     broker: dramatiq.Broker, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_places, "PATIENCE", 30.0)
+    monkeypatch.setattr(dead_queues, "PATIENCE", 30.0)
     fleet = Fleet(broker, unique)
     actor = fleet.actor(succeeds_later(1), ojs_retry=ONCE)
     jobs = [fleet.send(actor) for _ in range(6)]
@@ -122,7 +122,7 @@ def test_no_look_uses_up_the_deliveries_of_a_quorum_queue(
 ) -> None:
     """RabbitMQ counts what is read and put back, and drops it at a limit, which RabbitMQ 4 sets to 20."""
     broker = broker_of("rabbitmq", url_of(request, "rabbitmq"), unique)
-    name, places = xq_name(unique), dead_places.places_of(broker)
+    name, places = xq_name(unique), dead_queues.places_of(broker)
     limited = {"x-queue-type": "quorum", "x-delivery-limit": 20}
     broker.channel.queue_declare(name, durable=True, arguments=limited)
     for body in (b"one", b"two"):

@@ -13,7 +13,7 @@ import pytest
 from dramatiq.brokers.stub import StubBroker
 
 from ojs_bridge import Bridge, ConfigurationError, InvalidRetryPolicy, Letter, LetterNotFound
-from ojs_bridge.dramatiq.publishing import decoded
+from ojs_bridge.dramatiq.translate import restored
 from tests.lives import bridge_with_outbox, live_and_die
 from tests.on_dramatiq.fleet import Fleet, Sent
 from tests.servers import eventually
@@ -115,7 +115,7 @@ def test_secrets_stay_hidden(stub: StubBroker, unique: str) -> None:
     assert "sesame" not in str(fleet.bridge.broker_letters.list())
     assert (listed(fleet.bridge, text="sesame"), listed(fleet.bridge, text="ann")) == ([], [job.id])
     (whole,) = fleet.bridge.engine.context.dead_queues["dramatiq"].read(1)
-    assert "sesame" in decoded(whole.message).args
+    assert "sesame" in restored(whole.message).args
     fleet.bridge.broker_letters.retry(job.id)
     with fleet.working():
         fleet.end(job, nth=2)
