@@ -28,21 +28,21 @@ FAILS = "A job fails and is retried"
 #: The most files, functions and moves of each journey today. The goal is beside it: files and functions.
 WALKS = {
     "Celery: a failing run, retried": Figures(34, 158, 112),  # 24, 110
-    "Celery: a failing run, parked": Figures(39, 186, 151),  # 24, 110
+    "Celery: a failing run, parked": Figures(39, 187, 150),  # 24, 110
     "Celery: a success": Figures(24, 78, 70),
-    "Celery: a task's policy": Figures(9, 26, 23),  # 6, 18
+    "Celery: a task's policy": Figures(7, 26, 20),  # 6, 18
     "Dramatiq: a failing run, retried": Figures(35, 154, 123),  # 24, 110
-    "Dramatiq: a failing run, parked": Figures(37, 180, 155),  # 24, 110
+    "Dramatiq: a failing run, parked": Figures(37, 180, 156),  # 24, 110
     "Dramatiq: a success": Figures(27, 86, 67),
     "Dramatiq: an actor's policy": Figures(11, 36, 17),  # 6, 18
-    "HTTP: a replay": Figures(33, 100, 121),  # 22, 80
+    "HTTP: a replay": Figures(33, 100, 122),  # 22, 80
 }
 #: The most of each size today, and the goal.
 SIZES = {
-    "files in celery": 24,  # 16
-    "files in dramatiq": 21,  # 14
-    "files": 183,  # 150
-    "lines of code": 20_065,  # 16,500
+    "files in celery": 21,  # 16
+    "files in dramatiq": 19,  # 14
+    "files": 178,  # 150
+    "lines of code": 20_063,  # 16,500
     "private functions of up to three lines that are called once": 77,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

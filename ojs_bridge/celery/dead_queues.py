@@ -31,6 +31,16 @@ logger = logging.getLogger("ojs_bridge")
 
 FRAMEWORK = "celery"
 
+#: For how many seconds at most a reader of a RabbitMQ queue waits for another reader.
+_PATIENCE = 5.0
+NOT_FOUND, _LOCKED = 404, 405
+#: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
+#: and the count at which a message is published anew, to begin at zero.
+_COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
+_OFTEN = 5
+
+_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
+
 
 class CeleryDeadQueues:
     """The dead queues of all queues that an app consumes, routes to or has sent to."""
@@ -134,15 +144,6 @@ def _routed(routes: Iterable[Any]) -> Iterator[str]:
             yield str(getattr(queue, "name", queue) or "")
 
 
-#: For how many seconds at most a reader of a RabbitMQ queue waits for another reader.
-_PATIENCE = 5.0
-NOT_FOUND, _LOCKED = 404, 405
-#: The headers in which RabbitMQ counts the deliveries of a quorum queue's message, which it drops at a limit,
-#: and the count at which a message is published anew, to begin at zero.
-_COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
-_OFTEN = 5
-
-
 class DeadPlaces(Protocol):
     """The dead queues of a connection's broker, by name; a queue that does not exist is empty."""
 
@@ -161,9 +162,6 @@ def dead_places_of(connection: Connection) -> DeadPlaces:
 def oldest_in(connection: Connection, name: str) -> list[Mapping[str, Any]]:
     """Return the headers of the oldest message of each priority in a queue; only Redis shows them."""
     return _OnRedis(connection).oldest(name) if connection.transport.driver_type == "redis" else []
-
-
-_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
 
 
 class _OnRedis:

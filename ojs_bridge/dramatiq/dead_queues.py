@@ -32,6 +32,20 @@ from .translate import FRAMEWORK, bare_job, job_of, original, time_of
 
 logger = logging.getLogger("ojs_bridge")
 
+#: A message in a dead queue: its bytes, but on StubBroker the message itself.
+Held: TypeAlias = bytes | MessageProxy
+#: For how many seconds a reader waits at most while another reader looks through a queue of RabbitMQ.
+PATIENCE = 5.0
+_NOT_FOUND, _LOCKED = 404, 405
+#: The headers in which RabbitMQ counts the deliveries of a message in a quorum queue. It drops a message at a
+#: limit; at this count, a reader publishes the message anew, so that it begins at zero.
+_COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
+_OFTEN = 5
+#: How many messages are read from Redis at a time.
+READ = 500
+
+_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
+
 
 class DramatiqDeadQueues:
     """The dead queues of all queues that a broker has declared."""
@@ -125,19 +139,6 @@ def _reaching() -> Iterator[None]:
         raise Unreachable(told(error)) from error
 
 
-#: A message in a dead queue: its bytes, but on StubBroker the message itself.
-Held: TypeAlias = bytes | MessageProxy
-#: For how many seconds a reader waits at most while another reader looks through a queue of RabbitMQ.
-PATIENCE = 5.0
-_NOT_FOUND, _LOCKED = 404, 405
-#: The headers in which RabbitMQ counts the deliveries of a message in a quorum queue. It drops a message at a
-#: limit; at this count, a reader publishes the message anew, so that it begins at zero.
-_COUNT, _COUNTS = "x-delivery-count", ("x-delivery-count", "x-acquired-count")
-_OFTEN = 5
-#: How many messages are read from Redis at a time.
-READ = 500
-
-
 class Places(Protocol):
     """The dead queues of one kind of broker; `queue` is the name of the queue that they belong to."""
 
@@ -198,9 +199,6 @@ class _InMemory:
     def _letters(self, queue: str) -> list[MessageProxy]:
         found: list[MessageProxy] = dead_letters_by_queue(self._broker, {}).get(queue, [])
         return found
-
-
-_UNLOCK = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
 
 
 class _OnRedis:
