@@ -24,7 +24,9 @@ from ojs_bridge.celery.wire import Wire, carried, delivered, from_json
 from ojs_bridge.errors import Unreachable, Unroutable
 from ojs_bridge.rules.decision import RetryAt
 from ojs_bridge.rules.job import Job
+from tests.contract.steps import dies, raises
 from tests.on_celery.fleet import Fleet
+from tests.on_celery.project import Unpicklable
 from tests.servers import RabbitMQ, eventually
 
 KEEP = {"max_attempts": 2, "on_exhaustion": "dead_letter", "jitter": False}
@@ -301,12 +303,12 @@ def test_a_dead_letter_without_a_place_is_celerys_own_end(
     with fleet.app.connection_for_write() as connection:
         rest(connection.default_channel).declare()
     fleet.start("-c", "1").await_ready()
-    ends = {"kept": "OSError('down')", "killed": "sigkill()", "unpicklable": "Unpicklable('what')"}
+    ends = {"kept": raises(OSError, "down"), "killed": dies(), "unpicklable": raises(Unpicklable, "what")}
     once = {"max_attempts": 1}
     jobs = {name: fleet.send("act_kept", end, ojs_retry=once) for name, end in ends.items()}
-    unread = fleet.send("act_kept", "'ok'", headers={"timelimit": ["x", None]})
+    unread = fleet.send("act_kept", "ok", headers={"timelimit": ["x", None]})
     assert {name: fleet.end(job) for name, job in jobs.items()} == dict.fromkeys(ends, "FAILURE")
-    assert fleet.end(fleet.send("act_kept", "'ok'")) == "SUCCESS"
+    assert fleet.end(fleet.send("act_kept", "ok")) == "SUCCESS"
     assert isinstance(jobs["kept"].result, OSError)
     said = [line for line in fleet.worker.log.splitlines() if "its dead letter has no place" in line]
     for job in (*jobs.values(), unread):
