@@ -1,10 +1,16 @@
 """The store of dead letters, parked retries and reservations: one protocol, SQL and Redis behind it."""
 
-from .documents import Document, DocumentPage
-from .opening import PATIENCE_SECONDS, open_store
-from .parked import ALL_PARKED, Due, Parked, ParkedFilter, ParkedPage
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from ..errors import ConfigurationError
+from .documents import BOUNDS, SECONDS, Document, DocumentPage, Rate, Span
+from .jobs import ALL_PARKED, Due, Grant, Parked, ParkedFilter, ParkedPage, Reservation, ReserveAnswer, Settle
 from .protocol import (
+    MAX_NAMESPACE,
     MEMORY,
+    REDIS_SCHEMES,
     Claim,
     Claimed,
     Group,
@@ -16,9 +22,7 @@ from .protocol import (
     Store,
     without_password,
 )
-from .rates import BOUNDS, SECONDS, Rate, Span
 from .records import from_ms, index_text, letter_from_json, letter_to_json, matches, to_ms
-from .reservations import Grant, Reservation, ReserveAnswer, Settle
 
 __all__ = [
     "ALL_PARKED",
@@ -56,3 +60,76 @@ __all__ = [
     "to_ms",
     "without_password",
 ]
+
+#: A question to a store waits so many seconds for its answer, unless the URL says otherwise.
+PATIENCE_SECONDS = 10.0
+#: The databases that SQLAlchemy connects to.
+SQL_BACKENDS = frozenset({"sqlite", "postgresql"})
+KNOWN = (
+    "sqlite:///file, postgresql:// or postgres:// (through psycopg), redis://, rediss://, valkey://, "
+    "valkeys://, unix:///file (the socket of a Redis), and memory:// in tests"
+)
+#: Advice for URLs that other libraries understand.
+INSTEAD = {
+    "sentinel": "it does not ask a Sentinel: give it a name or a proxy that leads to the master",
+    "redis+socket": "the socket of a Redis is unix:///path/to/redis.sock?db=0",
+}
+
+
+def open_store(url: str, namespace: str = "ojs", *, patience: float = PATIENCE_SECONDS) -> Store:
+    """Open the store at a URL.
+
+    A URL begins with `sqlite:///`, `postgresql://`, `postgres://`, `redis://`, `rediss://`, `valkey://`,
+    `valkeys://` (with TLS) or `unix://` (the socket of a Redis). `memory://` is an empty store in this
+    process, for tests. A question to the store waits for its answer for `patience` seconds. The store
+    connects at its first use. Raises ConfigurationError for a URL that no store understands, and for a driver
+    that is not installed.
+    """
+    if "://" not in url:
+        shown = without_password(url)
+        raise ConfigurationError(f"store: {shown!r} is not a URL such as sqlite:///ojs.db")
+    if not (isinstance(namespace, str) and namespace.isprintable() and 0 < len(namespace) <= MAX_NAMESPACE):
+        raise ConfigurationError(
+            f"namespace: {namespace!r} must be 1 to {MAX_NAMESPACE} printable characters"
+        )
+    if url == MEMORY:
+        return _memory_store(namespace, patience)
+    scheme, _, rest = url.partition("://")
+    if scheme in REDIS_SCHEMES:
+        return _redis_store(url, namespace, patience)
+    if scheme == "postgres" or (scheme == "postgresql" and find_spec("psycopg")):
+        # Before version 2.1 SQLAlchemy takes psycopg2 where a URL names no driver.
+        return _sql_store(f"postgresql+psycopg://{rest}", namespace, patience)
+    if scheme.partition("+")[0] in SQL_BACKENDS:
+        return _sql_store(url, namespace, patience)
+    why = INSTEAD.get(scheme, f"it takes {KNOWN}")
+    raise ConfigurationError(f"store: {without_password(url)!r} is not a store that ojs-bridge knows: {why}")
+
+
+def _redis_store(url: str, namespace: str, patience: float) -> Store:
+    try:
+        from .redis import RedisServer, RedisStore
+    except ImportError:
+        raise _missing(url, "redis-py", "redis") from None
+    return RedisStore(RedisServer(url, namespace, patience=patience))
+
+
+def _sql_store(url: str, namespace: str, patience: float) -> Store:
+    try:
+        from .sql import Database, SQLStore
+    except ImportError:
+        raise _missing(url, "SQLAlchemy", "sql") from None
+    return SQLStore(Database(url, namespace, patience=patience))
+
+
+def _memory_store(namespace: str, patience: float) -> Store:
+    try:
+        from .sql import MemoryDatabase, SQLStore
+    except ImportError:
+        raise _missing(MEMORY, "SQLAlchemy", "sql") from None
+    return SQLStore(MemoryDatabase(namespace, patience=patience))
+
+
+def _missing(url: str, library: str, extra: str) -> ConfigurationError:
+    shown = without_password(url)
+    return ConfigurationError(f"store: {shown!r} needs {library}: pip install 'ojs-bridge[{extra}]'")

@@ -1,11 +1,11 @@
-"""Documents: small records that operators keep beside the jobs, such as bulk operations."""
+"""Documents, which operators keep beside the jobs, and rates: how many runs came to which outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Protocol
+from datetime import datetime, timedelta
+from typing import Any, Literal, Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +44,48 @@ class Documenting(Protocol):
 
     def forget_documents(self, kind: str, *, before: datetime) -> int:
         """Delete the documents of a kind that are older; return how many."""
+
+
+#: The upper bounds of the durations in a rate, in seconds. A last count has what took longer.
+BOUNDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 300, 1800, 3600, 21600, 86400)
+
+Span: TypeAlias = Literal["minute", "hour"]
+SECONDS: dict[Span, int] = {"minute": 60, "hour": 3600}
+#: How long the rates of each span are kept.
+KEPT: dict[Span, timedelta] = {"minute": timedelta(days=1), "hour": timedelta(days=14)}
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The runs of a job type and a queue that came to an outcome in the minute or hour that begins at `at`.
+
+    `counts` has one number for each of the BOUNDS, and one more: how many took so long.
+    """
+
+    at: datetime
+    type: str
+    queue: str
+    outcome: str
+    counts: tuple[int, ...]
+
+
+class Rating(Protocol):
+    """The store's methods for rates. All raise StoreError."""
+
+    def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:
+        """Add the counts of minutes to these minutes and to their hours, in one step.
+
+        A writer gives its batches the numbers from 1 on, and a batch that it repeats the same number: a store
+        may leave out a batch that it has.
+        """
+
+    def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:
+        """Return the rates of the spans that begin in a time, `until` not included, by time."""
+
+    def forget_rates(self, now: datetime) -> None:
+        """Delete the rates that have been kept long enough."""
+
+
+def begun(at: datetime, span: Span) -> int:
+    """Return when the span of a time begins, in milliseconds since 1970."""
+    return int(at.timestamp()) // SECONDS[span] * SECONDS[span] * 1000

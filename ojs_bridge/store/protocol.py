@@ -13,10 +13,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ..messages import Reading, read_message, shown_errors
 from ..rules.fingerprint import fingerprint
 from ..rules.job import ErrorEntry, PlacedEntry, format_time
-from .documents import Documenting
-from .parked import Parking
-from .rates import Rating
-from .reservations import Reserving, Settle
+from .documents import Documenting, Rating
+from .jobs import Parking, Reserving, Settle
 
 #: The claim of a replay. While it lasts, no other replay gets the letter.
 Claim: TypeAlias = int

@@ -12,7 +12,7 @@ from ..rules import patterns
 from ..rules.fingerprint import fingerprint
 from ..rules.job import format_time, parse_time
 from .documents import Document
-from .parked import Parked
+from .jobs import Parked
 from .protocol import Letter
 
 MAX_ID = 191
@@ -32,9 +32,13 @@ def from_ms(ms: int) -> datetime:
     return _EPOCH + ms * _MILLISECOND
 
 
-def letter_to_json(letter: Letter) -> str:
-    """Write a dead letter."""
-    return _write(letter)
+def to_json(kept: Letter | Parked | Document) -> str:
+    """Write what a store keeps."""
+    return json.dumps({name: getattr(kept, name) for name in type(kept).__slots__}, default=_plain)
+
+
+#: The name for those who write letters to files.
+letter_to_json = to_json
 
 
 def letter_from_json(text: str) -> Letter:
@@ -51,29 +55,15 @@ def group_in(record: str) -> str:
         return fingerprint("", "Unknown", "")
 
 
-def parked_to_json(parked: Parked) -> str:
-    """Write a parked retry."""
-    return _write(parked)
-
-
 def parked_from_json(text: str, *, due_ms: int) -> Parked:
     """Read a parked retry. The store keeps the time when it is due beside the record, and may change it."""
     record = _read(text, Parked, ("next_retry_at", "parked_at"))
     return Parked(**{**record, "next_retry_at": from_ms(due_ms)})
 
 
-def document_to_json(document: Document) -> str:
-    """Write a document."""
-    return _write(document)
-
-
 def document_from_json(text: str) -> Document:
     """Read a document."""
     return Document(**_read(text, Document, ("at",)))
-
-
-def _write(written: Letter | Parked | Document) -> str:
-    return json.dumps({name: getattr(written, name) for name in type(written).__slots__}, default=_plain)
 
 
 def _plain(value: object) -> object:
@@ -111,14 +101,10 @@ def index_id(text: str) -> str:
     return f"sha256-{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
-def index_text(text: str) -> str:
-    """Return text as every index can hold it: valid Unicode, no NUL, 255 characters."""
-    return plain(text)[:MAX_TEXT]
-
-
-def plain(text: str) -> str:
-    """Return text as every database can hold it: valid Unicode, no NUL."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "\N{REPLACEMENT CHARACTER}")
+def index_text(text: str, longest: int = MAX_TEXT) -> str:
+    """Return text as every database can hold it: valid Unicode, no NUL, no more than so many characters."""
+    sound = text.encode("utf-8", "replace").decode()
+    return sound.replace("\0", "\N{REPLACEMENT CHARACTER}")[:longest]
 
 
 def matches(text: str, pattern: str | None) -> bool:

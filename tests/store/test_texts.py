@@ -17,7 +17,7 @@ from ojs_bridge.engine.redaction import Redactor
 from ojs_bridge.operations.letters import said, says
 from ojs_bridge.rules.fingerprint import fingerprint
 from ojs_bridge.store import LetterFilter, Store
-from ojs_bridge.store.sql import texts as sql_texts
+from ojs_bridge.store.sql import letters as sql_letters
 from tests.store.conftest import grant_to, run
 from tests.store.test_groups import bury_as_before, died, groups
 from tests.store.test_store import NOW, ids
@@ -110,7 +110,7 @@ def test_a_letter_that_leaves_takes_its_text_along(sql_url: str) -> None:
 def test_a_letter_of_which_nothing_is_indexed_is_found(sql_url: str) -> None:
     """Because it says too much, because nobody can tell what it says, or because its record is damaged."""
     store = open_store(sql_url)
-    store.bury(died("long", 0, "x" * sql_texts.LONGEST + " needle"))
+    store.bury(died("long", 0, "x" * sql_letters.LONGEST + " needle"))
     store.bury(died("unknown", 1, "needle"))
     store.bury(died("damaged", 2, "needle"))
     with sa.create_engine(sql_url).begin() as connection:
@@ -126,7 +126,7 @@ def test_a_search_of_many_letters_is_many_short_ones(
     sql_url: str, monkeypatch: pytest.MonkeyPatch, *, oldest_first: bool
 ) -> None:
     """Each page ends after some letters, whatever was found, and the next one goes on there."""
-    monkeypatch.setattr(sql_texts, "SEARCHED", 4)
+    monkeypatch.setattr(sql_letters, "SEARCHED", 4)
     store = open_store(sql_url)
     for n in range(11):
         store.bury(died(f"j-{n:02}", n // 3, "needle" if n in {0, 5, 6} else "hay"))

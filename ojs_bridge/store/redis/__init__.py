@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from ..protocol import StoreOfParts
-from .documents import RedisDocuments
-from .groups import RedisGroups
-from .letters import RedisLetters
-from .parked import RedisParked
-from .rates import RedisRates
-from .reservations import RedisReservations
+from .documents import RedisDocuments, RedisRates
+from .jobs import RedisParked, RedisReservations
+from .letters import RedisGroups, RedisLetters
 from .server import RedisServer
 
 __all__ = ["RedisServer", "RedisStore"]

@@ -1,14 +1,16 @@
-"""Documents in Redis: a hash of records, and an index for listings."""
+"""Documents and rates in Redis, which itself forgets the rates: a hash for each minute and each hour."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 
-from ..documents import Document, DocumentPage
-from ..records import document_from_json, document_to_json, index_id
-from .index import RedisIndex, entry_of, moment
-from .server import RedisServer
+from ..documents import BOUNDS, KEPT, SECONDS, Document, DocumentPage, Rate, Span, begun
+from ..records import document_from_json, from_ms, index_id, index_text, to_json, to_ms
+from .index import RedisIndex, entry_of, lots, moment, rows_of
+from .server import RedisServer, Word
 
 
 class RedisDocuments:
@@ -25,7 +27,7 @@ class RedisDocuments:
         """Write a document in place of its earlier revision."""
         field = _field(document.kind, document.id)
         entry = entry_of((document.kind,), document.at, field)
-        words = (field, document.revision, document_to_json(document), entry)
+        words = (field, document.revision, to_json(document), entry)
         return bool(self._server.run("write_document", self._document_keys, words))
 
     def get_document(self, kind: str, document_id: str) -> Document | None:
@@ -51,3 +53,57 @@ class RedisDocuments:
 
 def _field(kind: str, document_id: str) -> str:
     return index_id(f"{kind}:{document_id}")
+
+
+#: How long Redis remembers a writer's last batch, so that a batch is not counted twice after a lost answer.
+_KNOWN_MS = 3_600_000
+#: How many hashes one script reads.
+_AT_ONCE = 24
+
+
+class RedisRates:
+    """The part of a store that holds rates."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+
+    def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:
+        """Add to the counts, in one step, unless this batch of the writer was added."""
+        added: dict[tuple[Span, int], Counter[str]] = defaultdict(Counter)
+        for rate in rates:
+            for span in SECONDS:
+                added[span, begun(rate.at, span)] += Counter(dict(_fields(rate)))
+        words: list[Word] = [_KNOWN_MS, number]
+        for (span, at), fields in added.items():
+            words += [at + int((KEPT[span].total_seconds() + SECONDS[span]) * 1000), len(fields)]
+            words += [word for field in fields.items() for word in field]
+        keys = [self._server.key(f"rates:writer:{writer}"), *(self._key(*one) for one in added)]
+        self._server.run("record_rates", keys, words)
+
+    def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:
+        """Return the rates of the spans that begin in a time, by time."""
+        step = SECONDS[span] * 1000
+        times = range(-(-to_ms(since) // step) * step, to_ms(until), step)
+        return [rate for lot in lots(times, _AT_ONCE) for rate in self._read(span, lot)]
+
+    def forget_rates(self, now: datetime) -> None:
+        """Do nothing: the hashes expire."""
+
+    def _read(self, span: Span, times: Sequence[int]) -> Iterator[Rate]:
+        found = self._server.run("rates", [self._key(span, at) for at in times])
+        for at, words in zip(times, found, strict=True):
+            counts: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
+            for field, count in rows_of(words):
+                place, _, told = field.decode().partition(" ")
+                counts[told][int(place)] = int(count)
+            for told in sorted(counts):
+                type_, queue, outcome = json.loads(told)
+                yield Rate(from_ms(at), type_, queue, outcome, tuple(counts[told]))
+
+    def _key(self, span: Span, at: int) -> bytes:
+        return self._server.key(f"rates:{span}:{at // 1000}")
+
+
+def _fields(rate: Rate) -> Iterator[tuple[str, int]]:
+    told = json.dumps([*map(index_text, (rate.type, rate.queue, rate.outcome))])
+    return ((f"{place} {told}", count) for place, count in enumerate(rate.counts) if count)

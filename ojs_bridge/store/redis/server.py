@@ -18,9 +18,9 @@ import redis
 from redis.connection import Connection, parse_url
 
 from ...errors import ConfigurationError, StoreError, Unstorable
+from ..jobs import Reservation
 from ..protocol import REDIS_SCHEMES, without_password
 from ..records import index_id
-from ..reservations import Reservation
 
 logger = logging.getLogger("ojs_bridge")
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from ..protocol import StoreOfParts
 from .database import Database, MemoryDatabase
-from .documents import SQLDocuments
+from .documents import SQLDocuments, SQLRates
 from .groups import SQLGroups
+from .jobs import SQLParked, SQLReservations
 from .letters import SQLLetters
-from .parked import SQLParked
-from .rates import SQLRates
-from .reservations import SQLReservations
 
 __all__ = ["Database", "MemoryDatabase", "SQLStore"]
 

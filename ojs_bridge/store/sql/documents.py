@@ -1,29 +1,31 @@
-"""Documents in SQL."""
+"""Documents and rates in SQL; rates have a row for each span, job type, queue and outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
+from typing import Any
 
 import sqlalchemy as sa
 
-from ..documents import Document, DocumentPage
-from ..records import document_from_json, document_to_json, index_id, to_ms
+from ..documents import BOUNDS, KEPT, SECONDS, Document, DocumentPage, Rate, Span, begun
+from ..records import document_from_json, from_ms, index_id, index_text, to_json, to_ms
+from . import tables
 from .database import Database
 from .statements import New, Upsert, batches, page
-from .tables import documents as table
 
-_c = table.c
+_d = tables.documents.c
 
 
 def _is_next(new: New) -> sa.ColumnElement[bool]:
     """Return the condition that a row follows the one that is there, or is written again."""
-    again = sa.and_(_c.revision == new["revision"], _c.record == new["record"])
-    return sa.or_(_c.revision == new["revision"] - 1, again)
+    again = sa.and_(_d.revision == new["revision"], _d.record == new["record"])
+    return sa.or_(_d.revision == new["revision"] - 1, again)
 
 
-_WRITE = Upsert(table, "revision", "record", where=_is_next)
-_LISTED = sa.select(_c.record, _c.at_ms, _c.id)
+_WRITE = Upsert(tables.documents, "revision", "record", where=_is_next)
+_LISTED = sa.select(_d.record, _d.at_ms, _d.id)
 
 
 class SQLDocuments:
@@ -40,14 +42,14 @@ class SQLDocuments:
             "id": index_id(document.id),
             "at_ms": to_ms(document.at),
             "revision": document.revision,
-            "record": document_to_json(document),
+            "record": to_json(document),
         }
         with self._db.connection(durable=True) as connection:
             return _WRITE(connection, row)
 
     def get_document(self, kind: str, document_id: str) -> Document | None:
         """Return a document, or None."""
-        query = sa.select(_c.record).where(*self._of_kind(kind), _c.id == index_id(document_id))
+        query = sa.select(_d.record).where(*self._of_kind(kind), _d.id == index_id(document_id))
         with self._db.connection() as connection:
             record = connection.execute(query).scalar()
         return None if record is None else document_from_json(record)
@@ -62,15 +64,73 @@ class SQLDocuments:
         """Count documents by kind."""
         found: dict[str, int] = {}
         for batch in batches([*kinds]):
-            query = sa.select(_c.kind, sa.func.count()).group_by(_c.kind)
+            query = sa.select(_d.kind, sa.func.count()).group_by(_d.kind)
             with self._db.connection() as connection:
-                rows = connection.execute(query.where(_c.namespace == self._db.namespace, _c.kind.in_(batch)))
+                rows = connection.execute(query.where(_d.namespace == self._db.namespace, _d.kind.in_(batch)))
                 found.update((kind, count) for kind, count in rows)
         return found
 
     def forget_documents(self, kind: str, *, before: datetime) -> int:
         """Delete older documents."""
-        return self._db.change(sa.delete(table), [sa.and_(*self._of_kind(kind), _c.at_ms < to_ms(before))])
+        return self._db.change(
+            sa.delete(tables.documents), [sa.and_(*self._of_kind(kind), _d.at_ms < to_ms(before))]
+        )
 
     def _of_kind(self, kind: str) -> tuple[sa.ColumnElement[bool], ...]:
-        return _c.namespace == self._db.namespace, _c.kind == kind
+        return _d.namespace == self._db.namespace, _d.kind == kind
+
+
+_t = tables.rates.c
+_PLACE = ("key", "seconds", "at_ms")
+_COUNTS = tuple(f"count_{place}" for place in range(len(BOUNDS) + 1))
+
+
+def _added(new: New) -> dict[str, Any]:
+    return {name: _t[name] + new[name] for name in _COUNTS}
+
+
+_ADD = Upsert(tables.rates, "queue", changes=_added)
+
+
+class SQLRates:
+    """The part of a store that holds rates."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def record_rates(self, rates: Sequence[Rate], writer: str, number: int) -> None:  # noqa: ARG002
+        """Add to the counts, in one transaction."""
+        # All processes write in the same order, so that no two of them wait for each other's rows.
+        rows = sorted((row for rate in rates for row in self._rows(rate)), key=itemgetter(*_PLACE))
+        if rows:
+            with self._db.connection(durable=True) as connection:
+                _ADD.all(connection, rows)
+
+    def rates(self, since: datetime, until: datetime, span: Span) -> list[Rate]:
+        """Return the rates of the spans that begin in a time, by time."""
+        ours = _t.namespace == self._db.namespace, _t.seconds == SECONDS[span]
+        query = sa.select(tables.rates).where(*ours, _t.at_ms >= to_ms(since), _t.at_ms < to_ms(until))
+        with self._db.connection() as connection:
+            rows = connection.execute(query.order_by(_t.at_ms, _t.key)).all()
+        return [
+            Rate(from_ms(row.at_ms), row.type, row.queue, row.outcome, tuple(row[-len(_COUNTS) :]))
+            for row in rows
+        ]
+
+    def forget_rates(self, now: datetime) -> None:
+        """Delete old rates."""
+        for span, kept in KEPT.items():
+            old = _t.seconds == SECONDS[span], _t.at_ms < to_ms(now - kept)
+            self._db.change(sa.delete(tables.rates), [sa.and_(_t.namespace == self._db.namespace, *old)])
+
+    def _rows(self, rate: Rate) -> Iterator[dict[str, Any]]:
+        told = tuple(map(index_text, (rate.type, rate.queue, rate.outcome)))
+        for span, seconds in SECONDS.items():
+            yield {
+                "namespace": self._db.namespace,
+                "seconds": seconds,
+                "at_ms": begun(rate.at, span),
+                "key": index_id("\n".join(told)),
+                **dict(zip(("type", "queue", "outcome"), told, strict=True)),
+                **dict(zip(_COUNTS, rate.counts, strict=True)),
+            }

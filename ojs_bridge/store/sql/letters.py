@@ -1,17 +1,23 @@
-"""Dead letters in SQL, and the error entries for which a message has no room."""
+"""Dead letters in SQL, the error entries for which a message has no room, and an index of texts.
+
+With the index, a search reads no letter that lacks the text.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from ...errors import StoreError
 from ...rules.job import PlacedEntry
+from ..jobs import Settle
 from ..protocol import EVERY_LETTER, Claim, Claimed, Letter, LetterFilter, Page, Stats, counts_of
 from ..records import (
     from_ms,
@@ -19,13 +25,11 @@ from ..records import (
     index_id,
     index_text,
     letter_from_json,
-    letter_to_json,
+    to_json,
     to_ms,
 )
-from ..reservations import Settle
-from . import texts
 from .database import Database
-from .reservations import mark_settled
+from .jobs import mark_settled
 from .statements import (
     INSERTS,
     Upsert,
@@ -39,8 +43,113 @@ from .statements import (
     updated,
     write_cursor,
 )
-from .tables import FAULT, errors, groups, letters
-from .texts import PLACES, SQLTexts
+from .tables import FAULT, errors, groups, letters, texts
+
+logger = logging.getLogger("ojs_bridge")
+
+#: How many letters one statement searches.
+SEARCHED = 20_000
+#: A longer text would make the searches of all others slow.
+LONGEST = 10_000
+_WRITE_TEXT = Upsert(texts, "discarded_ms", "text")
+_c, _t = letters.c, texts.c
+PLACES = sa.select(_c.discarded_ms, _c.id)
+_RECORDS = sa.select(_c.id, _c.discarded_ms, _c.record)
+
+
+class SQLTexts:
+    """The part of a store that finds the dead letters which may have a text."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def are_kept(self) -> bool:
+        """Return whether the store has the index."""
+        self._db.get_ready()
+        return self._db.has(texts.name)
+
+    def index_texts(self, text_of: Callable[[Letter], str | None], /) -> Iterator[int]:
+        """Delete the texts of letters that are gone; write those that are missing, the newest first."""
+        self._db.get_ready()
+        yield from self._forget_strays()
+        ours, cursor = PLACES.where(_c.namespace == self._db.namespace), None
+        while self._db.has(texts.name):
+            with self._db.connection() as connection:
+                end = page_end(connection, ours, SEARCHED, cursor, newest=True)
+                here = ours.where(*up_to(_c.discarded_ms, _c.id, end, newest=True), _indexed(_t.id).is_(None))
+                rows, _ = page(connection, here, SEARCHED, cursor, newest=True)
+            for batch in batches([row.id for row in rows]):
+                yield self._index(batch, text_of)
+            if end is None:
+                return
+            yield 0
+            cursor = end
+
+    def _forget_strays(self) -> Iterator[int]:
+        """Delete texts without a letter, as a worker of an earlier release leaves them."""
+        ours, after = sa.select(_t.id).where(_t.namespace == self._db.namespace).order_by(_t.id), ""
+        its_letter = sa.select(_c.id).where(_c.namespace == _t.namespace, _c.id == _t.id).scalar_subquery()
+        while self._db.has(texts.name):
+            with self._db.connection() as connection:
+                end = connection.execute(ours.where(_t.id > after).offset(SEARCHED - 1).limit(1)).scalar()
+                here = (_t.id > after, *(() if end is None else (_t.id <= end,)))
+                strays = connection.scalars(ours.where(*here, its_letter.is_(None))).all()
+            self.forget(strays)
+            if end is None:
+                return
+            yield 0
+            after = end
+
+    def _index(self, letter_ids: Sequence[str], text_of: Callable[[Letter], str | None]) -> int:
+        rows = [self._row(row, text_of) for row in self.letters(letter_ids)]
+        if rows:
+            # All writers go by the order of the ids, so that no two block each other.
+            with self._db.connection(durable=True) as connection:
+                _WRITE_TEXT.all(connection, sorted(rows, key=lambda row: str(row["id"])))
+        return len(rows)
+
+    def letters(self, letter_ids: Sequence[str]) -> Sequence[Any]:
+        """Return the ids, times and records of those of these dead letters that are there."""
+        found = list[Any]()
+        for batch in batches(letter_ids):
+            ours = sa.and_(_c.namespace == self._db.namespace, _c.id.in_(batch))
+            with self._db.connection() as connection:
+                found += connection.execute(_RECORDS.where(ours))
+        return found
+
+    def _row(self, row: Any, text_of: Callable[[Letter], str | None]) -> Mapping[str, Any]:
+        try:
+            text = text_of(letter_from_json(row.record))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            text = None
+        text = None if text is None or len(text) > LONGEST else index_text(text, LONGEST)
+        return {"namespace": self._db.namespace, "id": row.id, "discarded_ms": row.discarded_ms, "text": text}
+
+    def forget(self, letter_ids: Sequence[str]) -> None:
+        """Delete texts, which can be written anew; the letters are safe whether this succeeds or not."""
+        if not self._db.has(texts.name):
+            return
+        forget = sa.delete(texts).where(_t.namespace == self._db.namespace)
+        try:
+            self._db.change(forget, map(_t.id.in_, batches([*map(index_id, letter_ids)])))
+        except StoreError as error:
+            logger.warning("the texts of %d dead letters are still in the index: %s", len(letter_ids), error)
+
+    def may_say(self, text: str) -> sa.ColumnElement[bool]:
+        """Return the condition that the index has the text of a letter, or lacks the letter."""
+        place = sa.func.strpos if self._db.is_postgres else sa.func.instr
+        return sa.func.coalesce(place(_indexed(_t.text), index_text(text, LONGEST)), 1) > 0
+
+
+def _indexed(column: sa.Column[str]) -> sa.ScalarSelect[str]:
+    """Return what the index has of a letter, None for nothing.
+
+    It is looked up for each letter. A join depends on statistics, which a table lacks that was filled a
+    moment ago: PostgreSQL has then compared each letter with each text.
+    """
+    same = (_t.namespace == _c.namespace, _t.id == _c.id, _t.discarded_ms == _c.discarded_ms)
+    return sa.select(column).where(*same).correlate(letters).scalar_subquery()
+
 
 _REPLACED = ("type", "queue", "error_type", "discarded_ms", "claimed_until", "record")
 _BURY, _BURY_UNGROUPED = Upsert(letters, *_REPLACED, "fault"), Upsert(letters, *_REPLACED)
@@ -102,7 +211,7 @@ class SQLLetters:
             "error_type": index_text(letter.error_type),
             "discarded_ms": to_ms(letter.discarded_at),
             "claimed_until": 0,
-            "record": letter_to_json(letter),
+            "record": to_json(letter),
         }
 
     def keep_first(self, connection: Connection, fault: int, ms: int) -> None:
@@ -157,7 +266,7 @@ class SQLLetters:
         searched = PLACES.where(*self.chosen(LetterFilter(since=where.since, until=where.until)))
         at, key = letters.c.discarded_ms, letters.c.id
         with self._db.connection() as connection:
-            end = page_end(connection, searched, texts.SEARCHED, cursor, newest=newest)
+            end = page_end(connection, searched, SEARCHED, cursor, newest=newest)
             kind = PLACES.where(*self.chosen(where), *up_to(at, key, end, newest=newest))
             rows, more = page(connection, kind.where(self._texts.may_say(text)), limit, cursor, newest=newest)
         records = {row.id: row.record for row in self._texts.letters([row.id for row in rows])}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from ..rates import BOUNDS
+from ..documents import BOUNDS
 from ..records import MAX_ID, MAX_TEXT
 
 #: Version 2 brought parked retries and reservations, version 3 indexes, version 4 `ojs_shadows`, which no

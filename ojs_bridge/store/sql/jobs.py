@@ -1,0 +1,341 @@
+"""Jobs under way in SQL: reservations, with one row per key, and parked retries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from ..jobs import (
+    ALL_PARKED,
+    Due,
+    Grant,
+    Parked,
+    ParkedFilter,
+    ParkedPage,
+    Reservation,
+    ReserveAnswer,
+    Settle,
+)
+from ..records import from_ms, index_id, index_text, parked_from_json, to_json, to_ms
+from . import tables
+from .database import Database
+from .statements import Upsert, batches, beginning, equals, matching, page, picked, updated
+
+#: How long the store remembers a reservation that nobody settles or extends, after it has expired.
+OUTLIVE_MS = timedelta(weeks=1) // timedelta(milliseconds=1)
+
+_r = tables.reservations.c
+_RESERVE = Upsert(
+    tables.reservations,
+    *("fence", "settled", "holder", "mark", "lost", "until_ms", "keep_until_ms"),
+    where=lambda new: sa.and_(
+        _r.fence < new["fence"],
+        sa.or_(new["publication"] == "", _r.publication.in_(("", new["publication"]))),
+    ),
+)
+_SETTLE = Upsert(
+    tables.reservations,
+    *("settled", "keep_until_ms"),
+    where=lambda new: sa.and_(_r.fence == new["fence"], _r.holder == new["holder"]),
+)
+# A worker that has settled its reservation itself was not dead.
+_SETTLE_FOR_DEAD = Upsert(
+    tables.reservations,
+    *("settled", "holder", "keep_until_ms"),
+    where=lambda new: sa.and_(_r.fence == new["fence"], sa.or_(sa.not_(_r.settled), _r.holder == "")),
+)
+_LOOKED_AT = ("fence", "settled", "publication", "holder", "until_ms", "mark", "lost")
+_LOOK = sa.select(*(_r[name] for name in _LOOKED_AT)).where(
+    _r.namespace == sa.bindparam("namespace"), _r.key == sa.bindparam("key")
+)
+
+
+class SQLReservations:
+    """The part of a store that holds reservations."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def reserve(
+        self,
+        reservation: Reservation,
+        *,
+        publication: str,
+        holder: str,
+        mark: str,
+        now: datetime,
+        until: datetime,
+    ) -> ReserveAnswer:
+        """Reserve a run until a time, atomically: one round trip when it is free, two when it is not."""
+        until_ms = to_ms(until)
+        row = {
+            "namespace": self._db.namespace,
+            "key": index_id(reservation.key),
+            "fence": reservation.fence,
+            "settled": False,
+            "publication": index_id(publication),
+            "holder": index_id(holder),
+            "mark": index_id(mark),
+            "lost": False,
+            "until_ms": until_ms,
+            "keep_until_ms": until_ms + OUTLIVE_MS,
+        }
+        with self._db.connection() as connection:
+            # Another request has changed the record since the last round.
+            while not _RESERVE(connection, row):
+                found = connection.execute(_LOOK, row).one_or_none()
+                grant = _judge(found, row, to_ms(now))
+                repeated = found is not None and found.mark == row["mark"]
+                if grant is Grant.LOST and not repeated and not _reserve_lost(connection, row, to_ms(now)):
+                    continue
+                if found and not repeated and grant in (Grant.HELD, Grant.LOST):
+                    return ReserveAnswer(grant, from_ms(found.until_ms), found.holder, found.mark)
+                if grant is not None:
+                    return ReserveAnswer(grant)
+        return ReserveAnswer(Grant.TAKEN)
+
+    def extend(
+        self, reservations: Sequence[Reservation], *, holder: str, until: datetime
+    ) -> Sequence[Reservation]:
+        """Extend the unsettled reservations of `holder`; return those that `holder` has lost."""
+        until_ms = to_ms(until)
+        times = {"until_ms": until_ms, "keep_until_ms": until_ms + OUTLIVE_MS}
+        lost: list[Reservation] = []
+        for batch in batches(list(dict.fromkeys(reservations))):
+            held = sa.and_(self._any_of(batch), _r.holder == index_id(holder), sa.not_(_r.settled))
+            with self._db.connection() as connection:
+                extended = connection.execute(
+                    sa.update(tables.reservations).where(held).values(times)
+                ).rowcount
+                if extended < len(batch):
+                    lost += _without(batch, connection.execute(sa.select(_r.key, _r.fence).where(held)))
+        return lost
+
+    def settle(self, settle: Settle) -> bool:
+        """Mark a reservation as settled; False when the record has another fence or holder."""
+        with self._db.connection() as connection:
+            return mark_settled(connection, self._db.namespace, settle)
+
+    def release(self, settle: Settle) -> bool:
+        """Release a reservation unused; False when the record has another fence or holder, or is settled."""
+        where = [self._any_of([settle.reservation]), sa.not_(_r.settled)]
+        if settle.holder is not None:
+            where.append(_r.holder == index_id(settle.holder))
+        if settle.mark:
+            where.append(_r.mark == index_id(settle.mark))
+        statement: sa.Update | sa.Delete = sa.delete(tables.reservations)
+        if settle.reservation.fence > 0:
+            before = {"fence": settle.reservation.fence - 1, "settled": True}
+            statement = sa.update(tables.reservations).values(
+                **before, keep_until_ms=to_ms(settle.keep_until)
+            )
+        with self._db.connection() as connection:
+            return connection.execute(statement.where(*where)).rowcount == 1
+
+    def expire(self, reservations: Sequence[Reservation]) -> None:
+        """Delete the records of settled reservations that have the same fence and were never lost."""
+        over = sa.delete(tables.reservations).where(_r.settled, sa.not_(_r.lost))
+        self._db.change(over, map(self._any_of, batches(reservations)))
+
+    def expire_before(self, now: datetime, *, limit: int) -> int:
+        """Delete records whose `keep_until` has passed, settled ones and abandoned ones."""
+        mine, over = _r.namespace == self._db.namespace, _r.keep_until_ms <= to_ms(now)
+        query = sa.select(_r.key).where(mine, over).order_by(_r.keep_until_ms).limit(limit)
+        with self._db.connection() as connection:
+            keys = sa.select(picked(connection, query).c.key)
+            return connection.execute(sa.delete(tables.reservations).where(mine, _r.key.in_(keys))).rowcount
+
+    def _any_of(self, reservations: Sequence[Reservation]) -> sa.ColumnElement[bool]:
+        pairs = [(index_id(key), fence) for key, fence in reservations]
+        # The databases search their indexes for the keys alone.
+        known = _r.key.in_([key for key, _fence in pairs])
+        return sa.and_(_r.namespace == self._db.namespace, known, sa.tuple_(_r.key, _r.fence).in_(pairs))
+
+
+def mark_settled(connection: Connection, namespace: str, settle: Settle) -> bool:
+    """Settle a reservation; return whether that was for this holder to do."""
+    write = _SETTLE_FOR_DEAD if settle.holder is None else _SETTLE
+    row = {
+        "namespace": namespace,
+        "key": index_id(settle.reservation.key),
+        "fence": settle.reservation.fence,
+        "settled": True,
+        "publication": "",
+        "holder": index_id(settle.holder or ""),
+        "mark": "",
+        "lost": False,
+        "until_ms": 0,
+        "keep_until_ms": to_ms(settle.keep_until),
+    }
+    return write(connection, row)
+
+
+def _without(reservations: Sequence[Reservation], rows: Iterable[Any]) -> Iterator[Reservation]:
+    found = {(row.key, row.fence) for row in rows}
+    return (each for each in reservations if (index_id(each.key), each.fence) not in found)
+
+
+def _judge(found: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
+    """Return the answer to a request that finds a record; None when the run has become free."""
+    if found is None:
+        return None
+    if found.mark == asked["mark"]:
+        return Grant.LOST if found.lost else Grant.TAKEN
+    if asked["publication"] and found.publication not in ("", asked["publication"]):
+        return Grant.RESENT
+    if found.fence < asked["fence"]:
+        return None
+    if found.fence > asked["fence"] or found.settled:
+        return Grant.SETTLED
+    return Grant.HELD if found.until_ms > now_ms else Grant.LOST
+
+
+def _reserve_lost(connection: Connection, row: dict[str, Any], now_ms: int) -> bool:
+    same = [_r[name] == row[name] for name in ("namespace", "key", "fence")]
+    expired = sa.and_(sa.not_(_r.settled), _r.until_ms <= now_ms)
+    changes = {name: row[name] for name in ("holder", "mark", "until_ms", "keep_until_ms")} | {"lost": True}
+    statement = sa.update(tables.reservations).where(*same, expired).values(changes)
+    return connection.execute(statement).rowcount == 1
+
+
+_p = tables.parked.c
+_PARK = Upsert(
+    tables.parked,
+    *(column.name for column in tables.parked.c if not column.primary_key),
+    where=lambda new: _p.fence <= new["fence"],
+)
+_FREE = {"claim": "", "claimed_until_ms": 0}
+_SHOWN = (_p.record, _p.due_ms, _p.key)
+
+
+class SQLParked:
+    """The part of a store that holds parked retries."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    def park(self, parked: Parked, settle: Settle | None = None) -> bool:
+        """Settle the job's reservation and write its retry, unless one of its key has a higher fence."""
+        row = {
+            "namespace": self._db.namespace,
+            "key": index_id(parked.key),
+            "job_id": index_id(parked.id),
+            "fence": parked.fence,
+            "framework": index_text(parked.framework),
+            "type": index_text(parked.type),
+            "queue": index_text(parked.queue),
+            "due_ms": to_ms(parked.next_retry_at),
+            "parked_ms": to_ms(parked.parked_at),
+            "record": to_json(parked),
+            **_FREE,
+        }
+        with self._db.connection(durable=True) as connection:
+            if settle is not None and not mark_settled(connection, self._db.namespace, settle):
+                return False
+            _PARK(connection, row)
+        return True
+
+    def claim_due(self, framework: str, *, now: datetime, until: datetime, limit: int) -> Due:
+        """Claim a framework's due retries, the longest due first, atomically.
+
+        A retry that another worker claims at this moment is left out.
+        """
+        mine = _p.namespace == self._db.namespace
+        due = sa.and_(mine, _p.framework == index_text(framework), _p.due_ms <= to_ms(now))
+        claim = uuid4().hex
+        return Due(claim, self._claim(claim, due, now=now, until=until, limit=limit))
+
+    def claim_parked(self, keys: Sequence[str], *, now: datetime, until: datetime) -> Due:
+        """Claim the retries of these keys, atomically; one that another worker is claiming is left out."""
+        claim, mine = uuid4().hex, _p.namespace == self._db.namespace
+        lots = (
+            self._claim(claim, sa.and_(mine, _p.key.in_(lot)), now=now, until=until, limit=len(lot))
+            for lot in batches([index_id(key) for key in keys])
+        )
+        return Due(claim, tuple(retry for lot in lots for retry in lot))
+
+    def unpark(self, retries: Sequence[Parked], claim: str) -> int:
+        """Delete published retries that this claim still holds; return how many."""
+        return self._db.change(sa.delete(tables.parked), self._claimed_by(retries, claim))
+
+    def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
+        """End the claim of retries that could not be published: they are due as before."""
+        self._db.change(sa.update(tables.parked).values(_FREE), self._claimed_by(retries, claim))
+
+    def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:
+        """Return a page, the next one due first; raises ValueError for a cursor that no page gave out."""
+        query = sa.select(*_SHOWN).where(*self._wanted(where))
+        with self._db.connection() as connection:
+            rows, more = page(connection, query, limit, cursor, newest=False)
+        return ParkedPage(tuple(map(_parked, rows)), more)
+
+    def get_parked(self, job_id: str) -> Parked | None:
+        """Return a job's parked retry, or None; of several chains of one id, the next retry due."""
+        mine = sa.and_(_p.namespace == self._db.namespace, _p.job_id == index_id(job_id))
+        with self._db.connection() as connection:
+            row = connection.execute(sa.select(*_SHOWN).where(mine).order_by(_p.due_ms).limit(1)).first()
+        return None if row is None else _parked(row)
+
+    def parked_beginning(self, text: str, limit: int) -> Sequence[str]:
+        """Return ids of jobs that begin with a text, from the index of jobs."""
+        begins = beginning(_p.job_id, text, on_postgres=self._db.is_postgres)
+        query = sa.select(_p.job_id).where(_p.namespace == self._db.namespace, begins).distinct().limit(limit)
+        with self._db.connection() as connection:
+            return connection.execute(query).scalars().all()
+
+    def reschedule(self, parked: Parked, at: datetime) -> bool:
+        """Make a retry due at another time; False when it is claimed, was replaced or is gone."""
+        return self._changed(sa.update(tables.parked).values(due_ms=to_ms(at)), parked)
+
+    def cancel_parked(self, parked: Parked) -> bool:
+        """Delete a retry; False when it is claimed, was replaced or is gone."""
+        return self._changed(sa.delete(tables.parked), parked)
+
+    def count_parked(self, where: ParkedFilter = ALL_PARKED) -> int:
+        """Count the parked retries of some kind."""
+        query = sa.select(sa.func.count()).where(*self._wanted(where))
+        with self._db.connection() as connection:
+            return connection.execute(query).scalar_one()
+
+    def _claim(
+        self, claim: str, wanted: sa.ColumnElement[bool], *, now: datetime, until: datetime, limit: int
+    ) -> tuple[Parked, ...]:
+        """Claim wanted retries that nobody has claimed, the longest due first, as many as `limit` at most."""
+        free = sa.and_(wanted, _p.claimed_until_ms <= to_ms(now))
+        query = sa.select(_p.key).where(free).order_by(_p.due_ms, _p.key).limit(limit)
+        with self._db.connection() as connection:
+            keys = sa.select(picked(connection, query).c.key)
+            statement = sa.update(tables.parked).where(_p.namespace == self._db.namespace, _p.key.in_(keys))
+            statement = statement.values(claim=claim, claimed_until_ms=to_ms(until))
+            rows = updated(connection, statement, _SHOWN, sa.and_(wanted, _p.claim == claim))
+        return tuple(_parked(row) for row in sorted(rows, key=lambda row: (row.due_ms, row.key)))
+
+    def _changed(self, statement: sa.Update | sa.Delete, found: Parked) -> bool:
+        same = (
+            _p.namespace == self._db.namespace,
+            _p.key == index_id(found.key),
+            _p.fence == found.fence,
+            _p.parked_ms == to_ms(found.parked_at),
+            _p.claim == "",
+        )
+        with self._db.connection(durable=True) as connection:
+            return connection.execute(statement.where(*same)).rowcount == 1
+
+    def _claimed_by(self, retries: Sequence[Parked], claim: str) -> Iterator[sa.ColumnElement[bool]]:
+        mine = sa.and_(_p.namespace == self._db.namespace, _p.claim == claim)
+        for batch in batches(retries):
+            yield sa.and_(mine, _p.key.in_([index_id(retry.key) for retry in batch]))
+
+    def _wanted(self, where: ParkedFilter) -> Iterator[sa.ColumnElement[bool]]:
+        yield _p.namespace == self._db.namespace
+        yield from equals(_p.queue, where.queue)
+        yield from matching(_p.type, where.type, on_postgres=self._db.is_postgres)
+
+
+def _parked(row: Any) -> Parked:
+    return parked_from_json(row.record, due_ms=row.due_ms)
