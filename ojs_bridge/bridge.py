@@ -209,7 +209,7 @@ class Bridge:
         self.flush()
 
     def flush(self, seconds: float = 2.0) -> bool:
-        """Have the rates written, and the listeners hear every event; return whether they have.
+        """Write the rates, and wait until the listeners have heard every event; return whether both is done.
 
         This waits for `seconds` at most.
         """

@@ -237,8 +237,8 @@ def show_entries(
         for entry in entries:
             show_json(entry.to_ojs())
         return
-    found = list(entries)
-    show(as_table(found) if found else none)
+    rows = list(entries)
+    show(as_table(rows) if rows else none)
 
 
 def found_of(get: Callable[[str], Entry], ids: Sequence[str]) -> Iterator[Entry]:

@@ -118,21 +118,21 @@ def plan(
         check_path(answer.file)
     with _traceback(shown=answer.debug):
         loaded = app_of(app, modules or ())
-        found = _of(loaded, tasks or ())
+        planned = _of(loaded, tasks or ())
     if answer.verify:
-        found = _verified(loaded, found)
+        planned = _verified(loaded, planned)
     if answer.other is not None:
-        lines = [*differences(answer.other, found, whole=not tasks)]
+        lines = [*differences(answer.other, planned, whole=not tasks)]
         show(*lines or [f"{answer.other} says what the plan says"])
         return INCOMPLETE if lines else 0
     match answer.how:
         case Format.JSON:
-            for one in found:
+            for one in planned:
                 show_json({**asdict(one), "verdict": one.verdict, "exact": one.exact})
         case Format.TABLE:
-            (show_all if answer.every else show_summary)(app, found)
+            (show_all if answer.every else show_summary)(app, planned)
     if answer.file is not None:
-        say(write(answer.file, app, found))
+        say(write(answer.file, app, planned))
     return 0
 
 
@@ -159,7 +159,7 @@ def _of(app: Any, names: Sequence[str]) -> list[Planned]:
     return of_dramatiq(app, names)
 
 
-def _verified(app: Any, found: Sequence[Planned]) -> list[Planned]:
+def _verified(app: Any, planned: Sequence[Planned]) -> list[Planned]:
     """Return a plan with measurements; raises ConfigurationError for an app that is already bridged."""
     measured: Callable[[Any, Sequence[Planned]], list[Planned]]
     if is_celery(app):
@@ -169,55 +169,55 @@ def _verified(app: Any, found: Sequence[Planned]) -> list[Planned]:
     logging.disable(logging.CRITICAL)  # each run fails, and logs it
     try:
         with redirect_stdout(sys.stderr):
-            return measured(app, found)
+            return measured(app, planned)
     finally:
         logging.disable(logging.NOTSET)
 
 
-def show_summary(app: str, found: Sequence[Planned]) -> None:
+def show_summary(app: str, planned: Sequence[Planned]) -> None:
     """Show the changes, the hazards and the unknown, the worst first, with their tasks."""
-    if not found:
+    if not planned:
         show(_NOTHING)
         return
-    show(*_wrapped(f"{app}: {_counts(found)}"))
+    show(*_wrapped(f"{app}: {_counts(planned)}"))
     names_by_text: dict[str, list[str]] = {}
-    for _, text, name in sorted((rank, text, one.name) for one in found for rank, text in _worst(one)):
+    for _, text, name in sorted((rank, text, one.name) for one in planned for rank, text in _worst(one)):
         names_by_text.setdefault(text, []).append(name)
     for text, names in [*names_by_text.items()][:_STATEMENTS]:
         more = f" and {len(names) - _NAMES:,} more" if len(names) > _NAMES else ""
         show("", *_wrapped(text), *_wrapped(", ".join(names[:_NAMES]) + more, "    ", style="dim"))
-    if any(one.policy is None for one in found):
+    if any(one.policy is None for one in planned):
         show("", *_wrapped(_UNKNOWN))
     hidden = len(names_by_text) - _STATEMENTS
     rest = f"{hidden:,} more statements, and every" if hidden > 0 else "every"
     show("", *_wrapped(f"--all shows {rest} task with its numbers, words and lesser hazards. {_OVERRIDES}"))
 
 
-def show_all(app: str, found: Sequence[Planned]) -> None:
+def show_all(app: str, planned: Sequence[Planned]) -> None:
     """Show all statements about each task."""
-    if not found:
+    if not planned:
         show(_NOTHING)
         return
-    show(*_wrapped(f"{app}: {_counts(found)}"))
-    for one in found:
+    show(*_wrapped(f"{app}: {_counts(planned)}"))
+    for one in planned:
         show("", *_wrapped(one.name, style="bold"))
         for heading, text in _statements(one):
             show(*_wrapped(f"{heading:<10}{text}", "  ", " " * 12))
-    if any(one.policy is None for one in found):
+    if any(one.policy is None for one in planned):
         show("", *_wrapped(_UNKNOWN))
     show("", *_wrapped(_OVERRIDES))
 
 
-def _counts(found: Sequence[Planned]) -> str:
+def _counts(planned: Sequence[Planned]) -> str:
     counts = {
-        "do exactly what they do today": sum(one.exact for one in found),
-        "change": sum(bool(one.differences) for one in found),
-        "are not known, and not in the file": sum(one.policy is None for one in found),
+        "do exactly what they do today": sum(one.exact for one in planned),
+        "change": sum(bool(one.differences) for one in planned),
+        "are not known, and not in the file": sum(one.policy is None for one in planned),
     }
     changes = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    ran = sum(one.measured for one in found)
+    ran = sum(one.measured for one in planned)
     checked = f"; {ran:,} measured" if ran else ""
-    return f"{counted(len(found), 'task', 'tasks')}; under the policies {changes}{checked}"
+    return f"{counted(len(planned), 'task', 'tasks')}; under the policies {changes}{checked}"
 
 
 def _worst(one: Planned) -> Iterator[tuple[int, str]]:
@@ -229,7 +229,7 @@ def _worst(one: Planned) -> Iterator[tuple[int, str]]:
             yield 1 + _SERIOUS.index(hazard.name), f"{hazard.name}: {hazard.text}"
     last = 1 + len(_SERIOUS)
     yield from ((last, f"changes: {text}") for text in one.differences[:1])
-    yield from ((last + 1, f"not known: {found}") for found in one.open[:1])
+    yield from ((last + 1, f"not known: {line}") for line in one.open[:1])
 
 
 def _statements(one: Planned) -> Iterator[tuple[str, str]]:
@@ -240,7 +240,7 @@ def _statements(one: Planned) -> Iterator[tuple[str, str]]:
         yield "today", NOT_KNOWN
     elif one.native is not None:
         yield from _today(one.native)
-    yield from (("open", str(found)) for found in one.open)
+    yield from (("open", str(line)) for line in one.open)
     if one.policy is not None:
         fields = ", ".join(f"{name} {plain(value)}" for name, value in one.entry.items())
         yield "policy", fields or "its native numbers"
@@ -300,7 +300,7 @@ def check_path(file: str) -> None:
         load(file, "write")
 
 
-def write(file: str, app: str, found: Sequence[Planned]) -> str:
+def write(file: str, app: str, planned: Sequence[Planned]) -> str:
     """Write the policies of a plan to a file, and return what was done, in words.
 
     What is in the file stays as it is, comments, too: the tasks that no pattern in it names are added at its
@@ -308,10 +308,10 @@ def write(file: str, app: str, found: Sequence[Planned]) -> str:
     """
     path = Path(file)
     if not path.exists():
-        path.write_text("".join(f"{line}\n" for line in _whole_file(app, found)), encoding="utf-8")
+        path.write_text("".join(f"{line}\n" for line in _whole_file(app, planned)), encoding="utf-8")
         return f"written to {file}"
     there = load(file, "write")
-    new = [one for one in found if one.policy is not None and there.of(one.name) is None]
+    new = [one for one in planned if one.policy is not None and there.of(one.name) is None]
     lines = [line for one in new for line in _table(one)]
     old = path.read_text(encoding="utf-8")
     text = old + "\n" * (not old.endswith("\n")) + "".join(f"{line}\n" for line in lines)
@@ -324,7 +324,7 @@ def write(file: str, app: str, found: Sequence[Planned]) -> str:
     return f"{count} added to {file}, and what was in it stays as it was: --diff shows what differs"
 
 
-def differences(file: str, found: Sequence[Planned], *, whole: bool = True) -> Iterator[str]:
+def differences(file: str, planned: Sequence[Planned], *, whole: bool = True) -> Iterator[str]:
     """Yield the differences between a file of policies and a plan, task by task.
 
     A pattern that names no task is a difference, too, if the plan is of the `whole` fleet.
@@ -332,10 +332,10 @@ def differences(file: str, found: Sequence[Planned], *, whole: bool = True) -> I
     there = load(file, "diff")
     if whole:
         try:
-            there.check([one.name for one in found], "task")
+            there.check([one.name for one in planned], "task")
         except ConfigurationError as error:
             yield plain(str(error))
-    for one in found:
+    for one in planned:
         layers = there.of(one.name)
         if one.policy is None:
             continue
@@ -363,14 +363,14 @@ def _unlike(layers: Sequence[AnyPartial], planned: AnyPartial) -> Iterator[str]:
             yield f"{name} is {json.dumps(said[name])} in the file, and the plan says {json.dumps(value)}"
 
 
-def _whole_file(app: str, found: Sequence[Planned]) -> Iterator[str]:
+def _whole_file(app: str, planned: Sequence[Planned]) -> Iterator[str]:
     yield f"# Written by `ojs-bridge plan {plain(app)}`: the retry policies nearest to what each task does."
     yield '# install(app, bridge, policies="this file") moves these tasks, and leaves the others native.'
     yield "# install(app, bridge), without a file, moves all tasks with their native numbers."
     yield "# Where a table sets numbers, a retry has the arguments that were sent, unchanged."
-    for one in found:
+    for one in planned:
         yield from _table(one)
-    if all(one.policy is None for one in found):
+    if all(one.policy is None for one in planned):
         yield from ("", "[policies]  # It has no task, and so no task is moved.")
 
 
@@ -380,7 +380,7 @@ def _table(one: Planned) -> Iterator[str]:
         yield f"# {plain(one.name)} could not be read: {plain(one.unreadable)}"
     if one.policy is None:
         yield f"# {plain(one.name)} is left out, and stays native: what it does is not known:"
-    yield from (f"# not known: {plain(str(found))}" for found in one.open)
+    yield from (f"# not known: {plain(str(line))}" for line in one.open)
     if one.policy is None:
         return
     yield from (f"# differs: {plain(text)}" for text in one.differences)

@@ -32,12 +32,12 @@ _WIDTH = 50
 @command(group, "check")
 def check(file: Annotated[str, Argument(metavar="FILE", help=_FILE)], as_json: AsJson = False) -> int | None:
     """Print the problems of each policy in a file, or OK; the exit code is 1 if a policy is invalid."""
-    found = read_file(file)
-    for named in found:
+    policies = read_file(file)
+    for named in policies:
         _tell(named, as_json=as_json)
-    if not (found or as_json):
+    if not (policies or as_json):
         show(f"{plain(file)}: OK, but it names no task, and no task is taken")
-    return INCOMPLETE if any(named.problems for named in found) else None
+    return INCOMPLETE if any(named.problems for named in policies) else None
 
 
 @command(group, "show")
@@ -47,13 +47,13 @@ def show_(
     as_json: AsJson = False,
 ) -> int | None:
     """Show when the retries of a policy come: of a file, --policy, the configured `retry`, or the default."""
-    found = _named(file, policy)
-    for named in found:
+    policies = _named(file, policy)
+    for named in policies:
         if named.policy is None:
             _tell(named, as_json=False)
         else:
             _show(named.name, named.policy, as_json=as_json)
-    return INCOMPLETE if any(named.problems for named in found) else None
+    return INCOMPLETE if any(named.problems for named in policies) else None
 
 
 @command(group, "explain")
@@ -73,13 +73,13 @@ def explain_(
     if task is not None or app is not None:
         _explain(task or "", _task_of(app, task), error, as_json=as_json)
         return None
-    found = _named(file, policy)
-    for named in found:
+    policies = _named(file, policy)
+    for named in policies:
         if named.policy is None:
             _tell(named, as_json=as_json)
         else:
             _explain(named.name, named.policy, error, as_json=as_json)
-    return INCOMPLETE if any(named.problems for named in found) else None
+    return INCOMPLETE if any(named.problems for named in policies) else None
 
 
 def _explain(name: str, policy: Any, error: str, *, as_json: bool) -> None:
@@ -94,10 +94,10 @@ def _task_of(app: str | None, name: str | None) -> Any:
     """Return a task of an app; raises ConfigurationError."""
     if app is None or name is None:
         raise ConfigurationError("task: --app MODULE:APP and --task NAME name a task together")
-    found = app_of(app)
-    if is_celery(found):
-        load_tasks(found)
-    tasks = found.tasks if is_celery(found) else found.actors
+    loaded = app_of(app)
+    if is_celery(loaded):
+        load_tasks(loaded)
+    tasks = loaded.tasks if is_celery(loaded) else loaded.actors
     if name not in tasks:
         raise ConfigurationError(f"task: {app} has no {name!r}; it has {', '.join(sorted(tasks))}")
     return tasks[name]

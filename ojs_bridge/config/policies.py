@@ -61,13 +61,13 @@ def read_entry(entry: AnyPartial, place: str) -> Entry:
 
 
 def _checked(entry: AnyPartial, place: str) -> Entry:
-    found = read_entry(entry, place)
+    read = read_entry(entry, place)
     try:
-        check_partial(found.policy)
-        check_errors(found.policy)
+        check_partial(read.policy)
+        check_errors(read.policy)
     except InvalidRetryPolicy as error:
         raise error.under(place) from None
-    return found
+    return read
 
 
 class Policies:
@@ -158,20 +158,20 @@ def load(file: str | os.PathLike[str], place: str = "policies") -> Policies:
     """
     path = os.fspath(file)
     try:
-        told = _parse(path)
+        content = _parse(path)
     except OSError as error:
         raise ConfigurationError(f"{place}: {path!r} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"{place}: {path!r} {error}") from None
-    problems = [f"{path}: {named.name}: {line}" for named in _each(told) for line in named.problems]
+    problems = [f"{path}: {named.name}: {line}" for named in _each(content) for line in named.problems]
     if problems:
         raise InvalidRetryPolicy(problems)
-    if not told:
+    if not content:
         logger.warning("%s: %r names no task, and no task is taken", place, path)
         return Policies({})
-    if not _TABLES & set(told):
-        told = {"default": told}
-    return Policies(told.get("policies"), default=told.get("default"), place=f"{path}: ")
+    if not _TABLES & set(content):
+        content = {"default": content}
+    return Policies(content.get("policies"), default=content.get("default"), place=f"{path}: ")
 
 
 def _parse(file: str) -> Mapping[str, Any]:
@@ -180,12 +180,12 @@ def _parse(file: str) -> Mapping[str, Any]:
         raise ValueError("must end in .toml or .json")
     text = path.read_bytes().decode("utf-8")
     try:
-        told = read_toml(text) if path.suffix == ".toml" else json.loads(text)
+        content = read_toml(text) if path.suffix == ".toml" else json.loads(text)
     except ValueError as error:
         raise ValueError(f"is not {path.suffix[1:].upper()}: {error}") from None
-    if not isinstance(told, Mapping):
+    if not isinstance(content, Mapping):
         raise ValueError("must hold an object: a policy, or `default` and `policies`")
-    return told
+    return content
 
 
 def read_toml(text: str) -> Mapping[str, Any]:
@@ -193,15 +193,15 @@ def read_toml(text: str) -> Mapping[str, Any]:
     return tomllib.loads(text)
 
 
-def _each(told: Mapping[str, Any]) -> list[Named]:
-    return [*_tables(told)] if not told or _TABLES & set(told) else [_named("policy", {}, told)]
+def _each(content: Mapping[str, Any]) -> list[Named]:
+    return [*_tables(content)] if not content or _TABLES & set(content) else [_named("policy", {}, content)]
 
 
-def _tables(told: Mapping[str, Any]) -> Iterator[Named]:
-    for name in sorted(set(told) - _TABLES):
+def _tables(content: Mapping[str, Any]) -> Iterator[Named]:
+    for name in sorted(set(content) - _TABLES):
         yield Named(name, None, ("must stand in [default], or in [policies] under its name",))
-    default, policies = told.get("default", {}), told.get("policies", {})
-    if "default" in told:
+    default, policies = content.get("default", {}), content.get("policies", {})
+    if "default" in content:
         yield _named("default", {}, default)
     if not isinstance(policies, Mapping):
         yield Named("policies", None, ("must be a table of partial policies",))

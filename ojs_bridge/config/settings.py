@@ -57,18 +57,18 @@ def settings_of(**given: Any) -> Settings:
 
     Raises ConfigurationError and InvalidRetryPolicy.
     """
-    found = layered(**given)
+    setting = layered(**given)
     return Settings(
-        store=_store(found["store"], found["namespace"].value, _length(found["reservation"])),
-        retry=_retry(found["retry"]),
-        errors=_errors(found["errors"]),
-        listeners=_listeners(found["listeners"]),
-        history=_at_least(found["history"], MIN_HISTORY, " (spec section 10.1)"),
-        header_budget=_at_least(found["header_budget"], MIN_HEADER_BUDGET, " bytes"),
-        reservation=_length(found["reservation"]),
-        park_after=_length(found["park_after"]),
-        fail_open=_either(found["fail_open"]),
-        retention=_retention(found["retention"]),
+        store=_store(setting["store"], setting["namespace"].value, _length(setting["reservation"])),
+        retry=_retry(setting["retry"]),
+        errors=_errors(setting["errors"]),
+        listeners=_listeners(setting["listeners"]),
+        history=_at_least(setting["history"], MIN_HISTORY, " (spec section 10.1)"),
+        header_budget=_at_least(setting["header_budget"], MIN_HEADER_BUDGET, " bytes"),
+        reservation=_length(setting["reservation"]),
+        park_after=_length(setting["park_after"]),
+        fail_open=_either(setting["fail_open"]),
+        retention=_retention(setting["retention"]),
     )
 
 
@@ -180,27 +180,27 @@ def _length(found: Found) -> timedelta:
 
 
 def _retention(found: Found) -> Retention:
-    told = found.value
-    if told is None or isinstance(told, Retention):
-        return told or Retention()
+    value = found.value
+    if value is None or isinstance(value, Retention):
+        return value or Retention()
     if found.in_code:
-        raise ConfigurationError(f"retention: {told!r} is not a Retention")
+        raise ConfigurationError(f"retention: {value!r} is not a Retention")
     try:
-        return _retention_of(told)
+        return _retention_of(value)
     except ConfigurationError as error:
         raise ConfigurationError(f"{found.place}: {str(error).removeprefix('retention: ')}") from None
 
 
-def _retention_of(told: Any) -> Retention:
-    if not isinstance(told, Mapping):
-        raise ConfigurationError(f"{told!r} must be a table of {', '.join(_LIMITS)}")
-    for name in told:
+def _retention_of(limits: Any) -> Retention:
+    if not isinstance(limits, Mapping):
+        raise ConfigurationError(f"{limits!r} must be a table of {', '.join(_LIMITS)}")
+    for name in limits:
         if name not in _LIMITS:
             raise ConfigurationError(f"{name}: is not one of {', '.join(_LIMITS)}")
-    queues = told.get("queues", {})
+    queues = limits.get("queues", {})
     if not isinstance(queues, Mapping):
         raise ConfigurationError(f"queues: {queues!r} must be a table of max_age and max_count by queue")
-    return Retention(**{**told, "queues": {queue: _retention_of(own) for queue, own in queues.items()}})
+    return Retention(**{**limits, "queues": {queue: _retention_of(own) for queue, own in queues.items()}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +235,9 @@ def layered(**given: Any) -> dict[str, Found]:
 
     Raises ConfigurationError for an unknown key in Django's settings or in the TOML table.
     """
-    found = {name: Found(name, setting.default) for name, setting in SETTINGS.items()}
+    defaults = {name: Found(name, setting.default) for name, setting in SETTINGS.items()}
     said = {name: Found(name, value) for name, value in given.items() if value is not None}
-    return {**found, **_in_toml(), **_in_environment(), **_in_django(), **said}
+    return {**defaults, **_in_toml(), **_in_environment(), **_in_django(), **said}
 
 
 def _in_django() -> Mapping[str, Found]:
@@ -245,21 +245,21 @@ def _in_django() -> Mapping[str, Found]:
     conf: Any = sys.modules.get("django.conf")
     if conf is None or not (conf.settings.configured or os.environ.get("DJANGO_SETTINGS_MODULE")):
         return {}
-    told = getattr(conf.settings, "OJS_BRIDGE", None)
-    return {} if told is None else _table(told, "settings.OJS_BRIDGE")
+    table = getattr(conf.settings, "OJS_BRIDGE", None)
+    return {} if table is None else _table(table, "settings.OJS_BRIDGE")
 
 
 def _in_environment() -> Mapping[str, Found]:
-    found = {}
+    settings = {}
     for variable, text in os.environ.items():
         if not variable.startswith(_PREFIX) or not text:
             continue
         name = variable.removeprefix(_PREFIX)
         if name.isupper() and name.lower() in SETTINGS:
-            found[name.lower()] = Found(variable, text, SETTINGS[name.lower()].read)
+            settings[name.lower()] = Found(variable, text, SETTINGS[name.lower()].read)
         elif name not in _OTHERS:
             _warn_of(variable)
-    return found
+    return settings
 
 
 @functools.cache
@@ -274,19 +274,19 @@ def _in_toml() -> Mapping[str, Found]:
     path = Path(named or _PYPROJECT)
     if path.name != _PYPROJECT:
         return _table(_read(path), str(path))
-    told = _own_table(path, needed=bool(named))
-    return {} if told is None else _table(told, f"{path}: tool.ojs-bridge")
+    table = _own_table(path, needed=bool(named))
+    return {} if table is None else _table(table, f"{path}: tool.ojs-bridge")
 
 
 def _own_table(path: Path, *, needed: bool) -> Any:
     """Return `[tool.ojs-bridge]` of a pyproject.toml, or None; a file without that table may be damaged."""
     try:
-        told = _read(path)
+        content = _read(path)
     except ConfigurationError:
         if needed or _mentions_us(path):
             raise
         return None
-    tools = told.get("tool")
+    tools = content.get("tool")
     return tools.get("ojs-bridge") if isinstance(tools, Mapping) else None
 
 
@@ -308,15 +308,15 @@ def _mentions_us(path: Path) -> bool:
         return False
 
 
-def _table(told: object, place: str) -> dict[str, Found]:
+def _table(table: object, place: str) -> dict[str, Found]:
     """Return the settings of a table; raises ConfigurationError for an unknown key."""
-    if not isinstance(told, Mapping):
-        shown = without_password(repr(told))
+    if not isinstance(table, Mapping):
+        shown = without_password(repr(table))
         raise ConfigurationError(f"{place}: {shown} must be a table of settings")
-    for key in told:
+    for key in table:
         if key not in SETTINGS:
             raise ConfigurationError(f"{place}: {key}: is not a setting; there are {', '.join(SETTINGS)}")
-    return {key: Found(f"{place}: {key}", value) for key, value in told.items() if value is not None}
+    return {key: Found(f"{place}: {key}", value) for key, value in table.items() if value is not None}
 
 
 def _text(_place: str, text: str) -> str:
@@ -331,10 +331,10 @@ def _integer(place: str, text: str) -> int:
 
 
 def _boolean(place: str, text: str) -> bool:
-    found = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
-    if found is None:
+    value = {"true": True, "1": True, "false": False, "0": False}.get(text.lower())
+    if value is None:
         raise ConfigurationError(f"{place}: {text!r} must be true, false, 1 or 0")
-    return found
+    return value
 
 
 def _json(place: str, text: str) -> Any:

@@ -24,7 +24,7 @@ class Metric:
     """A counter, or a histogram of seconds if it has buckets."""
 
     name: str
-    told: str
+    description: str
     labels: tuple[str, ...] = _BY_JOB
     buckets: tuple[float, ...] = ()
 
@@ -140,12 +140,13 @@ def gauges_text(bridge: Bridge) -> bytes:
 
     class Stored:
         def collect(self) -> Iterator[Any]:
-            found = {
-                name: GaugeMetricFamily(name, told, labels=names) for name, (told, names) in GAUGES.items()
+            families = {
+                name: GaugeMetricFamily(name, description, labels=names)
+                for name, (description, names) in GAUGES.items()
             }
             for name, labels, value in _samples(bridge):
-                found[name].add_metric(labels, value)
-            yield from (family for family in found.values() if family.samples)
+                families[name].add_metric(labels, value)
+            yield from (family for family in families.values() if family.samples)
 
     registry = CollectorRegistry()
     registry.register(Stored())
@@ -154,15 +155,15 @@ def gauges_text(bridge: Bridge) -> bytes:
 
 def _samples(bridge: Bridge) -> list[Sample]:
     checks, now = bridge.health.check().checks, bridge.engine.now()
-    found = [*_of_brokers(checks, now)]
+    samples = [*_of_brokers(checks, now)]
     if checks["store"].status != "ok":
-        return [("ojs_store_up", (), 0.0), *found]
+        return [("ojs_store_up", (), 0.0), *samples]
     try:
         stats, parked = bridge.dead_letters.stats(), bridge.retries.count()
     except StoreError:
-        return [("ojs_store_up", (), 0.0), *found]
+        return [("ojs_store_up", (), 0.0), *samples]
     due = _fact(checks, "retries", "oldest_due_at")
-    found += [
+    samples += [
         ("ojs_store_up", (), 1.0),
         ("ojs_workers_seen", (), _fact(checks, "workers", "seen") or 0),
         ("ojs_retries_parked", (), parked),
@@ -170,12 +171,12 @@ def _samples(bridge: Bridge) -> list[Sample]:
     ]
     for place in ("queue", "host"):
         rows = _fact(checks, "workers", f"{place}s") or ()
-        found += [(f"ojs_{place}_workers", (row["framework"], row[place]), row["seen"]) for row in rows]
-    found += [("ojs_dead_letter_overflow", (), stats.retention["overflow"])]
+        samples += [(f"ojs_{place}_workers", (row["framework"], row[place]), row["seen"]) for row in rows]
+    samples += [("ojs_dead_letter_overflow", (), stats.retention["overflow"])]
     fullness = stats.retention["fullness"].items()
-    found += [("ojs_dead_letter_fullness", (queue,), share) for queue, share in fullness]
-    found += [("ojs_dead_letter_total", (type_,), count) for type_, count in stats.by_type.items()]
-    return found + [
+    samples += [("ojs_dead_letter_fullness", (queue,), share) for queue, share in fullness]
+    samples += [("ojs_dead_letter_total", (type_,), count) for type_, count in stats.by_type.items()]
+    return samples + [
         ("ojs_queue_depth", (queue, "discarded"), count) for queue, count in stats.by_queue.items()
     ]
 

@@ -87,7 +87,7 @@ class _Names:
         """Return a span's name, and the attributes that it has from its beginning."""
         otels = "send" if operation == "enqueue" else operation
         kind = "publish" if operation == "enqueue" and not self._is_otel else otels
-        told: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "messaging.system": self.system(framework) if self._is_otel else "ojs",
             "messaging.operation.type": kind,
             "messaging.destination.name": queue,
@@ -95,8 +95,8 @@ class _Names:
             "ojs.backend.type": self.system(framework),
         }
         if self._is_otel or self._both:
-            told["messaging.operation.name"] = otels
-        return f"{otels} {queue}" if self._is_otel else f"{queue} {operation}", told
+            attributes["messaging.operation.name"] = otels
+        return f"{otels} {queue}" if self._is_otel else f"{queue} {operation}", attributes
 
     def any_system(self) -> str:
         """Return the name of the broker of a process that has one framework."""
@@ -225,7 +225,7 @@ class _Tracing(Instrument):
             is_recorded = span.is_recording()
             # Reading costs more than all else here, and most runs have no baggage, and are not sampled.
             came = propagate.extract(carrier) if is_recorded or "baggage" in carrier else _NOTHING
-            if is_recorded and (sent := _found(came)):
+            if is_recorded and (sent := _span_context(came)):
                 span.add_link(sent)
             within = trace.set_span_in_context(span, came)
             running = _Running(self._meters, job, span, within, hides=self._hides)
@@ -264,26 +264,28 @@ class _Tracing(Instrument):
         running = _running.get()
         if running is None:
             return None
-        found: dict[str, str] = {}
-        _TRACE_CONTEXT.inject(found, trace.set_span_in_context(running.span))
-        return found.get("traceparent")
+        carrier: dict[str, str] = {}
+        _TRACE_CONTEXT.inject(carrier, trace.set_span_in_context(running.span))
+        return carrier.get("traceparent")
 
 
 def _join(span: Span, job: Job, worker: str) -> None:
     """Give a span the facts of the job that it is about, and a link to the attempt before."""
-    told = {"ojs.job.id": job.id, "ojs.job.type": job.type, "messaging.message.id": job.id}
-    span.set_attributes({**told, "ojs.worker.id": worker, "ojs.job.state": "active"})
+    facts = {"ojs.job.id": job.id, "ojs.job.type": job.type, "messaging.message.id": job.id}
+    span.set_attributes({**facts, "ojs.worker.id": worker, "ojs.job.state": "active"})
     span.set_attribute("ojs.job.attempt", job.attempt)
     if job.next_retry_at is not None:
         span.set_attribute("ojs.job.scheduled_at", job.next_retry_at.isoformat())
     before = job.errors[-1].get("traceparent") if job.errors else None
-    if isinstance(before, str) and (found := _found(_TRACE_CONTEXT.extract({"traceparent": before}))):
-        span.add_link(found)
+    if isinstance(before, str) and (
+        earlier := _span_context(_TRACE_CONTEXT.extract({"traceparent": before}))
+    ):
+        span.add_link(earlier)
 
 
-def _found(context: contexts.Context) -> trace.SpanContext | None:
-    found = trace.get_current_span(context).get_span_context()
-    return found if found.is_valid else None
+def _span_context(context: contexts.Context) -> trace.SpanContext | None:
+    within = trace.get_current_span(context).get_span_context()
+    return within if within.is_valid else None
 
 
 def _is_doubled(framework: str) -> bool:
@@ -327,9 +329,9 @@ class Meters:
         busy = self.busy
         gauge("ojs.workers.busy", [lambda _: [Observation(len(busy))]], description="Jobs that run now")
 
-    def add(self, found: Iterable[Measured], error: str | None = None) -> None:
+    def add(self, measured: Iterable[Measured], error: str | None = None) -> None:
         """Add what was measured; `error` is the type of a run's failure."""
-        for metric, value, labels in found:
+        for metric, value, labels in measured:
             for add in self._add[metric]:
                 add(value, labels, error)
 
@@ -339,15 +341,15 @@ class Meters:
         if not metric.buckets:
             return _Counter(meter, metric, named).add
         histogram = meter.create_histogram(
-            metric.name, "s", metric.told, explicit_bucket_boundaries_advisory=metric.buckets
+            metric.name, "s", metric.description, explicit_bucket_boundaries_advisory=metric.buckets
         )
         return lambda value, labels, error: histogram.record(value, named(labels, error))
 
     def _otels_labels(self, labels: tuple[str, ...], error: str | None) -> dict[str, str]:
         operation = "process" if len(labels) == len(DURATION.labels) else "send"
-        told = {"messaging.operation.name": operation, "messaging.destination.name": labels[0]}
-        told["messaging.system"] = self._system()
-        return {**told, "error.type": error} if error else told
+        named = {"messaging.operation.name": operation, "messaging.destination.name": labels[0]}
+        named["messaging.system"] = self._system()
+        return {**named, "error.type": error} if error else named
 
 
 class _Counter:
@@ -358,7 +360,7 @@ class _Counter:
         self._named = named
         self._forks = BetweenForks()
         self._pid = os.getpid()
-        meter.create_observable_counter(metric.name, [self._observe], description=metric.told)
+        meter.create_observable_counter(metric.name, [self._observe], description=metric.description)
 
     def add(self, value: float, labels: tuple[str, ...], _error: str | None) -> None:
         with self._forks.lock:

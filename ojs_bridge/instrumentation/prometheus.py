@@ -33,7 +33,7 @@ _AGAIN = 5.0
 
 
 def instrument(bridge: Bridge, port: int | str | None = None) -> None:
-    """Count a bridge's jobs, and have its workers serve the counts at a port, `9191` or `0.0.0.0:9191`.
+    """Count a bridge's jobs; its workers serve the counts at a port, `9191` or `0.0.0.0:9191`.
 
     Without a port OJS_BRIDGE_METRICS_PORT counts, and without both nothing is served. Where a worker has
     several processes, PROMETHEUS_MULTIPROC_DIR names a folder in which they add up; it must be set before
@@ -61,9 +61,9 @@ class _Meters:
             "ojs_workers_active", "Processes that work", multiprocess_mode="livesum"
         )
 
-    def add(self, found: Iterable[Measured]) -> None:
+    def add(self, measured: Iterable[Measured]) -> None:
         """Add what was measured."""
-        for metric, value, labels in found:
+        for metric, value, labels in measured:
             made = self._of[metric].labels(*labels) if labels else self._of[metric]
             made.observe(value) if metric.buckets else made.inc(value)
 
@@ -74,8 +74,8 @@ _meters = functools.cache(_Meters)
 def _made(metric: Metric) -> Any:
     name = name_of(metric)
     if metric.buckets:
-        return prometheus.Histogram(name, metric.told, metric.labels, buckets=metric.buckets)
-    return prometheus.Counter(name, metric.told, metric.labels)
+        return prometheus.Histogram(name, metric.description, metric.labels, buckets=metric.buckets)
+    return prometheus.Counter(name, metric.description, metric.labels)
 
 
 class _Prometheus(Instrument):

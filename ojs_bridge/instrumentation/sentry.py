@@ -59,8 +59,8 @@ class _Report:
             # Sentry's integration reports the error itself.
             return None
         job, failure = self.run.job, getattr(self.decision, "failure", None)
-        told = {"job_id": job.id, "job_type": job.type, "queue": job.queue, "attempt": job.attempt}
-        _tag(event, told)
+        facts = {"job_id": job.id, "job_type": job.type, "queue": job.queue, "attempt": job.attempt}
+        _tag(event, facts)
         if failure is not None and raised is not None:
             _tag(event, {"error_type": failure.type, "ended": str(ended).lower()})
             group = fingerprint(job.type, failure.type, failure.message, failure.backtrace)
@@ -73,7 +73,7 @@ _report: ContextVar[_Report | None] = ContextVar("ojs_bridge_report", default=No
 
 
 class _Sentry(Instrument):
-    """Has the scope that Sentry's integration made for a run add the facts of the run to each event."""
+    """Adds the facts of a run to each event in the scope that Sentry's integration made for it."""
 
     def running(self, framework: str, run: Run, carrier: Any) -> AbstractContextManager[Any]:  # noqa: ARG002
         """Return the context of a run; without an integration there is no scope for it."""

@@ -95,7 +95,7 @@ def _options(framework: _Framework, policy: PartialPolicy) -> NativeOptions:
     options = {**framework.needed, "max_retries": max_retries, **backoff}
     if classes:
         options[framework.excluding] = classes
-    too_long = framework.too_long(*(max(wait.most for wait in found) for found in (waits, native)))
+    too_long = framework.too_long(*(max(wait.most for wait in listed) for listed in (waits, native)))
     lost = (*differing(waits, native), too_long, *unnamed, *never_kept)
     return NativeOptions(options, tuple(filter(None, lost)))
 

@@ -46,10 +46,10 @@ class Open:
         return f"{self.where}: {self.why}"
 
 
-def once(found: Iterable[Open]) -> tuple[Open, ...]:
+def once(lines: Iterable[Open]) -> tuple[Open, ...]:
     """Return each line once, with its first reason."""
     first: dict[str, Open] = {}
-    for line in found:
+    for line in lines:
         first.setdefault(line.where, line)
     return tuple(first.values())
 
@@ -152,13 +152,13 @@ def planned(
     for pattern in patterns:
         if not any(matches(name, pattern) for name in names):
             raise ConfigurationError(f"names: {pattern!r} names no {noun}")
-    found = []
+    plans = []
     for name in (n for n in names if not patterns or any(matches(n, x) for x in patterns)):
         try:
-            found.append(read(name))
+            plans.append(read(name))
         except Exception as error:  # noqa: BLE001 - the options are the user's code
-            found.append(Planned(name, unreadable=f"{type(error).__name__}: {error}"))
-    return found
+            plans.append(Planned(name, unreadable=f"{type(error).__name__}: {error}"))
+    return plans
 
 
 def already_ojs(name: str, has: str, policy: RetryPolicy, partial: AnyPartial | None) -> Planned:
@@ -231,24 +231,28 @@ Moved: TypeAlias = tuple[str, tuple[Measured, RetryPolicy]]
 Moving: TypeAlias = Callable[[str, Mapping[str, EntryFields]], Iterator[Moved]]
 
 
-def measure(found: Sequence[Planned], native: Callable[[str], Measured], move: Moving) -> list[Planned]:
+def measure(
+    planned_tasks: Sequence[Planned], native: Callable[[str], Measured], move: Moving
+) -> list[Planned]:
     """Return a plan after measuring its tasks, natively and then under their policies."""
-    names = measurable(found)
+    names = measurable(planned_tasks)
     today = {name: native(name) for name in names}
     with TemporaryDirectory() as folder:
-        entries = {one.name: one.entry for one in found if one.name in names}
+        entries = {one.name: one.entry for one in planned_tasks if one.name in names}
         then = dict(move(f"sqlite:///{folder}/ojs.db", entries))
-    return [_judged(one, today[one.name], *then[one.name]) if one.name in names else one for one in found]
+    return [
+        _judged(one, today[one.name], *then[one.name]) if one.name in names else one for one in planned_tasks
+    ]
 
 
-def measurable(found: Iterable[Planned]) -> list[str]:
+def measurable(planned_tasks: Iterable[Planned]) -> list[str]:
     """Return the names of the tasks that can be measured with an injected failure.
 
     A task whose own code asks for retries would never reach that code.
     """
     return [
         one.name
-        for one in found
+        for one in planned_tasks
         if one.policy is not None
         and one.native
         and not (one.retry_on or one.open or one.native.waits == NOT_KNOWN)
@@ -256,12 +260,12 @@ def measurable(found: Iterable[Planned]) -> list[str]:
 
 
 def _judged(one: Planned, native: Measured, moved: Measured, policy: RetryPolicy) -> Planned:
-    told = one.native or NativeRetries.unknown()
-    if wrong := _unlike(native, told.runs, told.waits):
-        found = Open("measured", f"{wrong}, not as it was read")
-        return replace(one, native=NativeRetries.unknown(), policy=None, differences=(), open=(found,))
+    today = one.native or NativeRetries.unknown()
+    if wrong := _unlike(native, today.runs, today.waits):
+        line = Open("measured", f"{wrong}, not as it was read")
+        return replace(one, native=NativeRetries.unknown(), policy=None, differences=(), open=(line,))
     waits = tuple(policy_wait(policy, n) for n in range(1, min(policy.runs, LIMIT + 1)))
-    differences = [f"measured under the policy: {x}" for x in [_unlike(moved, told.runs, waits)] if x]
+    differences = [f"measured under the policy: {x}" for x in [_unlike(moved, today.runs, waits)] if x]
     if native.end != moved.end:
         differences.append(f"measured: it ends in {moved.end} under the policy, and in {native.end} today")
     return replace(one, measured=bool(native.end), differences=(*one.differences, *differences))

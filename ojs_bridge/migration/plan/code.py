@@ -99,10 +99,10 @@ def may_be(
 
     A name that the function itself imports is not resolved: it may be any object of that framework.
     """
-    found = resolve(function, name)
-    if found is NOTHING:
+    value = resolve(function, name)
+    if value is NOTHING:
         return any(x.word.split(".")[0] == framework for x in words)
-    return any(found is one for one in known)
+    return any(value is one for one in known)
 
 
 def wrapped(function: Any) -> list[FunctionType]:
@@ -181,7 +181,7 @@ def functions_around(
     ahead = [str(function.__globals__.get("__name__")) for function in functions]
     ahead += [name for name, module in [*sys.modules.items()] if not ids.isdisjoint(map(id, _values(module)))]
     seen: set[str] = set()
-    found: dict[str, list[Found]] = {}
+    functions_by_name: dict[str, list[Found]] = {}
     while ahead:
         name = ahead.pop()
         module = sys.modules.get(name)
@@ -190,8 +190,8 @@ def functions_around(
         seen.add(name)
         ahead += {_module_of(value) for value in _values(module)}
         for called, one in _functions_in(module):
-            found.setdefault(called, []).append(one)
-    return found
+            functions_by_name.setdefault(called, []).append(one)
+    return functions_by_name
 
 
 def _values(module: object) -> list[object]:
@@ -212,10 +212,8 @@ def _module_of(value: object) -> str:
     kind = type(value)
     if kind is ModuleType:
         return str(vars(value).get("__name__"))
-    found = inspect.getattr_static(
-        value if issubclass(kind, (FunctionType, type)) else kind, "__module__", ""
-    )
-    return found if isinstance(found, str) else ""
+    name = inspect.getattr_static(value if issubclass(kind, (FunctionType, type)) else kind, "__module__", "")
+    return name if isinstance(name, str) else ""
 
 
 def _functions_in(module: ModuleType) -> Iterator[tuple[str, Found]]:
@@ -274,13 +272,13 @@ class Calls:
     ) -> list[FunctionType]:
         word, of = mention.word, mention.of
         if mention.kind == "name":
-            found = resolve(function, word)
-            return self._by_name(word) if found is NOTHING else called_as(found)
+            value = resolve(function, word)
+            return self._by_name(word) if value is NOTHING else called_as(value)
         base = NOTHING if of in ("", *_variables_of(function.__code__)) else resolve(function, of)
         if type(base) is ModuleType:
             return called_as(vars(base).get(word))
-        if base is not NOTHING and (found := attribute_of(base, word)) is not NOTHING:
-            return _parts(found)
+        if base is not NOTHING and (value := attribute_of(base, word)) is not NOTHING:
+            return _parts(value)
         if word in self._common:
             return []
         # A function may import a module itself, and call its functions.
@@ -327,8 +325,8 @@ class Askers:
         self._calls = calls
         self._sign = sign
         self._what = what
-        found = ((one, sign(one, mentions(one.__code__))) for one in calls.functions)
-        self._said: dict[FunctionType, Open] = {one: x for one, x in found if x}
+        signed = ((one, sign(one, mentions(one.__code__))) for one in calls.functions)
+        self._said: dict[FunctionType, Open] = {one: x for one, x in signed if x}
         while new := [
             (one, x) for one in calls.functions if one not in self._said and (x := self._called_by(one))
         ]:

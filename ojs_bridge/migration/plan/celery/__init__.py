@@ -114,9 +114,9 @@ def _differences_of(reading: Reading, policy: Mapping[str, Any]) -> Iterator[str
     """Yield the differences between the bridge under a policy and Celery."""
     today = reading.native.waits if policy else ()
     then = Layers(options=options_as_policy(reading.task), task=policy).policy()
-    found = [*differing(today, [policy_wait(then, n) for n in range(1, len(today) + 1)])]  # type: ignore[arg-type]
-    yield from found
-    if found and then.jitter:
+    unlike = [*differing(today, [policy_wait(then, n) for n in range(1, len(today) + 1)])]  # type: ignore[arg-type]
+    yield from unlike
+    if unlike and then.jitter:
         yield (
             "OJS's jitter multiplies the delay by 0.5 to 1.5, Celery's by 0 to 1: initial_interval is half "
             "of Celery's, for the same mean until the cap is near; an entry without waits keeps Celery's own"
@@ -257,7 +257,7 @@ def _of_options(app: Celery, task: Task) -> Iterator[Hazard]:
         yield pickled("accept_content takes pickle")
 
 
-def measured(app: Celery, found: Sequence[Planned]) -> list[Planned]:
+def measured(app: Celery, planned_tasks: Sequence[Planned]) -> list[Planned]:
     """Return a plan after measuring the tasks that can be measured; raises ConfigurationError.
 
     Bodies are not run, but hooks such as `on_failure` and receivers of signals are. Afterwards the app is
@@ -266,7 +266,7 @@ def measured(app: Celery, found: Sequence[Planned]) -> list[Planned]:
     if POLICIES in vars(app):
         raise ConfigurationError("verify: the app is under the bridge already: name the app as it was before")
     app.conf.task_eager_propagates = False
-    return measure(found, lambda name: _native(app.tasks[name]), partial(_moved, app))
+    return measure(planned_tasks, lambda name: _native(app.tasks[name]), partial(_moved, app))
 
 
 def _native(task: Task) -> Measured:
@@ -290,11 +290,11 @@ def _moved(app: Celery, url: str, entries: Mapping[str, EntryFields]) -> Iterato
     install(app, bridge, policies=entries, canary=100)
     for name in entries:
         events.clear()
-        found = _applied(app.tasks[name], "run")
+        applied = _applied(app.tasks[name], "run")
         bridge.flush(30)
         delays = [event.data["delay_ms"] / 1000 for event in events if event.type == "job.retrying"]
         policy = task_policy(app, app.tasks[name]).policy
-        yield name, (replace(found, waits=tuple(delays)), policy)
+        yield name, (replace(applied, waits=tuple(delays)), policy)
     bridge.stop()
 
 

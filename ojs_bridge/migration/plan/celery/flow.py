@@ -171,8 +171,8 @@ class _Function(Values):
         """Return whether a handler for an exception class, or for several, may catch Celery's Retry."""
         if isinstance(kind, ast.Tuple):
             return any(map(self._catches_retry, kind.elts))
-        found = self.static(kind)
-        classes = found if isinstance(found, tuple) else (found,)
+        caught = self.static(kind)
+        classes = caught if isinstance(caught, tuple) else (caught,)
         if all(issubclass(type(one), type) for one in classes):
             return any(issubclass(Retry, one) for one in classes)
         # A class that the function imports itself has a name that tells it.
@@ -193,10 +193,10 @@ class _Function(Values):
     def _swallows(self, manager: ast.expr) -> bool:
         """Return whether a context manager may swallow what is raised in it; a library's has a name."""
         made = manager.func if isinstance(manager, ast.Call) else manager
-        found = self.static(made)
-        if type(found) is FunctionType:
-            return any(map(_catches_at_yield, wrapped(found))) or found.__name__ in _SWALLOWING
-        leaving = NOTHING if found is NOTHING else attribute_of(found, "__exit__")
+        callee = self.static(made)
+        if type(callee) is FunctionType:
+            return any(map(_catches_at_yield, wrapped(callee))) or callee.__name__ in _SWALLOWING
+        leaving = NOTHING if callee is NOTHING else attribute_of(callee, "__exit__")
         return last_name(made) in _SWALLOWING or any(map(_returns_a_value, wrapped(leaving)))
 
     def _answer(self, test: ast.expr, at: _Place) -> Any:

@@ -90,10 +90,10 @@ class Fleet:
         self.askers = Askers(calls, self._asks, "may ask for a retry")
         self.guards = Askers(calls, _guards, "may depend on request.retries")
         self._setters = Askers(calls, self._sets_any, "may set options of retries")
-        self.signals = [found for function in heard for found in self.askers.signs(function)]
+        self.signals = [line for function in heard for line in self.askers.signs(function)]
         self.ways = {task.name: _way(task, 0) for task in self.tasks}
         #: The lines that set options of any task, and those that set options of one task, by its name.
-        self.setters = [found for function in heard for found in self._setters.signs(function)]
+        self.setters = [line for function in heard for line in self._setters.signs(function)]
         for task in self.tasks:
             read = self.ways[task.name].read
             for function in (*wrapped(_run(task)), *read, *(f for _, f in _hooks(task))):
@@ -136,8 +136,8 @@ class Fleet:
     def _sets_any(self, function: FunctionType, words: Collection[Mention]) -> Open | None:
         """Return the first line of a function that sets an option of a task that is not known."""
         lines = {place(function, x.line) for x in words if x.kind in ("sets", "text")}
-        found = self._sets(function, self._owners.get(function))
-        return next((line for line, of in found if of is None and line.where in lines), None)
+        sets = self._sets(function, self._owners.get(function))
+        return next((line for line, of in sets if of is None and line.where in lines), None)
 
     def _sets(self, function: FunctionType, owner: type | None) -> Iterator[tuple[Open, object]]:
         """Yield the lines that set an option of retries, each with its task, or the class of it, if known."""
@@ -151,9 +151,9 @@ class Fleet:
             elif x.kind == "sets" and owner is not None and x.of in own[:1]:
                 yield line, owner
             elif x.kind == "sets" and self._may_be_a_task(function, x.of):
-                found = NOTHING if x.of in own else resolve(function, x.of)
-                is_lazy = issubclass(type(found), PromiseProxy)
-                task = compat.get_current_object(found)() if is_lazy else found
+                value = NOTHING if x.of in own else resolve(function, x.of)
+                is_lazy = issubclass(type(value), PromiseProxy)
+                task = compat.get_current_object(value)() if is_lazy else value
                 yield line, task if isinstance(task, Task) else None
 
     def _may_be_a_task(self, function: FunctionType, name: str) -> bool:
@@ -166,9 +166,9 @@ class Fleet:
             kind = resolve(function, said) if isinstance(said, str) else said
             is_class = issubclass(type(kind), type)
             return not is_class or issubclass(kind, Task) or kind in self._classes  # type: ignore[arg-type]
-        found = resolve(function, name)
-        cls: Any = found if issubclass(type(found), type) else type(found)
-        return found is NOTHING or issubclass(cls, (Task, Proxy))
+        value = resolve(function, name)
+        cls: Any = value if issubclass(type(value), type) else type(value)
+        return value is NOTHING or issubclass(cls, (Task, Proxy))
 
 
 def _heard(app: Celery) -> Iterator[FunctionType]:
@@ -183,28 +183,28 @@ def _heard(app: Celery) -> Iterator[FunctionType]:
 
 def read_code(fleet: Fleet, task: Task) -> Code:
     """Read the functions that a worker runs for a task."""
-    found = Code(open=[*fleet.signals], way=fleet.ways[task.name])
+    code = Code(open=[*fleet.signals], way=fleet.ways[task.name])
     functions = wrapped(_run(task))
     if not functions:
-        found.open.append(Open(task.name, "what it runs is no function of the project, and is not read"))
-    found.open[:0] = found.way.open
-    for function in dict.fromkeys((*found.way.read, *functions)):
-        understood = found.way.read.get(function)
-        found.open += fleet.askers.signs(function, understood or ())
+        code.open.append(Open(task.name, "what it runs is no function of the project, and is not read"))
+    code.open[:0] = code.way.open
+    for function in dict.fromkeys((*code.way.read, *functions)):
+        understood = code.way.read.get(function)
+        code.open += fleet.askers.signs(function, understood or ())
         guards = fleet.guards.signs(function, understood or ())
         # Of a function that was followed, the questions are known.
         words = mentions(function.__code__)
         is_own = [place(function, x.line) for x in words if x.word == "retries" and x.kind != "text"]
-        found.of_retries += guards if understood is None else [x for x in guards if x.where not in is_own]
+        code.of_retries += guards if understood is None else [x for x in guards if x.where not in is_own]
     for name, function in _hooks(task):
-        found.open += fleet.askers.signs(function)
+        code.open += fleet.askers.signs(function)
         if name in _INSTEAD and not (name == "__call__" and only_calls(task, function)):
-            found.of_retries.append(Open(place(function), f"its own {name} may change its retries"))
-    found.of_retries += fleet.setters_of(task)
+            code.of_retries.append(Open(place(function), f"its own {name} may change its retries"))
+    code.of_retries += fleet.setters_of(task)
     request = task.Request if isinstance(task.Request, str) else task.Request.__module__
     if request.split(".")[0] not in ("celery", "ojs_bridge"):
-        found.open.append(Open(task.name, f"its own Request, of {request}, is not read"))
-    return found
+        code.open.append(Open(task.name, f"its own Request, of {request}, is not read"))
+    return code
 
 
 def _way(task: Task, retries: int) -> Way:
@@ -296,7 +296,7 @@ def _limit(task: Task, runs: Runs, way: Callable[[int], Way]) -> tuple[Runs, lis
     if not isinstance(runs, int) or runs > _RUNS:
         return runs, [depends]
     ways = [way(n) for n in range(runs - 1)]
-    if opened := [found for one in ways for found in one.open]:
+    if opened := [line for one in ways for line in one.open]:
         return runs, opened
     if all(one.answers == ways[0].answers for one in ways):
         return runs, []
@@ -325,12 +325,12 @@ def _retried_task(task: Task, asks: Sequence[Ask], runs: Runs, way: Callable[[in
 
 def _waits_at(task: Task, way: Callable[[int], Way], n: int) -> set[WaitRange]:
     """Return the waits before retry n; none if one of them is computed in no plain way."""
-    found = set()
+    waits = set()
     if autoretries(task):
-        found.add((_backoff(task) or _constant(task, retry_kwargs(task).get("countdown")))(n))
+        waits.add((_backoff(task) or _constant(task, retry_kwargs(task).get("countdown")))(n))
     asks = [*way(n - 1).asks.values()]
     is_known = all(ask.countdown is None or type(ask.countdown) in (int, float) for ask in asks)
-    return found | {_constant(task, ask.countdown)(n) for ask in asks} if is_known else set()
+    return waits | {_constant(task, ask.countdown)(n) for ask in asks} if is_known else set()
 
 
 def autoretries(task: Task) -> bool:

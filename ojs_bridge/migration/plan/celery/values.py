@@ -103,10 +103,10 @@ class Values:
             case ast.Name(id=name) if name in self.holders:
                 return True
             case ast.Name(id=name) if name not in self.function.__code__.co_varnames:
-                found = resolve(self.function, name)
-                if issubclass(type(found), PromiseProxy):
-                    return bool(compat.get_current_object(found)() is self.task)
-                return found is self.task or found is celery.current_task
+                thing = resolve(self.function, name)
+                if issubclass(type(thing), PromiseProxy):
+                    return bool(compat.get_current_object(thing)() is self.task)
+                return thing is self.task or thing is celery.current_task
         return False
 
     def is_retries(self, node: ast.AST) -> bool:
@@ -176,8 +176,8 @@ class Values:
                 return NOTHING if own else resolve(self.function, name)
             case ast.Attribute(value=value, attr=attr):
                 base = self.static(value)
-                found = vars(base) if type(base) is ModuleType else {}
-                return found.get(attr, NOTHING if base is NOTHING else attribute_of(base, attr))
+                variables = vars(base) if type(base) is ModuleType else {}
+                return variables.get(attr, NOTHING if base is NOTHING else attribute_of(base, attr))
         return NOTHING
 
 

@@ -107,13 +107,13 @@ def _native(settings: Settings, broker: Broker) -> NativeRetries:
     refused += ["what retry_when refuses"] if settings.retry_when is not None else []
     final = ", and ".join(refused) or "nothing"
     heir = settings.actor.options.get("on_retry_exhausted")
-    told = f"; then the actor {heir} is sent it" if heir else ""
+    heirs = f"; then the actor {heir} is sent it" if heir else ""
     return NativeRetries.computed(
         settings.runs,
         settings.wait,
         retries="nothing" if once else retried if settings.retry_when is None else "what retry_when says",
         final="every error" if once else final,
-        at_the_end=f"{_grave(settings.actor, broker)}{told}",
+        at_the_end=f"{_grave(settings.actor, broker)}{heirs}",
     )
 
 
@@ -142,13 +142,13 @@ def _policy(settings: Settings) -> dict[str, Any]:
     if settings.retries is None:
         return partial_to_ojs(_ONCE)
     backoff = {"min_backoff": settings.min_backoff, "max_backoff": settings.max_backoff}
-    found = in_ojs(options_as_policy(backoff))
+    fields = in_ojs(options_as_policy(backoff))
     if isinstance(settings.runs, int):
-        found = {"max_attempts": settings.runs, **found}
+        fields = {"max_attempts": settings.runs, **fields}
     if settings.thrown:
-        found["non_retryable_errors"] = [*map(_name, settings.thrown)]
+        fields["non_retryable_errors"] = [*map(_name, settings.thrown)]
     kind = {"backoff_strategy": "exponential", "backoff_coefficient": 2.0, "jitter": True}
-    return partial_to_ojs({**found, **kind, "on_exhaustion": "dead_letter"})
+    return partial_to_ojs({**fields, **kind, "on_exhaustion": "dead_letter"})
 
 
 def _hazards(settings: Settings, native: NativeRetries, broker: Broker) -> Iterator[Hazard]:
@@ -245,7 +245,7 @@ class _Ahead(Bridge):
         return super()._now() + self.ahead
 
 
-def measured(broker: Broker, found: Sequence[Planned]) -> list[Planned]:
+def measured(broker: Broker, planned_tasks: Sequence[Planned]) -> list[Planned]:
     """Return a plan after measuring the actors that can be measured; raises ConfigurationError.
 
     Bodies are not run. The actors run on a broker in memory, with the broker's `Retries` and the user's own
@@ -253,10 +253,10 @@ def measured(broker: Broker, found: Sequence[Planned]) -> list[Planned]:
     """
     if any(task_policy(broker, actor) for actor in broker.actors.values()):
         raise ConfigurationError("verify: the broker is under the bridge already: name it as it was before")
-    actors = [broker.actors[name] for name in measurable(found)]
+    actors = [broker.actors[name] for name in measurable(planned_tasks)]
     with patch.object(broker, "enqueue", lambda message, **_: message):
         return measure(
-            found, partial(_measured, _alike(broker, actors)), partial(_moved, _alike(broker, actors))
+            planned_tasks, partial(_measured, _alike(broker, actors)), partial(_moved, _alike(broker, actors))
         )
 
 

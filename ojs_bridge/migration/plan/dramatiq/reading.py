@@ -120,8 +120,8 @@ def _is_number(value: Any) -> bool:
 
 def retries_of(broker: Broker) -> Retries | None:
     """Return the middleware that retries: the stock one, else the bridge's, which has its settings."""
-    found = [m for m in broker.middleware if isinstance(m, Retries)]
-    return next((m for m in found if not isinstance(m, OJSRetries)), next(iter(found), None))
+    retrying = [m for m in broker.middleware if isinstance(m, Retries)]
+    return next((m for m in retrying if not isinstance(m, OJSRetries)), next(iter(retrying), None))
 
 
 def task_policy(broker: Broker, actor: Actor[..., Any]) -> TaskPolicy | None:
@@ -141,9 +141,9 @@ class Around:
         self._askers = Askers(calls, _asks, "may raise Retry, or use the retries of its message")
         self._changers = Askers(calls, _changes, "may enqueue or fail a message, or write its options")
         self._broker = broker
-        found = [line for middleware in broker.middleware for line in self._in_middleware(middleware)]
+        ranked = [line for middleware in broker.middleware for line in self._in_middleware(middleware)]
         #: The lines that leave the retries of every actor open, the surest first.
-        self.open = [*dict.fromkeys(line for _, line in sorted(found, key=lambda x: x[0]))]
+        self.open = [*dict.fromkeys(line for _, line in sorted(ranked, key=lambda x: x[0]))]
 
     def open_lines(self, settings: Settings) -> Iterator[Open]:
         """Yield the lines and options that leave the number or the waits of an actor's retries open."""
@@ -156,8 +156,8 @@ class Around:
         if not functions:
             why = "what it runs is no function of the project, and is not read"
             yield Open(actor.actor_name, why)
-        found = [line for function in functions for line in self._askers.signs(function)]
-        yield from sorted(found, key=lambda line: not line.why.startswith("it "))
+        asking = [line for function in functions for line in self._askers.signs(function)]
+        yield from sorted(asking, key=lambda line: not line.why.startswith("it "))
         for holder in (actor, self._broker):
             for name, function in (x for cls in type(holder).__mro__ for x in methods(cls)):
                 for line in (line for line, key, writes in _uses(function) if writes and key in _OPTIONS):
@@ -176,9 +176,9 @@ class Around:
                 for line in _written(function):
                     yield 1, Open(place(function, line), f"{called} writes options of retries")
             else:
-                for found in self._changers.signs(function):
-                    rank = 1 if found.why == _WRITES else 2
-                    yield rank, Open(found.where, f"{called}: {found.why}")
+                for sign in self._changers.signs(function):
+                    rank = 1 if sign.why == _WRITES else 2
+                    yield rank, Open(sign.where, f"{called}: {sign.why}")
 
 
 def _hooks(middleware: Middleware) -> Iterator[tuple[str, FunctionType]]:
@@ -240,13 +240,13 @@ def _uses(function: FunctionType) -> tuple[tuple[int, str | None, bool], ...]:
         match one:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute(attr="options")):
                 names.add(name)
-    found = []
+    uses = []
     for one in ast.walk(node):
         match one:
             case ast.Attribute(attr="options") | ast.Name():
                 if isinstance(one, ast.Attribute) or one.id in names:
-                    found += [(one.lineno, *use) for use in _use(function, one, above)]
-    return tuple(found)
+                    uses += [(one.lineno, *use) for use in _use(function, one, above)]
+    return tuple(uses)
 
 
 def _use(
@@ -287,10 +287,10 @@ def _key(function: FunctionType, node: ast.expr) -> str | None:
         case ast.Constant(value=str(text)):
             return text
         case ast.Name(id=name) if name not in function.__code__.co_varnames:
-            found = resolve(function, name)
+            value = resolve(function, name)
         case ast.Attribute(value=ast.Name(), attr=name):
             # `self.KEY`, of the method's class
-            found = attribute_of(resolve(function, function.__qualname__.partition(".")[0]), name)
+            value = attribute_of(resolve(function, function.__qualname__.partition(".")[0]), name)
         case _:
             return None
-    return found if type(found) is str else None
+    return value if type(value) is str else None
