@@ -27,22 +27,22 @@ FAILS = "A job fails and is retried"
 
 #: The most files, functions and moves of each journey today. The goal is beside it: files and functions.
 WALKS = {
-    "Celery: a failing run, retried": Figures(34, 160, 116),  # 24, 110
-    "Celery: a failing run, parked": Figures(38, 186, 155),  # 24, 110
-    "Celery: a success": Figures(24, 80, 74),
+    "Celery: a failing run, retried": Figures(33, 156, 108),  # 24, 110
+    "Celery: a failing run, parked": Figures(37, 182, 147),  # 24, 110
+    "Celery: a success": Figures(22, 77, 69),
     "Celery: a task's policy": Figures(7, 28, 24),  # 6, 18
-    "Dramatiq: a failing run, retried": Figures(35, 156, 127),  # 24, 110
-    "Dramatiq: a failing run, parked": Figures(36, 180, 160),  # 24, 110
-    "Dramatiq: a success": Figures(27, 88, 71),
+    "Dramatiq: a failing run, retried": Figures(34, 152, 117),  # 24, 110
+    "Dramatiq: a failing run, parked": Figures(35, 176, 151),  # 24, 110
+    "Dramatiq: a success": Figures(25, 85, 66),
     "Dramatiq: an actor's policy": Figures(11, 38, 21),  # 6, 18
-    "HTTP: a replay": Figures(32, 101, 126),  # 22, 80
+    "HTTP: a replay": Figures(32, 99, 123),  # 22, 80
 }
 #: The most of each size today, and the goal.
 SIZES = {
     "files in celery": 21,  # 16
     "files in dramatiq": 19,  # 14
     "files": 169,  # 150
-    "lines of code": 20_068,  # 16,500
+    "lines of code": 20_059,  # 16,500
     "private functions of up to three lines that are called once": 77,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

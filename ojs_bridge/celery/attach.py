@@ -195,7 +195,7 @@ def _read_retry_option(app: Celery) -> None:
         # The class is asked each time: a user's tests put another method there.
         send_task = own or _bound(type(app).send_task, app)
         bridge: Bridge | None = vars(app).get(_BRIDGE)
-        if bridge is None or not bridge.engine.instruments:
+        if bridge is None or not bridge.engine.instruments.all:
             return send_task(name, *args, **options)
         options["headers"] = carrier = dict(options.get("headers") or {})
         carrier.setdefault(CREATED, format_time(bridge.engine.now()))

@@ -93,7 +93,7 @@ class TaskRun:
                     raise until_begun(struck) from None
                 with undisturbed():
                     raise self._safely(self._out_of_time, struck) from None
-        if self.engine.instruments and self._begun is not None:
+        if self.engine.instruments.all and self._begun is not None:
             return self._run_within(self._begun, body, args, kwargs)
         return self._run(body, args, kwargs)
 

@@ -154,7 +154,7 @@ class OJSRetries(Retries):
     def before_enqueue(self, broker: Broker, message: Message[Any], delay: int | None) -> None:
         """Turn `ojs_retry` options into `ojs` headers; raises InvalidRetryPolicy before anything is sent."""
         instruments = self.bridge.engine.instruments
-        if instruments and SENT.isdisjoint(message.options):
+        if instruments.all and SENT.isdisjoint(message.options):
             sending = instruments.sending(FRAMEWORK, message.actor_name, message.queue_name, message.options)
             sending.__enter__()
             self._sending.within = message.message_id, sending

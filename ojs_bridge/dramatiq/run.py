@@ -207,7 +207,7 @@ class ActorRun:
                 raise LostAttempt(begun.failure.message)
             case Run():
                 self._delivery.begun = begun
-        if self._engine.instruments:
+        if self._engine.instruments.all:
             options = message_in(self._proxy).options
             self._delivery.within = self._engine.instruments.running(FRAMEWORK, begun, options)
             self._delivery.within.__enter__()

@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
@@ -70,7 +70,7 @@ class Carrying:
         NotCarried for an error that may be over later.
         """
         try:
-            with self.instruments.step("ojs.nack", begun.job):
+            with self.instruments.step("ojs.nack", begun.job) if self.instruments.all else nullcontext():
                 self._carry(begun, decision, outlet)
         except Exception as error:
             if outlet.can_wait and isinstance(error, outlet.unreachable):
@@ -182,7 +182,7 @@ class Carrying:
                 assert_never(decision)
 
     def _failed(self, job: Job, failure: Failure, next_at: datetime | None = None) -> Job:
-        traceparent = self.instruments.traceparent() if self.instruments else None
+        traceparent = self.instruments.traceparent() if self.instruments.all else None
         return job.failed(failure, at=self.now(), next_at=next_at, traceparent=traceparent)
 
     def header(self, job: Job) -> Header:
@@ -276,7 +276,7 @@ class Carrying:
                 if isinstance(decision, GiveBack):
                     self._reservations.settle(run, used=False)
                 elif isinstance(decision, Complete):
-                    with self.instruments.step("ojs.ack", run.job):
+                    with self.instruments.step("ojs.ack", run.job) if self.instruments.all else nullcontext():
                         self._reservations.settle(run)
                 else:
                     self._reservations.settle(run)
@@ -284,7 +284,7 @@ class Carrying:
 
     def settle_with(self, run: Run, step: Callable[[Settle], bool]) -> None:
         """Settle a run that succeeded in one step with its acknowledgement (`step`); raises StoreError."""
-        with self.instruments.step("ojs.ack", run.job):
+        with self.instruments.step("ojs.ack", run.job) if self.instruments.all else nullcontext():
             settled = self._reservations.settle_with(run, step)
         if not settled:
             was_lost(run.job)
@@ -297,7 +297,7 @@ class Carrying:
                 events.log(job, decision)
         if job.operation:
             self.tell_operation(job, decision)
-        if self._rates or self._events or self.instruments:
+        if self._rates or self._events.listeners or self.instruments.all:
             self._tell(run, decision)
         if (job.errors or job.errors_dropped) and isinstance(decision, (Complete, Discarded)):
             with Harmless(job):
@@ -315,10 +315,10 @@ class Carrying:
         if self._rates:
             with Harmless(run.job):
                 self._rates.count(run.job, decision, seconds)
-        if self.instruments:
+        if self.instruments.all:
             with Harmless(run.job):
                 self.instruments.concluded(run, decision, seconds)
-        if self._events:
+        if self._events.listeners:
             limit = run.policy.max_attempts if isinstance(run, Run) else RetryPolicy().max_attempts
             with Harmless(run.job):
                 self._events.emit(

@@ -35,5 +35,5 @@ class Context:
     def emit(self, event: Event) -> None:
         """Tell instruments of an event, and queue it for the listeners; never raises."""
         self.instruments.heard(event)
-        if self.events:
+        if self.events.listeners:
             self.events.emit([event])

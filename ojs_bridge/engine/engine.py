@@ -67,7 +67,7 @@ class Engine(Carrying):
     ) -> None:
         super().__init__(context, reservation, park_after, fail_open=fail_open)
         #: Whether nobody needs to know that a job has begun.
-        self.is_silent = context.store is None and not context.events
+        self.is_silent = context.store is None and not context.events.listeners
         self._retry = retry
         self._errors = errors
         self._budget = budget
@@ -194,7 +194,7 @@ class Engine(Carrying):
             )
         if isinstance(found, Run) and found.job.operation:
             self.tell_operation(found.job, None)
-        if isinstance(found, Run) and self._events:
+        if isinstance(found, Run) and self._events.listeners:
             # The attempt is reserved: no error may keep the job from its handler any more.
             with Harmless(found.job):
                 self._events.emit([events.started(found.job, self.now())])
@@ -257,7 +257,8 @@ class Engine(Carrying):
         if isinstance(outcome, BaseException):
             outcome = outcome_of(outcome, run.task.errors, run.layers.retries.rules_out(outcome))
         capped = outcome is None or not run.layers.waits_are_native
-        with self.instruments.step("ojs.retry.evaluate", run.job) if outcome else nullcontext():
+        is_told = outcome and self.instruments.all
+        with self.instruments.step("ojs.retry.evaluate", run.job) if is_told else nullcontext():
             return decide(run.policy, run.job, outcome, now=self.now(), rng=self._rng, capped=capped)
 
     def give_up(self, parked: Parked, error: Exception) -> None:

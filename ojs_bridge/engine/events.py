@@ -191,15 +191,13 @@ class Dispatcher:
     """
 
     def __init__(self, listeners: Sequence[Listener], *, limit: int = 10_000) -> None:
-        self._listeners = tuple(listeners)
+        #: Empty where nobody listens: then there is no event to make.
+        self.listeners = tuple(listeners)
         self._limit = limit
         self._listening = BetweenForks()
         self._pid = 0
         self._queue: queue.Queue[Event] = queue.Queue(limit)
         self._dropped = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._listeners)
 
     def emit(self, events: Sequence[Event]) -> None:
         """Queue events for the listeners; never blocks, never raises."""
@@ -250,7 +248,7 @@ class Dispatcher:
 
     def tell(self, event: Event) -> None:
         """Call each listener with an event; never raises."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             try:
                 with self._listening.lock:
                     listener(event)

@@ -6,7 +6,7 @@ Listeners hear of the same later, on a thread of their own; only an instrument c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from ..rules.decision import Decision
@@ -16,8 +16,6 @@ from .harmless import is_aimed, log
 from .runs import Refuse, Run
 
 _Context: TypeAlias = AbstractContextManager[Any]
-#: Where no instrument has a context for a step.
-_NO_STEP = nullcontext()
 
 
 class Instrument:
@@ -94,54 +92,51 @@ class Instruments:
     """The instruments of one bridge."""
 
     def __init__(self) -> None:
-        self._all: tuple[Instrument, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self._all)
+        #: Empty where nobody has added one: ask this first, for then there is nothing to tell.
+        self.all: tuple[Instrument, ...] = ()
 
     def add(self, instrument: Instrument) -> None:
         """Add an instrument."""
-        self._all += (instrument,)
+        self.all += (instrument,)
 
     def started(self) -> None:
         """Tell that this process begins to work."""
-        for each in self._all:
+        for each in self.all:
             _safely(each.started)
 
     def stopped(self) -> None:
         """Tell that this process ends its work."""
-        for each in self._all:
+        for each in self.all:
             _safely(each.stopped)
 
     def sending(self, framework: str, type_: str, queue: str, carrier: MutableMapping[str, Any]) -> Entered:
         """Return the context in which a job is sent."""
-        asked = [_safely(each.sending, framework, type_, queue, carrier) for each in self._all]
+        asked = [_safely(each.sending, framework, type_, queue, carrier) for each in self.all]
         return Entered([context for context in asked if context is not None])
 
     def running(self, framework: str, run: Run, carrier: Mapping[str, Any]) -> Entered:
         """Return the context of a run."""
-        asked = [_safely(each.running, framework, run, carrier) for each in self._all]
+        asked = [_safely(each.running, framework, run, carrier) for each in self.all]
         return Entered([context for context in asked if context is not None])
 
-    def step(self, name: str, job: Job) -> AbstractContextManager[None]:
+    def step(self, name: str, job: Job) -> Entered:
         """Return the context of a step of the bridge."""
-        asked = [_safely(each.step, name, job) for each in self._all]
-        contexts = [context for context in asked if context is not None]
-        return Entered(contexts) if contexts else _NO_STEP
+        asked = [_safely(each.step, name, job) for each in self.all]
+        return Entered([context for context in asked if context is not None])
 
     def concluded(self, run: Run | Refuse, decision: Decision, seconds: float) -> None:
         """Tell of a decision that was carried out, so long after the run began."""
-        for each in self._all:
+        for each in self.all:
             _safely(each.concluded, run, decision, seconds)
 
     def heard(self, event: Event) -> None:
         """Tell of what an operator or retention did with jobs."""
-        for each in self._all:
+        for each in self.all:
             _safely(each.heard, event)
 
     def traceparent(self) -> str | None:
         """Return the trace context of the run of this thread; None if no instrument has any."""
-        found = (_safely(each.traceparent) for each in self._all)
+        found = (_safely(each.traceparent) for each in self.all)
         return next((context for context in found if context), None)
 
 

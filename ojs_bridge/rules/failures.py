@@ -124,7 +124,15 @@ def outcome_of(exc: BaseException, errors: ErrorMap, final: str | None = None) -
             case Response(type=str() as said) if said:
                 return _said(exc)
             case _:
-                return _unexpected(exc, errors, final)
+                cls = type(exc)
+                message = cut(text_of(exc), MAX_MESSAGE)
+                backtrace = backtrace_of(exc.__traceback__)
+                if mapped := errors.find(cls):
+                    type_ = cut(mapped[0], MAX_TYPE)
+                    return Failure(type_, message, mapped[1], backtrace=backtrace, final=final)
+                name = cut(f"{cls.__module__}.{cls.__qualname__}", MAX_TYPE)
+                code = _code(exc) if isinstance(exc, Response) else "RETRY"
+                return Failure(name, message, code, backtrace=backtrace, alias=cls.__name__, final=final)
     except Exception:  # noqa: BLE001 - an exception whose attributes raise must not lose the job
         return Failure(UNREADABLE, "the handler raised an exception that cannot be read")
 
@@ -147,17 +155,6 @@ def _code(response: Response) -> ResponseCode:
 def _hint(response: Response) -> timedelta | None:
     after = response.after if isinstance(response, Retry) else None
     return after if isinstance(after, timedelta) and after >= timedelta(0) else None
-
-
-def _unexpected(exc: BaseException, errors: ErrorMap, final: str | None) -> Failure:
-    cls = type(exc)
-    message = cut(text_of(exc), MAX_MESSAGE)
-    backtrace = backtrace_of(exc.__traceback__)
-    if mapped := errors.find(cls):
-        return Failure(cut(mapped[0], MAX_TYPE), message, mapped[1], backtrace=backtrace, final=final)
-    name = cut(f"{cls.__module__}.{cls.__qualname__}", MAX_TYPE)
-    code = _code(exc) if isinstance(exc, Response) else "RETRY"
-    return Failure(name, message, code, backtrace=backtrace, alias=cls.__name__, final=final)
 
 
 def text_of(value: object) -> str:

@@ -95,19 +95,15 @@ class Recorder(Dispatcher):
     """Keeps every event, and calls the listeners at once, in the thread of the test."""
 
     def __init__(self, listeners: Sequence[Callable[[Event], object]]) -> None:
-        super().__init__(listeners)
         self.events: list[Event] = []
+        super().__init__((self.events.append, *listeners))
         #: The Ctrl-C, or the end of the test, that a listener has raised last.
         self.raised: BaseException | None = None
-
-    def __bool__(self) -> bool:
-        return True
 
     def emit(self, events: Sequence[Event]) -> None:
         """Keep events, and call the listeners with each; raises what is more than an error of a listener."""
         for event in events:
-            self.events.append(event)
-            for listener in self._listeners:
+            for listener in self.listeners:
                 self._call(listener, event)
 
     def _call(self, listener: Callable[[Event], object], event: Event) -> None:

@@ -380,7 +380,7 @@ def test_without_listeners_there_is_no_thread() -> None:
     before = {*threading.enumerate()}
     bridge = Bridge()
     bridge.engine.begin(JOB, JOB, bridge.engine.task())
-    assert not bridge.engine.context.events
+    assert bridge.engine.context.events.listeners == ()
     assert bridge.flush()
     assert {*threading.enumerate()} <= before
 

@@ -247,7 +247,7 @@ def test_a_retry_that_a_dying_broker_did_not_confirm_is_not_lost(separate) -> No
 def test_a_listener_that_blocks_delays_no_job(separate) -> None:
     fleet = separate()
     fleet.app.conf.task_always_eager = True
-    fleet.bridge.engine.context.events._listeners = (lambda event: time.sleep(60),)
+    fleet.bridge.engine.context.events.listeners = (lambda event: time.sleep(60),)
     began = time.monotonic()
     assert fleet.send("act", raises(OSError), raises(OSError), "ok").get() == "ok"
     assert time.monotonic() - began < 5
