@@ -53,5 +53,5 @@ def test_a_crm_that_is_down_for_long(ojs: VirtualTime) -> None:
     job = ojs.run()
     assert (job.outcome, job.waits) == ("dead_letter", [0.5, 1])
     down.unlink()
-    shop.bridge.dead_letters.retry(job.id)
+    shop.bridge.dead_letters.replay(job.id)
     assert ojs.run().outcome == "completed"

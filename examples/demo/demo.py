@@ -112,7 +112,7 @@ def _replay(console: Console, board: Board) -> list[str]:
     for letter in bridge.dead_letters.list(error_type="external.unreachable").letters:
         track = board.tracks[letter.framework][REPLAYED]
         track.state = "replayed"
-        bridge.dead_letters.retry(letter.id)
+        bridge.dead_letters.replay(letter.id)
         _follow(board, until=lambda track=track: track.ended)
         console.print(f"replayed {letter.framework} {letter.id}: [bold]{track.state}[/]")
         if track.state != "completed":

@@ -55,6 +55,7 @@ class Operations:
     def __init__(self, context: Context, letters: DeadLetters, retries: ParkedRetries) -> None:
         self._context, self._ledger = context, Ledger(context)
         self.letters, self.retries = letters, retries
+        letters.carry_out = self._to_its_end
         self._audit = Audit(context)
         #: Aliases of `bridge.audit`, `bridge.marks` and `bridge.health`.
         self.audit, self.marks, self.health = self._audit, Marks(context), Probe(context)
@@ -122,6 +123,19 @@ class Operations:
         """
         running = Running(operation, self._ledger, self._audit, self.letters, self.retries, progress)
         return self._ledger.with_jobs([running.to_its_end()])[0]
+
+    def _to_its_end(
+        self, action: Action, kind: Kind, progress: Callable[[int], object] | None, **how: Any
+    ) -> Bulk:
+        """Begin an operation and carry it out; raises Unreachable, too, and the operation can be resumed."""
+        ended = self.run(
+            self.begin(action, **how, **kind),
+            progress=(lambda now: progress(now.matched)) if progress else None,
+        )
+        if ended.state == "failed":
+            raise Unreachable(ended.why)
+        errors = tuple((letter_id, why) for letter_id, why in ended.errors)
+        return Bulk(ended.matched, ended.succeeded, ended.failed, errors)
 
     def get(self, operation_id: str) -> Operation:
         """Return an operation; raises OperationNotFound."""

@@ -54,6 +54,9 @@ class DeadLetters:
     The letters that are returned are redacted, and a `text` is searched in the redacted letters.
     """
 
+    #: Begins a bulk operation and carries it out; the bulk operations, which use the letters, set it.
+    carry_out: Callable[..., Bulk]
+
     def __init__(self, context: Context, retention: Retention, rules: Sequence[ReplayRule] = ()) -> None:
         self._context = context
         self._rules = rules
@@ -141,25 +144,16 @@ class DeadLetters:
     ) -> Bulk:
         """Replay all dead letters of a Kind, the oldest first (DLQ-R001); count them without `confirm`.
 
+        It is a bulk operation, which `bridge.operations` shows, stops and resumes.
         `override` holds Changes for all letters. `rate` is the most replays in a second. `progress` is called
         with the number of letters done so far. Letters of jobs that die meanwhile are left alone. Letters
         that cannot be replayed stay, and the Bulk tells why. Raises ValueError and InvalidRetryPolicy; and
         Unreachable and StoreError: the letters that are not replayed yet stay.
         """
-        (where, text), changes = self._until_now(kind), Override.of(override)
+        changes = Override.of(override)
         if not confirm:
-            return Bulk(self._count(where, text), confirmed=False)
-        with self._audit.recording(
-            "dead_letter.replay", filter=kind_to_json(kind), changes=sorted(changes.to_ojs())
-        ) as entry:
-            entry.add(0)
-            replayer = self.replayer(lambda _job: entry.add(1))
-            return replayer.many(
-                self._pages(where, text),
-                changes,
-                rate=rate,
-                told=lambda done: progress and progress(done.matched),
-            )
+            return self._counted(kind)
+        return self.carry_out("retry", kind, progress, override=changes.to_ojs(), rate=rate)
 
     def why_not(self, letter: Letter) -> str | None:
         """Return why this process cannot replay a letter; None if nothing is known to prevent it."""
@@ -198,18 +192,7 @@ class DeadLetters:
 
         A letter that is being replayed stays, and counts as failed. `progress` is as for `retry_all`.
         """
-        where, text = self._until_now(kind)
-        if not confirm:
-            return Bulk(self._count(where, text), confirmed=False)
-        with self._audit.recording("dead_letter.delete", filter=kind_to_json(kind)) as entry:
-            entry.add(0)
-
-            def told(done: Bulk) -> None:
-                entry.count = done.succeeded
-                if progress:
-                    progress(done.matched)
-
-            return self.purge_pages(self._pages(where, text), told)
+        return self.carry_out("purge", kind, progress) if confirm else self._counted(kind)
 
     def purge_pages(self, pages: Iterable[Sequence[Letter]], told: Callable[[Bulk], object]) -> Bulk:
         """Delete pages of letters; `told` is called with the outcome so far."""
@@ -374,10 +357,11 @@ class DeadLetters:
         now = self._clock() + timedelta(milliseconds=1)
         return replace(where, until=now if where.until is None else min(where.until, now)), text
 
-    def _count(self, where: LetterFilter, text: str | None) -> int:
+    def _counted(self, kind: Kind) -> Bulk:
+        where, text = self._until_now(kind)
         if text is None:
-            return self._store.count(where)
-        return sum(len(page) for page in self._pages(where, text))
+            return Bulk(self._store.count(where), confirmed=False)
+        return Bulk(sum(len(page) for page in self._pages(where, text)), confirmed=False)
 
     def pages(self, kind: Kind, cursor: str | None) -> Iterator[tuple[Sequence[Letter], str | None]]:
         """Yield pages of letters as they are stored, the oldest first, each with the cursor after it."""

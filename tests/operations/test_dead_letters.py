@@ -110,7 +110,7 @@ def test_two_such_jobs_that_die_at_the_same_time_have_two_letters(
     live_and_die(bridge, "j-1", "first")
     dying = [attempt(bridge, delivered("j-1")[0], ConnectionError(word)) for word in ("second", "third")]
     now = bridge.engine.now()
-    monkeypatch.setattr(type(bridge.engine), "now", lambda _: now)
+    monkeypatch.setattr(bridge.engine, "now", lambda: now)
     for n, (job, run, decision) in enumerate(dying):
         assert isinstance(decision, DeadLettered)
         own = ({**job.errors[0], "timestamp": f"2026-11-20T10:00:0{n}.000Z"},)

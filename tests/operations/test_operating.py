@@ -397,16 +397,18 @@ def test_purge(fleet: Lives) -> None:
     assert (done.matched, done.succeeded, done.failed) == (4, 3, 1)
     assert bridge.dead_letters.stats().by_queue == {"a": 1, "b": 1}
     assert bridge.flush(30)
-    pruned, action = events
+    action, pruned = events
     assert (pruned.type, dict(pruned.data)) == (
         "dead_letter.pruned",
         {"count": 3, "pruning_policy": "purge"},
     )
-    assert (action.type, action.data["action"], action.data["count"]) == (
+    assert (action.type, action.data["action"], action.data["outcome"]) == (
         "operator.action",
         "dead_letter.delete",
-        3,
+        "running",
     )
+    [record] = bridge.audit.list().records
+    assert (record.outcome, record.count) == ("done", 3)
 
 
 @pytest.mark.requirement("DLQ-R004")
