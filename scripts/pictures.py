@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -58,7 +59,8 @@ def drawn(sources: list[str]) -> list[str]:
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         subprocess.run(["npm", "install", "--silent", "--prefix", folder, "mermaid@11"], check=True)  # noqa: S603, S607
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        chromium = shutil.which("chromium-headless-shell") or "/usr/bin/chromium"
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page()
         page.add_script_tag(path=f"{folder}/node_modules/mermaid/dist/mermaid.min.js")
         page.evaluate(f"mermaid.initialize({STYLE})")
