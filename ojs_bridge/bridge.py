@@ -213,4 +213,4 @@ class Bridge:
 
         This waits for `seconds` at most.
         """
-        return self.engine.flush(seconds)
+        return self.engine.settling.flush(seconds)

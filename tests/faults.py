@@ -30,7 +30,6 @@ _SHARED = [
     "engine.engine:Engine.begin",
     "engine.engine:Engine.admit",
     "engine.engine:Engine.early",
-    "engine.engine:Engine.now",
     "engine.runs:TaskPolicy.of_job",
     "engine.reservations:Reservations.reserve",
     "engine.reservations:reservation_of",

@@ -80,7 +80,7 @@ def attempt(bridge: Bridge, job: Job, raised: BaseException) -> tuple[Job, Run, 
     run = bridge.engine.admit(job, job, bridge.engine.task())
     assert isinstance(run, Run)
     decision = bridge.engine.judge(run, raised)
-    return bridge.engine.after(run.job, decision), run, decision
+    return bridge.engine.carrying.after(run.job, decision), run, decision
 
 
 def live_and_die(bridge: Bridge, job_id: str, message: str = "down", *, state: str | None = None) -> str:
@@ -93,10 +93,10 @@ def live_and_die(bridge: Bridge, job_id: str, message: str = "down", *, state: s
     while True:
         job, run, decision = attempt(bridge, job, ConnectionError(f"{message} {job.attempt}"))
         if isinstance(decision, DeadLettered):
-            bridge.engine.bury(run, job, decision, FRAMEWORK, {"args": [job_id]})
+            bridge.engine.keeping.bury(run, job, decision, FRAMEWORK, {"args": [job_id]})
         if isinstance(decision, RetryAt):
-            last = bridge.engine.header(job).text
-        bridge.engine.settle(run, decision)
+            last = bridge.engine.keeping.header(job).text
+        bridge.engine.settling.settle(run, decision)
         if not isinstance(decision, RetryAt):
             return last
         job, _bare = delivered(job_id, job.attempt, last)

@@ -228,7 +228,7 @@ def test_without_a_store_nothing_is_buried() -> None:
     bridge = Bridge()
     with pytest.raises(StoreError):
         decision = DeadLettered("handler", Failure("a.b"), "why")
-        bridge.engine.bury(Refuse(JOB, decision), JOB, decision, "x", {})
+        bridge.engine.keeping.bury(Refuse(JOB, decision), JOB, decision, "x", {})
 
 
 # A message with this many errors of this size: some are dropped, some carried in part, some whole.
@@ -240,7 +240,7 @@ def state_after(bridge: Bridge, failures: int, message: str) -> tuple[Job, str]:
     job, text = JOB, ""
     for n in range(1, failures + 1):
         job, _, _ = attempt(bridge, job, ConnectionError(f"{message} {n}"))
-        text = bridge.engine.header(job).text
+        text = bridge.engine.keeping.header(job).text
         job = decode(text, JOB._replace(attempt=job.attempt))
     return job, text
 
@@ -266,8 +266,8 @@ def test_what_fits_is_neither_marked_nor_kept(url: str) -> None:
     assert "cut" not in text
     run = bridge.engine.admit(job, job, bridge.engine.task())
     assert isinstance(run, Run)
-    bridge.engine.settle(run, Complete())
-    bridge.engine.settle(run, bridge.engine.judge(run, Discard("a.b")))
+    bridge.engine.settling.settle(run, Complete())
+    bridge.engine.settling.settle(run, bridge.engine.judge(run, Discard("a.b")))
 
 
 class Untouchable(Store):
@@ -314,7 +314,7 @@ def test_a_job_that_is_buried_twice_keeps_its_history(url: str, message: str) ->
     before = bridge.dead_letters.get("j-1").errors
     job, run, decision = attempt(bridge, decode(last, JOB._replace(attempt=15)), OSError("again"))
     assert isinstance(decision, DeadLettered)
-    bridge.engine.bury(run, job, decision, FRAMEWORK, {})
+    bridge.engine.keeping.bury(run, job, decision, FRAMEWORK, {})
     after = bridge.dead_letters.get("j-1").errors
     assert after[:-1] == before[:-1]
     assert (len(after), after[-1]["message"]) == (15, "again")
@@ -328,9 +328,9 @@ def test_a_job_that_starts_afresh_keeps_its_history(url: str) -> None:
     job = decode(text, JOB)
     for n in range(1, 13):
         job, run, _ = attempt(bridge, job, OSError(f"second {n}"))
-        job = decode(bridge.engine.header(job).text, JOB._replace(attempt=job.attempt))
+        job = decode(bridge.engine.keeping.header(job).text, JOB._replace(attempt=job.attempt))
     last = DeadLettered("handler", Failure("a.b"), "why")
-    bridge.engine.bury(run, bridge.engine.after(job, last), last, FRAMEWORK, {})
+    bridge.engine.keeping.bury(run, bridge.engine.carrying.after(job, last), last, FRAMEWORK, {})
     messages = [entry["message"] for entry in bridge.dead_letters.get("j-1").errors]
     assert messages == [*(f"first {n}" for n in range(1, 13)), *(f"second {n}" for n in range(1, 13)), ""]
 
@@ -351,7 +351,7 @@ def test_a_job_that_ends_leaves_nothing_in_the_store(
     bridge.store.keep_errors("j-2", [(0, {})])
     run = bridge.engine.admit(job, job, bridge.engine.task())
     assert isinstance(run, Run)
-    bridge.engine.settle(run, bridge.engine.judge(run, raised))
+    bridge.engine.settling.settle(run, bridge.engine.judge(run, raised))
     assert bridge.store.kept_errors("j-1") == []
     assert bridge.store.kept_errors("j-2") == [(0, {})]
 
@@ -383,10 +383,10 @@ def test_a_hostile_history_stops_nothing(url: str, state: dict[str, Any]) -> Non
     bridge, _ = bridge_with_outbox(url)
     job = decode({"v": 1, "attempt": 1, **state}, JOB)
     job, run, _ = attempt(bridge, job, OSError("down"))
-    job = decode(bridge.engine.header(job).text, JOB._replace(attempt=2))
+    job = decode(bridge.engine.keeping.header(job).text, JOB._replace(attempt=2))
     job, run, _ = attempt(bridge, job, OSError("down"))
     decision = DeadLettered("handler", Failure("a.b"), "why")
-    bridge.engine.bury(run, job, decision, FRAMEWORK, {})
+    bridge.engine.keeping.bury(run, job, decision, FRAMEWORK, {})
     errors: tuple[ErrorEntry, ...] = bridge.dead_letters.get("j-1").errors
     assert len(errors) >= min(len(state["errors"]) + 2, 11)
     bridge.dead_letters.retry("j-1")

@@ -226,7 +226,7 @@ def _tell_apart(app: Celery, name: str, options: dict[str, Any]) -> None:
     else:
         job = running._replace(attempt=sent.attempt) if running and name == task.name else sent
     if isinstance(job, Job):
-        header = engine.header(job._replace(next_retry_at=None, chain=uuid.uuid4().hex))
+        header = engine.keeping.header(job._replace(next_retry_at=None, chain=uuid.uuid4().hex))
         options["headers"] = {**headers, HEADER: header.text}
 
 

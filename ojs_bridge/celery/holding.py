@@ -151,7 +151,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             self._channel = None
             self._waiting.clear()
             self._acknowledging.clear()
-            attach(self._consumer.app).engine.lost_connection()
+            attach(self._consumer.app).engine.reservations.lost_connection()
 
     def forget(self, request: Any, reservation: Reservation) -> None:
         """Have the store forget the reservation of an acknowledged message that surely has no copy.
@@ -167,7 +167,7 @@ class RequestHolding(bootsteps.StartStopStep):  # type: ignore[misc]
             if is_first and request.ojs_received_ago < self._surely_ours:
                 self._acknowledging.append((message, reservation))
             while self._acknowledging and self._acknowledging[0][0].acknowledged:
-                attach(self._consumer.app).engine.acknowledged(self._acknowledging.popleft()[1])
+                attach(self._consumer.app).engine.reservations.acknowledged(self._acknowledging.popleft()[1])
 
     def hold(self, request: Any, why: Hold, again: Callable[[], object] | None = None) -> bool:
         """Keep a request, and later call `again` or hand it to the pool; False if it cannot be kept."""

@@ -73,7 +73,7 @@ class Succeeded:
 
     def settle(self) -> None:
         """Settle the run; never raises."""
-        self.engine.settle(self.run, Complete())
+        self.engine.settling.settle(self.run, Complete())
 
 
 def task_outcome(task: Task, raised: BaseException, wish: Wish | None, run: Run, now: datetime) -> Outcome:

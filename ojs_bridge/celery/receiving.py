@@ -17,6 +17,7 @@ from celery.exceptions import InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..engine.harmless import Harmless
+from ..engine.storage_retry import at_once
 from ..messages import HEADER, parameters_of
 from ..rules.failures import MAX_MESSAGE, cut, nests_deeper, safe_repr
 from ..rules.job import MAX_DEPTH, Job, count_of, decoded
@@ -135,13 +136,13 @@ def _is_kept(task: Task, message: Any, error: Exception) -> bool:
         wire = wires.delivered(app, parts, message.properties or {}, message.delivery_info or {})
         wire = replace(wire, headers={name: _flat(value) for name, value in wire.headers.items()})
         refused = engine.unbegun(_job_of(task, wire), error)
-        with engine.at_once():
+        with at_once():
             # A dead letter is found by its id.
             letter = sending.Outgoing(wire, parameters=parameters_of(task.run)) if refused.job.id else None
-            ended = engine.after(refused.job, refused.decision)
-            if not engine.is_buried(refused, ended, refused.decision, FRAMEWORK, letter):
+            ended = engine.carrying.after(refused.job, refused.decision)
+            if not engine.keeping.is_buried(refused, ended, refused.decision, FRAMEWORK, letter):
                 sending.is_buried(engine, app, wire, {}, can_wait=True)
-        engine.settle(refused, refused.decision)
+        engine.settling.settle(refused, refused.decision)
         with Harmless(refused.job):
             task.backend.mark_as_failure(refused.job.id, error)
     except Exception:

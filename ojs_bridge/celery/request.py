@@ -16,6 +16,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 from celery.worker.request import Request
 
+from ..engine.storage_retry import at_once
 from ..messages import HEADER
 from ..rules.job import Job
 from ..store import Reservation
@@ -93,7 +94,7 @@ class OJSRequest(Request):  # type: ignore[misc]
     def ojs_send_on(self) -> bool:
         """Publish the message anew, and acknowledge it; False if it cannot be published."""
         run = self._ojs_run()
-        with run.engine.at_once():
+        with at_once():
             sent = isinstance(run.send_on(), Ignore)
         if sent:
             compat.task_ready(state)(self)
@@ -125,7 +126,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         self._ojs_settled = True
         compat.task_ready(state)(self)
         run = self._ojs_run()
-        with run.engine.at_once():
+        with at_once():
             run.give_back(self.worker_pid)
 
     def _ojs_end(
@@ -136,7 +137,7 @@ class OJSRequest(Request):  # type: ignore[misc]
         try:
             run = self._ojs_run()
             # The worker's main process must not wait.
-            with run.engine.at_once():
+            with at_once():
                 signal = run.crashed(exc, process)
         except Exception as error:
             logger.exception("job %s: its crash cannot be judged", known(self))

@@ -119,9 +119,9 @@ class TaskRun:
         except (Ignore, Reject) as exc:
             # The task itself has told Celery what to do with the message.
             if self._begun is not None and isinstance(exc, Reject) and exc.requeue:
-                self.engine.release(self._begun)
+                self.engine.settling.release(self._begun)
             elif self._begun is not None:
-                self.engine.settle_natively(self._begun)
+                self.engine.settling.settle_natively(self._begun)
             raise
         except BaseException as exc:  # noqa: BLE001 - an error of the pool is raised again below
             # Raising it again adds this frame a second time.
@@ -133,7 +133,7 @@ class TaskRun:
             raised = self._wish.signal
         if not is_the_tasks_own(raised, self._task, self._request):
             if self._begun is not None:
-                self.engine.release(self._begun)
+                self.engine.settling.release(self._begun)
             raise raised
         with undisturbed():
             signal = self._fail(raised)
@@ -168,7 +168,7 @@ class TaskRun:
         """Carry out the engine's answer to a delivery whose task is not run."""
         match begun:
             case Lost() if carried_on(self._task, self._request, begun.since):
-                self.engine.settle(begun.run, Complete())
+                self.engine.settling.settle(begun.run, Complete())
                 return ignored("its worker had stored its success before it died")
             case Lost():
                 decision = self.engine.judge(begun.run, begun.failure)
@@ -211,7 +211,7 @@ class TaskRun:
         """Release the reservation of a run whose process ended with its worker: its attempt is not used."""
         begun = self._resume(process)
         if isinstance(begun, Run):
-            self.engine.release(begun)
+            self.engine.settling.release(begun)
 
     def send_on(self) -> Exception:
         """Publish the message of a job that waits anew, and return the exception that tells Celery of it."""
@@ -284,7 +284,7 @@ class TaskRun:
             end.settle()
             return
         try:
-            self.engine.check(self._begun)
+            self.engine.settling.check(self._begun)
         except TakenOver as late:
             raise dropped(job, late, returnable=self.can_wait) from None
         self._request.ojs_ended = end
@@ -302,7 +302,7 @@ class TaskRun:
                 decision = self.engine.judge(begun, outcome)
             except Exception as error:
                 logger.exception("job %s: its failure cannot be judged", begun.job)
-                decision = self.engine.impossible(begun.job, None, error)
+                decision = self.engine.carrying.impossible(begun.job, None, error)
         if isinstance(decision, (RetryAt, SnoozeUntil)):
             self._asked = self._changes(begun, raised)
         return self._conclude(begun, decision, shown_exception(raised, wish))
@@ -330,7 +330,7 @@ class TaskRun:
         self._shown = self._signal = shown
         cause = self._wish.cause if self._wish and shown is self._wish.error else shown
         try:
-            self.engine.check(begun)
+            self.engine.settling.check(begun)
             if isinstance(decision, (RetryAt, SnoozeUntil)):
                 self._signal = Retry(exc=cause, when=decision.delay, is_eager=self._request.is_eager)
                 # Celery raises a Retry while it handles the task's error, and shows the error's traceback.
@@ -338,12 +338,12 @@ class TaskRun:
                 if not self._request.is_eager:
                     # The next run may end before this one has told Celery.
                     store_retry(self._task, self._request, self._signal)
-            self.engine.carry(begun, decision, self)
+            self.engine.carrying.carry(begun, decision, self)
         except TakenOver as late:
             return dropped(begun.job, late, returnable=self.can_wait)
         except NotCarried as left:
             if isinstance(begun, Run):
-                self.engine.expire(begun)
+                self.engine.reservations.expire(begun)
             goes_on = isinstance(left.decision, (RetryAt, SnoozeUntil))
             seen: Any = (cause or shown) if goes_on else shown
             outcome = portable(Unsettled(os.getpid(), left.decision, seen, *self._asked))
@@ -358,7 +358,7 @@ class TaskRun:
     def _postpone(self, begun: Postpone) -> Exception:
         """Send a job on that came before its time."""
         try:
-            refused = self.engine.postpone(begun, self)
+            refused = self.engine.carrying.postpone(begun, self)
         except Exception as error:  # noqa: BLE001 - the job waits in the worker
             return until_begun(error)
         return self._signal if refused is None else self._refuse(refused)
@@ -407,7 +407,7 @@ class TaskRun:
             case RetryAt() | SnoozeUntil():
                 if eager:
                     # A due time would only postpone what runs at once.
-                    now = self.engine.header(job._replace(next_retry_at=None))
+                    now = self.engine.keeping.header(job._replace(next_retry_at=None))
                     self._signal.sig = eager_signature(self._task, self._request, self._asked, job, now)
             case Discarded() | DeadLettered():
                 self._signal = self._shown
@@ -420,7 +420,7 @@ class TaskRun:
 
     def _bury(self, job: Job) -> None:
         """Put the message into its queue's dead queue; else the worker rejects the message."""
-        header, app = self.engine.last_header(job), self._task.app
+        header, app = self.engine.keeping.last_header(job), self._task.app
         changes = {"retries": job.attempt, **({} if header is None else {HEADER: header.text})}
         if not sending.is_buried(self.engine, app, self._wire, changes, can_wait=self.can_wait):
             vars(self._shown)[sending.REJECTED] = True

@@ -52,7 +52,7 @@ class Acknowledging:
 
     def settle(self, run: Run) -> None:
         """Settle a run; never raises."""
-        self._bridge.engine.settle(run, Complete())
+        self._bridge.engine.settling.settle(run, Complete())
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
         """Acknowledge the message of a settled run; raises the errors of `ack`."""
@@ -81,18 +81,18 @@ class RedisAcknowledging(Acknowledging):
         if joint is None:
             return False
         keys, words = self._keys_of(message_in(message).queue_name), self._words_of(message)
-        engine = self._bridge.engine
-        engine.settle_with(run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words)))
+        settling = self._bridge.engine.settling
+        settling.settle_with(run, lambda settle: self._take_note(run, *joint.settle(settle, keys, words)))
         return True
 
     def acknowledge(self, run: Run, message: MessageProxy, ack: Ack) -> None:  # noqa: ARG002
         """Acknowledge, and have the store forget the reservation of a message that cannot come again."""
         if self._script(keys=self._keys_of(message_in(message).queue_name), args=self._words_of(message)):
-            self._bridge.engine.acknowledged(run.reservation)
+            self._bridge.engine.reservations.acknowledged(run.reservation)
 
     def _take_note(self, run: Run, settled: bool, acknowledged: bool) -> bool:
         if acknowledged:
-            self._bridge.engine.acknowledged(run.reservation)
+            self._bridge.engine.reservations.acknowledged(run.reservation)
         return settled
 
     def _find_joint(self) -> Joint | None:

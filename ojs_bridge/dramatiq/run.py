@@ -19,6 +19,7 @@ from ..engine.carrying import NotCarried
 from ..engine.ports import Onward, Settlement
 from ..engine.reservations import TakenOver
 from ..engine.runs import Begun, Drop, Lost, Postpone, Refuse, Run, TaskPolicy
+from ..engine.storage_retry import at_once
 from ..errors import InvalidRetryPolicy, InvalidState, StoreError, Unroutable, Unstorable
 from ..messages import HEADER
 from ..rules.decision import Complete, DeadLettered, Decision, Discarded, GiveBack, RetryAt, SnoozeUntil
@@ -117,7 +118,7 @@ class Runs:
         if delivery.within is not None:
             delivery.within.__exit__(None, None, None)
         if isinstance(delivery.begun, Run):
-            self.bridge.engine.release(delivery.begun)
+            self.bridge.engine.settling.release(delivery.begun)
         if delivery.begun is not None:
             delivery.settle(NATIVE)
 
@@ -160,7 +161,7 @@ class Runs:
         if not isinstance(begun, Run):
             return
         try:
-            self.bridge.engine.check(begun)
+            self.bridge.engine.settling.check(begun)
         except TakenOver as late:
             delivery.begun = None
             self.holding.disarm(None)
@@ -281,7 +282,7 @@ class ActorRun:
             self._delivery.exit = Exit.DROP
         else:
             try:
-                refused = self._engine.postpone(begun, self)
+                refused = self._engine.carrying.postpone(begun, self)
             except Exception as error:
                 logger.debug("job %s: could not be sent on", begun.job, exc_info=True)
                 self._wait(error)
@@ -342,33 +343,32 @@ class ActorRun:
             logger.exception("job %s: interrupted, it goes back to its queue", bare_job(self._proxy))
         run = begun.run if isinstance(begun, Lost) else begun
         if isinstance(run, Run):
-            self._engine.expire(run)
+            self._engine.reservations.expire(run)
 
     def _conclude(self, begun: Run | Lost | Refuse, exception: BaseException | None) -> None:
         """Have an outcome judged and the decision carried out, and try again as long as it finds no place."""
         run = begun.run if isinstance(begun, Lost) else begun
-        self._engine.check(run)
+        self._engine.settling.check(run)
         decision = self._judge(begun, exception)
         succeeded, joint = isinstance(decision, Complete), self._runs.acknowledging
         if succeeded and joint and isinstance(run, Run) and run.reservation:
             # It is settled with its acknowledgement, when all other middleware has heard of it.
             self._delivery.ending, self._delivery.exit = Ending(joint, run), Exit.ENDING
             return
-        goes_on = (
-            isinstance(decision, (RetryAt, SnoozeUntil)) and isinstance(run, Run) and run.layers.is_native
-        )
+        is_native = isinstance(run, Run) and run.layers.is_native
+        goes_on = is_native and isinstance(decision, (RetryAt, SnoozeUntil))
         # Under Dramatiq alone a retry has the arguments as the actor has changed them.
         if not (succeeded or (goes_on and can_carry(self._proxy, run.job))):
             restore_arguments(self._proxy)
         try:
-            self._engine.carry(run, decision, self)
+            self._engine.carrying.carry(run, decision, self)
             return
         except NotCarried as error:
             left = error
         while isinstance(left.error, self.unreachable) and self._holding.keep_unended(left.error):
             try:
-                with self._engine.at_once():
-                    self._engine.carry(run, left.decision, self)
+                with at_once():
+                    self._engine.carrying.carry(run, left.decision, self)
             except NotCarried as again:
                 left = again
             else:
@@ -422,7 +422,7 @@ class ActorRun:
             case DeadLettered() as decision:
                 if not settlement.in_store and isinstance(settlement.begun, Run):
                     # If the broker delivers it again before it lies there, a settled run would be dropped.
-                    self._engine.expire(settlement.begun)
+                    self._engine.reservations.expire(settlement.begun)
                 self._finish(settlement, decision, Exit.DROP if settlement.in_store else Exit.DEAD)
             case RetryAt() | SnoozeUntil() | None as goes_on:
                 if settlement.message is not None:
@@ -438,7 +438,7 @@ class ActorRun:
     ) -> None:
         """Mark the message failed, so that results, pipelines and other middleware see the end of the job."""
         job = settlement.job
-        options = next_options(job, self._engine.last_header(job)) | failed_options(decision.failure)
+        options = next_options(job, self._engine.keeping.last_header(job)) | failed_options(decision.failure)
         self._proxy.options.update(options, retries=job.attempt)
         self._proxy.fail()
         self._delivery.exit = leaves

@@ -30,17 +30,18 @@ from ..rules.failures import (
 from ..rules.job import Header, Job, encode
 from ..rules.patterns import check_errors
 from ..rules.policy import AnyPartial
-from ..store import MEMORY, Parked, Reservation
+from ..store import MEMORY, Parked
 from . import events
 from .carrying import Carrying
 from .context import Context
 from .harmless import Harmless
 from .instruments import Instrument
-from .keeping import job_of_parked
+from .keeping import Keeping, job_of_parked
 from .layers import Layers
 from .ports import DeadQueues, Publisher
-from .reservations import Wait
+from .reservations import Reservations, Wait
 from .runs import Begun, Drop, Postpone, Refuse, Run, TaskPolicy
+from .settling import Settling
 
 logger = logging.getLogger("ojs_bridge")
 
@@ -48,7 +49,7 @@ logger = logging.getLogger("ojs_bridge")
 MAX_SKEW = 2.0
 
 
-class Engine(Carrying):
+class Engine:
     """The retry semantics of one bridge, for the adapters.
 
     `retry` is the app's default policy, and `errors` its error map. A header may have `budget` bytes.
@@ -65,7 +66,17 @@ class Engine(Carrying):
         park_after: timedelta,
         fail_open: bool,
     ) -> None:
-        super().__init__(context, reservation, park_after, fail_open=fail_open)
+        self.context = context
+        self.store = context.store
+        #: Returns the time, in UTC.
+        self.now = context.clock
+        self.instruments = context.instruments
+        self.reservations = Reservations(
+            context.store, context.storage_retry, reservation, context.clock, fail_open=fail_open
+        )
+        self.settling = Settling(context, self.reservations, reservation, park_after)
+        self.keeping = Keeping(context, self.reservations, park_after)
+        self.carrying = Carrying(context, self.keeping, self.settling)
         #: Whether nobody needs to know that a job has begun.
         self.is_silent = context.store is None and not context.events.listeners
         self._retry = retry
@@ -114,7 +125,7 @@ class Engine(Carrying):
             return
         try:
             self.store.prepare()
-            self._reservations.prove()
+            self.reservations.prove()
             apart = abs((self.store.clock() - self.now()).total_seconds())
         except StoreError as error:
             then = f"dead letters go to {dead_queue}" if self._fail_open else "jobs wait"
@@ -130,7 +141,7 @@ class Engine(Carrying):
     def store_answers(self) -> bool:
         """Return whether jobs can begin now; without a store they always can begin."""
         try:
-            self._reservations.prove()
+            self.reservations.prove()
         except StoreError:
             return False
         return True
@@ -189,15 +200,15 @@ class Engine(Carrying):
         if isinstance(found, Postpone):
             return found
         if reserve:
-            found = self._reservations.reserve(
+            found = self.reservations.reserve(
                 admitted, _sender(job, bare, publication), can_wait=can_wait, wait=wait
             )
         if isinstance(found, Run) and found.job.operation:
-            self.tell_operation(found.job, None)
-        if isinstance(found, Run) and self._events.listeners:
+            self.settling.tell_operation(found.job, None)
+        if isinstance(found, Run) and self.context.events.listeners:
             # The attempt is reserved: no error may keep the job from its handler any more.
             with Harmless(found.job):
-                self._events.emit([events.started(found.job, self.now())])
+                self.context.events.emit([events.started(found.job, self.now())])
         return found
 
     def early(self, job: Job) -> Postpone | None:
@@ -237,7 +248,7 @@ class Engine(Carrying):
         early = self.early(begun.job)
         if early:
             return early
-        found = self._reservations.reserve_from(process, begun, _sender(job, bare, publication))
+        found = self.reservations.reserve_from(process, begun, _sender(job, bare, publication))
         if isinstance(found, (Drop, Postpone)):
             return found
         return found._replace(job=found.job._replace(next_retry_at=None), abandoned=True)
@@ -264,30 +275,17 @@ class Engine(Carrying):
     def give_up(self, parked: Parked, error: Exception) -> None:
         """Keep a parked retry that cannot be published as a dead letter."""
         job = job_of_parked(parked)
-        decision = self.impossible(job, None, error)
+        decision = self.carrying.impossible(job, None, error)
         begun = Refuse(job, decision)
-        self.bury(begun, self.after(job, decision), decision, parked.framework, parked.message)
-        self.settle(begun, decision)
-
-    def expire(self, run: Run) -> None:
-        """Extend the reservation of a run no more, because its outcome found no place.
-
-        The next delivery after the reservation has run out is a lost attempt.
-        """
-        self._reservations.expire(run)
-
-    def acknowledged(self, reservation: Reservation | None) -> None:
-        """Take note that the broker has deleted the message of a reservation: it cannot come again."""
-        self._reservations.acknowledged(reservation)
-
-    def lost_connection(self) -> None:
-        """Take note that a connection to the broker was lost: what was acknowledged on it may come again."""
-        self._reservations.lost_connection()
+        self.keeping.bury(
+            begun, self.carrying.after(job, decision), decision, parked.framework, parked.message
+        )
+        self.settling.settle(begun, decision)
 
     def close(self) -> None:
         """Settle and release the reservations that still have to be; never raises."""
         with suppress(StoreError):
-            self._reservations.close()
+            self.reservations.close()
 
 
 def _sender(job: Job | InvalidState, bare: Job, publication: str) -> str:

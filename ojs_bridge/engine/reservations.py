@@ -64,10 +64,10 @@ class Reservations:
         clock: Callable[[], datetime],
         *,
         fail_open: bool,
-        heart: type[Heartbeat] = Heartbeat,
     ) -> None:
         self._store = store
-        self._heart = heart(store, length, clock) if store else None
+        #: Extends the reservations of the runs that go on; None without a store.
+        self.heart = Heartbeat(store, length, clock) if store else None
         self._retry = retry
         self._length = length
         self._clock = clock
@@ -82,9 +82,9 @@ class Reservations:
         `publication` tells the messages apart that a user has sent under one id; "" if nothing tells. A store
         that does not answer is asked again as long as `wait` returns True.
         """
-        if self._heart is None or self._store is None:
+        if self.heart is None or self._store is None:
             return run
-        heart, job = self._heart, run.job
+        heart, job = self.heart, run.job
         reservation = reservation_of(job)
         wait = None if self._fail_open else wait
         try:
@@ -130,15 +130,15 @@ class Reservations:
 
         If the store does not answer, the outcome of the run counts.
         """
-        if run.reservation is None or run.abandoned or self._heart is None:
+        if run.reservation is None or run.abandoned or self.heart is None:
             return
         try:
-            held = self._heart.still_holds(run.reservation)
+            held = self.heart.still_holds(run.reservation)
         except StoreError as error:
             logger.warning("job %s: whether its reservation still holds is not known: %s", run.job, error)
             return
         if not held:
-            self._heart.expire(run.reservation)
+            self.heart.expire(run.reservation)
             raise TakenOver(run.job)
 
     def settle(self, run: Run, *, used: bool = True) -> None:
@@ -146,7 +146,7 @@ class Reservations:
 
         Raises StoreError: then a later heartbeat settles the run.
         """
-        reservation, heart, store = run.reservation, self._heart, self._store
+        reservation, heart, store = run.reservation, self.heart, self._store
         if reservation is None or heart is None or store is None:
             return
         if not (run.abandoned or heart.holds(reservation)):
@@ -169,27 +169,27 @@ class Reservations:
         The step gets the arguments, and then how the run is settled. Raises StoreError: then this process
         still holds the reservation.
         """
-        if run.reservation is None or self._heart is None:
+        if run.reservation is None or self.heart is None:
             raise StoreError("this run has no reservation")
-        holder = None if run.abandoned else self._heart.holder
+        holder = None if run.abandoned else self.heart.holder
         settled = self._retry.run(step, *args, Settle(run.reservation, holder, self._clock() + KEEP))
-        self._heart.expire(run.reservation)
+        self.heart.expire(run.reservation)
         return settled
 
     def expire(self, run: Run) -> None:
         """Extend the reservation of a run no more: the next delivery after it ran out is a lost attempt."""
-        if self._heart and run.reservation:
-            self._heart.expire(run.reservation)
+        if self.heart and run.reservation:
+            self.heart.expire(run.reservation)
 
     def acknowledged(self, reservation: Reservation | None) -> None:
         """Take note that the broker has deleted the only message of a reservation."""
-        if self._heart and reservation and reservation.fence == 0:
-            self._heart.forget_later(reservation)
+        if self.heart and reservation and reservation.fence == 0:
+            self.heart.forget_later(reservation)
 
     def lost_connection(self) -> None:
         """Take note that a connection was lost on which messages were acknowledged."""
-        if self._heart:
-            self._heart.lost_connection()
+        if self.heart:
+            self.heart.lost_connection()
 
     def prove(self) -> None:
         """Prove that the store can be written: reserve and release something; raises StoreError."""
@@ -202,8 +202,8 @@ class Reservations:
 
     def close(self) -> None:
         """Settle and release the reservations that still have to be; raises StoreError."""
-        if self._heart:
-            self._heart.close()
+        if self.heart:
+            self.heart.close()
 
     def _ask(
         self, store: Store, heart: Heartbeat, wanted: Reservation, publication: str, wait: Wait | None

@@ -18,9 +18,9 @@ from ..engine.engine import Engine
 from ..engine.events import Dispatcher, Event, log_failure
 from ..engine.heartbeat import Heartbeat
 from ..engine.history import History
-from ..engine.reservations import Reservations
 from ..engine.runs import Begun, Run
 from ..engine.scheduler import Scheduler
+from ..operations.letters import needed
 from ..rules.decision import Decision
 from ..store import MEMORY, open_store
 
@@ -123,14 +123,8 @@ class VirtualEngine(Engine):
     def __init__(self, context: Context, *, recorder: Recorder, jitter: int | None, **settings: Any) -> None:
         super().__init__(context, **settings)
         self.recorder = recorder
-        self._hold_anew = partial(
-            Reservations,
-            context.store,
-            context.storage_retry,
-            settings["reservation"],
-            context.clock,
-            fail_open=settings["fail_open"],
-            heart=_StillHeart,
+        self._beat_anew = partial(
+            _StillHeart, needed(context.store, "virtual time"), settings["reservation"], context.clock
         )
         self.revive()
         self._has_jitter = jitter is not None
@@ -167,7 +161,7 @@ class VirtualEngine(Engine):
         """Put another worker in the place of the dead one, which holds no reservation."""
         #: Whether the worker of the present run has died.
         self.is_dead = False
-        self._reservations = self._hold_anew()
+        self.reservations.heart = self._beat_anew()
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def test_each_decision_has_its_way_out(bridge: Bridge) -> None:
     ways = []
     for decision in ENDS:
         outlet = Written()
-        bridge.engine.carry(Refuse(JOB, DeadLettered("invalid", FAILURE, "why")), decision, outlet)
+        bridge.engine.carrying.carry(Refuse(JOB, DeadLettered("invalid", FAILURE, "why")), decision, outlet)
         ways += outlet.asked
     assert ways == ["Discarded 1 1", "DeadLettered 1 1, in the store", "Complete 1 0", "GiveBack 1 0"]
     assert bridge.dead_letters.get("j-1").message == {"onward": False}
@@ -106,13 +106,13 @@ def test_each_decision_has_its_way_out(bridge: Bridge) -> None:
 def test_the_time_of_a_retry_says_where_it_waits(bridge: Bridge, seconds: float, parked: bool) -> None:
     """A retry or a snooze that is due late waits in the store, another in the broker."""
     outlet = Written()
-    bridge.engine.carry(begun(bridge), retry_in(bridge, seconds), outlet)
+    bridge.engine.carrying.carry(begun(bridge), retry_in(bridge, seconds), outlet)
     published = [] if parked else ["publish {'onward': True}"]
     assert outlet.asked == [*published, "RetryAt 2 1"]
     assert bridge.retries.count() == parked
     outlet = Written()
     at = bridge.engine.now() + timedelta(seconds=seconds)
-    bridge.engine.carry(begun_again(bridge), SnoozeUntil(at, seconds, "why"), outlet)
+    bridge.engine.carrying.carry(begun_again(bridge), SnoozeUntil(at, seconds, "why"), outlet)
     assert outlet.asked == [*published, "SnoozeUntil 1 0"]
 
 
@@ -127,7 +127,7 @@ def begun_again(bridge: Bridge) -> Run:
 def test_what_the_broker_does_not_take_is_parked(bridge: Bridge) -> None:
     """The retry is parked, though it is due soon."""
     outlet = Written(raises=ConnectionError("down"))
-    bridge.engine.carry(begun(bridge), retry_in(bridge, 1), outlet)
+    bridge.engine.carrying.carry(begun(bridge), retry_in(bridge, 1), outlet)
     assert outlet.asked == ["RetryAt 2 1"]
     assert bridge.retries.get("j-1").message == {"onward": True}
 
@@ -138,7 +138,7 @@ def test_what_finds_no_place_is_told(bridge: Bridge) -> None:
     decision = retry_in(bridge, 1)
     run = begun(bridge)._replace(reservation=None)
     with pytest.raises(NotCarried) as told:
-        engine.carry(run, decision, Written(raises=ConnectionError("down")))
+        engine.carrying.carry(run, decision, Written(raises=ConnectionError("down")))
     assert (told.value.decision, str(told.value.error)) == (decision, "down")
 
 
@@ -146,7 +146,7 @@ def test_what_finds_no_place_is_told(bridge: Bridge) -> None:
 def test_a_message_that_stands_in_its_own_way_is_a_dead_letter(bridge: Bridge, raises: Exception) -> None:
     """The job is a dead letter, whatever is wrong with its message."""
     outlet = Written(raises=raises, can_wait=False, unreachable=())
-    bridge.engine.carry(begun(bridge), retry_in(bridge, 1), outlet)
+    bridge.engine.carrying.carry(begun(bridge), retry_in(bridge, 1), outlet)
     assert outlet.asked == ["DeadLettered 1 1, in the store"]
     letter = bridge.dead_letters.get("j-1")
     assert (letter.cause, letter.error_type) == ("invalid", "external.timeout")
@@ -156,11 +156,13 @@ def test_a_message_that_stands_in_its_own_way_is_a_dead_letter(bridge: Bridge, r
 def test_a_postponement_that_no_message_can_carry_is_refused(bridge: Bridge) -> None:
     """A postponement that may succeed later raises, and so does that of a reserved attempt."""
     run, at = begun(bridge), bridge.engine.now()
-    refused = bridge.engine.postpone(Postpone(JOB, at), Written(raises=ValueError("cannot be written")))
+    refused = bridge.engine.carrying.postpone(
+        Postpone(JOB, at), Written(raises=ValueError("cannot be written"))
+    )
     assert isinstance(refused, Refuse)
     assert refused.decision.failure.type == "bridge.undeliverable"
     with pytest.raises(ValueError, match="cannot be written"):
         outlet = Written(raises=ValueError("cannot be written"))
-        bridge.engine.postpone(Postpone(JOB, at, run.reservation), outlet)
+        bridge.engine.carrying.postpone(Postpone(JOB, at, run.reservation), outlet)
     with pytest.raises(ConnectionError):
-        Bridge().engine.postpone(Postpone(JOB, at), Written(raises=ConnectionError("down")))
+        Bridge().engine.carrying.postpone(Postpone(JOB, at), Written(raises=ConnectionError("down")))

@@ -370,7 +370,7 @@ def test_jobs_go_on_while_a_listener_blocks(tmp_path: Path) -> None:
         job = Job(f"j-{n}", "t", "q")
         begun = bridge.engine.begin(job, job, bridge.engine.task())
         assert isinstance(begun, Run)
-        bridge.engine.settle(begun, bridge.engine.judge(begun, None))
+        bridge.engine.settling.settle(begun, bridge.engine.judge(begun, None))
     assert time.monotonic() - began < 5
     release.set()
 
@@ -461,11 +461,11 @@ def test_the_events_of_a_job_in_order(tmp_path: Path) -> None:
         run = bridge.engine.begin(job, bare, bridge.engine.task())
         assert isinstance(run, Run)
         decision = bridge.engine.judge(run, OSError("down"))
-        after = bridge.engine.after(run.job, decision)
-        state = bridge.engine.header(after).text
+        after = bridge.engine.carrying.after(run.job, decision)
+        state = bridge.engine.keeping.header(after).text
         if isinstance(decision, DeadLettered):
-            bridge.engine.bury(run, after, decision, FRAMEWORK, {})
-        bridge.engine.settle(run, decision)
+            bridge.engine.keeping.bury(run, after, decision, FRAMEWORK, {})
+        bridge.engine.settling.settle(run, decision)
     assert bridge.flush(30)
     again = ["job.started", "job.failed", "job.retrying"]
     assert heard.types == [*again, *again, "job.started", "job.failed", "job.discarded", "dead_letter.added"]
@@ -480,7 +480,7 @@ def test_every_failed_attempt_says_how_long_it_ran_and_why_it_failed(tmp_path: P
         run = bridge.engine.begin(job, job, bridge.engine.task())
         assert isinstance(run, Run)
         ran = run._replace(since=run.since - 10 * attempt)
-        bridge.engine.settle(ran, bridge.engine.judge(ran, OSError(f"down for the {attempt}. time")))
+        bridge.engine.settling.settle(ran, bridge.engine.judge(ran, OSError(f"down for the {attempt}. time")))
     assert bridge.flush(30)
     told = [(event.type, event.data) for event in heard if event.type != "job.started"]
     again = ["job.failed", "job.retrying"]
@@ -507,8 +507,8 @@ def test_a_log_that_fails_harms_nobody() -> None:
     logger = logging.getLogger("ojs_bridge")
     logger.addFilter(hostile)
     try:
-        bridge.engine.settle(run, Discarded("handler", Failure("a.b"), "why"))
-        bridge.engine.settle(run, Complete())
+        bridge.engine.settling.settle(run, Discarded("handler", Failure("a.b"), "why"))
+        bridge.engine.settling.settle(run, Complete())
     finally:
         logger.removeFilter(hostile)
     assert bridge.flush(30)

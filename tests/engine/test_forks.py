@@ -84,7 +84,7 @@ def test_a_child_that_is_forked_while_a_listener_runs_has_what_the_listener_uses
     bridge = Bridge(listeners=[listen])
     begun = bridge.engine.begin(JOB, JOB, bridge.engine.task())
     assert isinstance(begun, Run)
-    bridge.engine.settle(begun, Complete())
+    bridge.engine.settling.settle(begun, Complete())
     assert entered.wait(30)
     asked = time.monotonic()
     child = os.fork()

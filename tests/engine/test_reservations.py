@@ -81,10 +81,10 @@ def fail(bridge: Bridge, begun: Run) -> Job:
     """End a run with a retry, and return the job as its next message has it."""
     decision = bridge.engine.judge(begun, ConnectionError("down"))
     assert isinstance(decision, RetryAt)
-    job = bridge.engine.after(begun.job, decision)
-    bridge.engine.settle(begun, decision)
+    job = bridge.engine.carrying.after(begun.job, decision)
+    bridge.engine.settling.settle(begun, decision)
     bare = Job(job.id, job.type, job.queue, job.attempt, fence=job.attempt - 1)
-    return decode(bridge.engine.header(job).state, bare)._replace(next_retry_at=None)
+    return decode(bridge.engine.keeping.header(job).state, bare)._replace(next_retry_at=None)
 
 
 def abandon(url: str, job: Job = JOB, reservation: timedelta = SHORT) -> None:
@@ -121,10 +121,10 @@ def test_a_lost_attempt_is_a_failed_one(url: str, clock: list[timedelta], bridge
     decision = first.engine.judge(lost.run, lost.failure)
     assert isinstance(decision, RetryAt)
     assert decision.delay == pytest.approx(0.2)
-    next_job = first.engine.after(lost.run.job, decision)
+    next_job = first.engine.carrying.after(lost.run.job, decision)
     assert (next_job.attempt, next_job.errors[-1]["type"]) == (2, VISIBILITY_TIMEOUT)
     assert isinstance(begin(second, JOB), Postpone), "whoever judges it holds it"
-    first.engine.settle(lost.run, decision)
+    first.engine.settling.settle(lost.run, decision)
     assert isinstance(begin(second, JOB), Drop)
 
 
@@ -152,8 +152,8 @@ def test_judging_a_lost_attempt_can_be_lost_too(url: str, hasty: list[Bridge]) -
     """The attempt stays one lost attempt until the decision about it is safe."""
     abandon(url)
     eventually(lambda: isinstance(begin(hasty[0], JOB), Lost), what="the attempt was found lost")
-    held = next(iter(hasty[0].engine._reservations._heart._live))  # type: ignore[union-attr]
-    hasty[0].engine._reservations._heart.expire(held)  # type: ignore[union-attr]
+    held = next(iter(hasty[0].engine.reservations.heart._live))  # type: ignore[union-attr]
+    hasty[0].engine.reservations.heart.expire(held)  # type: ignore[union-attr]
     found: list[Begun] = []
 
     def found_again() -> bool:
@@ -176,7 +176,7 @@ def test_a_heartbeat_extends_the_reservation(url: str) -> None:
         assert isinstance(duplicate, Postpone)
         assert duplicate.job.next_retry_at == duplicate.at
         time.sleep(0.05)
-    first.engine.settle(begun, Complete())
+    first.engine.settling.settle(begun, Complete())
     late = begin(second, JOB)
     assert isinstance(late, Drop)
     assert "late copy" in late.reason
@@ -192,7 +192,7 @@ def test_a_settled_job_does_not_run_again(bridges: list[Bridge]) -> None:
     assert isinstance(begin(first, retry), Drop)
     assert isinstance(begin(first, JOB), Drop)
     assert (again.attempt, again.fence) == (3, 2)
-    first.engine.settle(run(first, again), Complete())
+    first.engine.settling.settle(run(first, again), Complete())
     assert [type(begin(second, job)) for job in (JOB, retry, again)] == [Drop] * 3
 
 
@@ -201,20 +201,20 @@ def test_a_retry_may_begin_before_its_predecessor_is_settled(bridges: list[Bridg
     first, second = bridges
     begun = run(first, JOB)
     decision = first.engine.judge(begun, ConnectionError("down"))
-    retry = first.engine.after(begun.job, decision)._replace(next_retry_at=None)
+    retry = first.engine.carrying.after(begun.job, decision)._replace(next_retry_at=None)
     run(second, retry)
-    first.engine.settle(begun, decision)
+    first.engine.settling.settle(begun, decision)
     assert isinstance(begin(first, retry), Postpone)
 
 
 def test_a_job_that_is_given_back_has_used_nothing(bridges: list[Bridge]) -> None:
     """The next delivery runs the same attempt at once."""
     first, second = bridges
-    first.engine.release(run(first, JOB))
+    first.engine.settling.release(run(first, JOB))
     begun = run(second, JOB)
     assert begun.job.attempt == 1
     retry = fail(second, begun)
-    second.engine.release(run(second, retry))
+    second.engine.settling.release(run(second, retry))
     assert run(first, retry).job.attempt == 2
     assert isinstance(begin(second, JOB), Drop)
 
@@ -223,7 +223,7 @@ def test_a_snooze_runs_the_same_attempt_again(bridges: list[Bridge]) -> None:
     """The fence tells the next run from a copy of the snoozed one."""
     first, second = bridges
     begun = run(first, JOB)
-    first.engine.settle(begun, Complete())
+    first.engine.settling.settle(begun, Complete())
     snoozed = begun.job.snoozed(first.engine.now())._replace(next_retry_at=None)
     assert run(second, snoozed).job.attempt == 1
 
@@ -233,8 +233,8 @@ def test_a_replay_is_no_late_copy(bridges: list[Bridge]) -> None:
     first, _ = bridges
     begun = run(first, JOB)
     decision = Discarded("handler", Failure("a.b"), "why")
-    ended = first.engine.after(begun.job, decision)
-    first.engine.settle(begun, decision)
+    ended = first.engine.carrying.after(begun.job, decision)
+    first.engine.settling.settle(begun, decision)
     assert isinstance(begin(first, JOB), Drop)
     assert run(first, ended.replayed()).job.attempt == 1
 
@@ -260,10 +260,10 @@ def test_who_buried_a_job_has_settled_it(bridges: list[Bridge]) -> None:
     assert isinstance(resumed, Run)
     assert resumed.abandoned
     decision = second.engine.judge(resumed, Failure("worker_death", "killed"))
-    second.engine.settle(resumed, decision)
+    second.engine.settling.settle(resumed, decision)
     assert isinstance(begin(first, JOB), Drop)
     assert isinstance(second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid()), Drop)
-    first.engine.settle(begun, Complete())
+    first.engine.settling.settle(begun, Complete())
     assert isinstance(begin(first, JOB), Drop)
 
 
@@ -272,17 +272,17 @@ def test_a_run_that_was_taken_over_is_not_heard(hasty: list[Bridge]) -> None:
     """The run neither sends its job on, nor writes a letter, nor parks a retry; other runs do."""
     first, second = hasty
     late, heard = run(first, JOB), run(first, JOB._replace(id="j-2"))
-    first.engine.expire(late)
+    first.engine.reservations.expire(late)
     eventually(lambda: isinstance(begin(second, JOB), Lost), what="the attempt was found lost")
     eventually(lambda: time.monotonic() - heard.since > 1.5 * SHORT.total_seconds())
     decision = DeadLettered("handler", Failure("a.b"), "why")
     for begun in (late, heard):
-        job = first.engine.after(begun.job, decision)
-        onward = Onward(job, first.engine.header(job), first.engine.now() + LONG, None)
+        job = first.engine.carrying.after(begun.job, decision)
+        onward = Onward(job, first.engine.keeping.header(job), first.engine.now() + LONG, None)
         steps: list[Callable[[], None]] = [
-            partial(first.engine.check, begun),
-            partial(first.engine.park, begun, onward, FRAMEWORK, {}),
-            partial(first.engine.bury, begun, job, decision, FRAMEWORK, {}),
+            partial(first.engine.settling.check, begun),
+            partial(first.engine.keeping.park, begun, onward, FRAMEWORK, {}),
+            partial(first.engine.keeping.bury, begun, job, decision, FRAMEWORK, {}),
         ]
         for step in steps:
             with pytest.raises(TakenOver, match="attempt 1") if begun is late else nullcontext():
@@ -296,7 +296,7 @@ def test_a_run_that_ends_within_its_reservation_asks_the_store_nothing(
 ) -> None:
     begun = run(bridges[0], JOB)
     monkeypatch.setattr(bridges[0].store, "extend", None)
-    bridges[0].engine.check(begun)
+    bridges[0].engine.settling.check(begun)
 
 
 def test_a_store_that_is_gone_keeps_no_run_from_being_heard(
@@ -310,7 +310,7 @@ def test_a_store_that_is_gone_keeps_no_run_from_being_heard(
     begun = run(hasty[0], JOB)
     monkeypatch.setattr(hasty[0].store, "extend", fail)
     eventually(lambda: time.monotonic() - begun.since > 2 * SHORT.total_seconds())
-    hasty[0].engine.check(begun)
+    hasty[0].engine.settling.check(begun)
 
 
 @pytest.mark.requirement("RET-12")
@@ -336,7 +336,7 @@ def test_a_sibling_that_died_is_not_waited_for(url: str) -> None:
     assert isinstance(lost, Lost)
     assert lost.failure.type == WORKER_DEATH
     decision = bridge.engine.judge(lost.run, lost.failure)
-    bridge.engine.settle(lost.run, decision)
+    bridge.engine.settling.settle(lost.run, decision)
     assert isinstance(decision, RetryAt)
     assert isinstance(begin(stranger, JOB), Drop)
 
@@ -371,7 +371,7 @@ def test_a_process_that_died_with_a_copy_in_its_hands_costs_the_live_run_nothing
     begun = run(first, JOB)
     found = second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid() + 1)
     assert isinstance(found, Postpone)
-    first.engine.settle(begun, Complete())
+    first.engine.settling.settle(begun, Complete())
     assert isinstance(second.engine.resume(JOB, JOB, second.engine.task(), process=os.getpid() + 1), Drop)
     other = run(first, JOB._replace(id="j-other"))
     assert isinstance(
@@ -395,7 +395,7 @@ def test_while_the_store_is_gone_jobs_wait(fail_open: bool, can_wait: bool, runs
         begun = bridge.engine.begin(JOB, JOB, bridge.engine.task(), can_wait=can_wait)
         assert isinstance(begun, Run)
         assert begun.reservation is None
-        bridge.engine.settle(begun, Complete())
+        bridge.engine.settling.settle(begun, Complete())
     else:
         with pytest.raises(StoreError):
             bridge.engine.begin(JOB, JOB, bridge.engine.task(), can_wait=can_wait)
@@ -429,10 +429,10 @@ def test_what_was_acknowledged_is_forgotten_after_a_while(
     monkeypatch.setattr(heartbeat, "_FORGET_AFTER", 0.0)
     first, second = hasty
     retry = fail(first, run(first, JOB._replace(id="j-2")))
-    first.engine.settle(run(first, retry), Complete())
-    first.engine.settle(run(first, JOB), Complete())
+    first.engine.settling.settle(run(first, retry), Complete())
+    first.engine.settling.settle(run(first, JOB), Complete())
     for job in (JOB, retry):
-        first.engine.acknowledged(reservation_of(job))
+        first.engine.reservations.acknowledged(reservation_of(job))
     eventually(lambda: isinstance(begin(second, JOB), Run), what="it was forgotten")
     assert isinstance(begin(second, retry), Drop)
 
@@ -444,13 +444,13 @@ def test_what_was_acknowledged_just_now_is_not_forgotten_with_what_was_long_ago(
     first, second = hasty
     old, lost, new = (JOB._replace(id=f"j-{n}") for n in range(3))
     for job in (lost, old, new):
-        first.engine.settle(run(first, job), Complete())
+        first.engine.settling.settle(run(first, job), Complete())
     monkeypatch.setattr(heartbeat, "_FORGET_AFTER", 2.0)
-    first.engine.acknowledged(reservation_of(lost))
-    first.engine.lost_connection()
-    first.engine.acknowledged(reservation_of(old))
+    first.engine.reservations.acknowledged(reservation_of(lost))
+    first.engine.reservations.lost_connection()
+    first.engine.reservations.acknowledged(reservation_of(old))
     time.sleep(1.0)  # that old is
-    first.engine.acknowledged(reservation_of(new))
+    first.engine.reservations.acknowledged(reservation_of(new))
     eventually(lambda: isinstance(begin(second, old), Run), what="it was forgotten")
     assert isinstance(begin(second, new), Drop)
     eventually(lambda: isinstance(begin(second, new), Run), what="the new one was forgotten, too")
@@ -470,7 +470,7 @@ def test_many_threads_begin_the_first_jobs_of_a_process(url: str) -> None:
 
         with ThreadPoolExecutor(8) as pool:
             for begun in list(pool.map(start, jobs)):
-                bridge.engine.settle(begun, Complete())
+                bridge.engine.settling.settle(begun, Complete())
         assert all(isinstance(begin(bridge, job), Drop) for job in jobs)
 
 
@@ -480,10 +480,10 @@ def test_what_could_not_be_settled_is_settled_later() -> None:
         bridge = Bridge(server.url, POLICY, reservation=SHORT, storage_retry=StorageRetry.disabled())
         begun = run(bridge, JOB)
         server.kill()
-        bridge.engine.settle(begun, Complete())
+        bridge.engine.settling.settle(begun, Complete())
         server.start()
         # A worker that asked for the job meanwhile would be given it as a lost attempt.
-        unsettled = bridge.engine._reservations._heart._unsettled  # type: ignore[union-attr]
+        unsettled = bridge.engine.reservations.heart._unsettled  # type: ignore[union-attr]
         eventually(lambda: not unsettled, what="it was settled")
         assert isinstance(begin(Bridge(server.url), JOB), Drop)
         bridge.stop()
@@ -495,7 +495,7 @@ def test_a_reservation_whose_answer_was_lost_is_ours() -> None:
         patient = StorageRetry(max_attempts=12, initial_interval="PT0.5S")
         bridge = Bridge(f"{server.url}?socket_timeout=0.3", POLICY, storage_retry=patient)
         first = JOB._replace(id="j-0")
-        bridge.engine.settle(run(bridge, first), Complete())
+        bridge.engine.settling.settle(run(bridge, first), Complete())
         os.kill(server.pid, signal.SIGSTOP)
         threading.Timer(0.8, os.kill, (server.pid, signal.SIGCONT)).start()
         assert run(bridge, JOB).reservation == reservation_of(JOB)
@@ -510,7 +510,7 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Valkey, Bridge]]:
         patient = StorageRetry(max_attempts=100, initial_interval="PT0.2S", multiplier=1)
         url, length = f"{server.url}?socket_timeout=0.2", timedelta(seconds=3)
         bridge = Bridge(url, POLICY, reservation=length, storage_retry=patient)
-        bridge.engine.settle(run(bridge, JOB._replace(id="j-0")), Complete())
+        bridge.engine.settling.settle(run(bridge, JOB._replace(id="j-0")), Complete())
         yield server, bridge
         bridge.stop()
 
@@ -552,5 +552,5 @@ def test_a_reservation_that_no_holder_could_extend_is_not_lost_at_once(asking: t
     held = run(holder, JOB)
     stall(server, 6)
     assert isinstance(begin(bridge, JOB), Postpone)
-    holder.engine.settle(held, Complete())
+    holder.engine.settling.settle(held, Complete())
     assert isinstance(begin(bridge, JOB), Drop)

@@ -63,8 +63,8 @@ def test_instruments_are_told_where_no_thread_can_start_for_the_rates(tmp_path: 
     assert isinstance(run, Run)
     usual = threading.stack_size(2**46)
     try:
-        bridge.engine.settle(run, Complete())
-        bridge.engine.settle(run, Discarded("handler", Failure("a.b"), "why"))
+        bridge.engine.settling.settle(run, Complete())
+        bridge.engine.settling.settle(run, Discarded("handler", Failure("a.b"), "why"))
     finally:
         threading.stack_size(usual)
     assert told.decisions == ["Complete", "Discarded"]

@@ -72,10 +72,10 @@ def die(app: Celery, *args: Any, raised: Exception | None = None, **options: Any
     while True:
         run = bridge.engine.admit(job, job, task_policy(app, app.tasks["charge"]))
         decision = bridge.engine.judge(run, raised or OSError(f"down at {job.attempt}"))
-        job = bridge.engine.after(job, decision)
+        job = bridge.engine.carrying.after(job, decision)
         if not isinstance(decision, RetryAt):
             break
-    bury(app, wire, {"retries": job.attempt, "ojs": bridge.engine.last_header(job).text})
+    bury(app, wire, {"retries": job.attempt, "ojs": bridge.engine.keeping.last_header(job).text})
     return job_id
 
 

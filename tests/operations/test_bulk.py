@@ -88,8 +88,10 @@ class Running(Outbox):
         raised = ConnectionError("down") if int(job.id[2:]) % self.each else None
         decision = engine.judge(run, raised)
         if isinstance(decision, DeadLettered):
-            engine.bury(run, engine.after(run.job, decision), decision, FRAMEWORK, {"args": []})
-        engine.settle(run, decision)
+            engine.keeping.bury(
+                run, engine.carrying.after(run.job, decision), decision, FRAMEWORK, {"args": []}
+            )
+        engine.settling.settle(run, decision)
         return decision
 
 

@@ -68,13 +68,13 @@ def test_any_header_and_any_counter_end(state: object, retries: object) -> None:
     job = decoded(state, bare, retries)
     begun = BRIDGE.engine.admit(job, bare, BRIDGE.engine.task())
     if isinstance(begun, Refuse):
-        ended = BRIDGE.engine.after(begun.job, begun.decision)
+        ended = BRIDGE.engine.carrying.after(begun.job, begun.decision)
     else:
         assert isinstance(begun, Run)
         assert 0 <= begun.job.fence <= 2 * MAX_COUNT
         failure = Failure("a.b", "down")
         decision = decide(begun.policy, begun.job, failure, now=NOW, rng=random.Random(1))
-        ended = BRIDGE.engine.after(begun.job, decision)
+        ended = BRIDGE.engine.carrying.after(begun.job, decision)
     json.dumps(ended.errors)
     try:
         text: Any = encode(ended).text

@@ -107,7 +107,7 @@ def test_a_worker_goes_on_over_a_silent_connection(way: tuple[Proxy, str, str]) 
         time.sleep(0.2)
     # A claim whose answer was lost in the silence lasts for a minute.
     eventually(lambda: other.retries.count() == 0, seconds=90, what="the parked retry was published")
-    worker.engine.check(begun)
+    worker.engine.settling.check(begun)
     worker.stop()
 
 

@@ -119,7 +119,9 @@ def test_a_run_that_ends_after_the_file_was_deleted_leaves_its_letter(
     begun = run(bridge, JOB)
     end(file)
     decision = DeadLettered("handler", Failure("a.b"), "why")
-    bridge.engine.bury(begun, bridge.engine.after(begun.job, decision), decision, FRAMEWORK, {})
+    bridge.engine.keeping.bury(
+        begun, bridge.engine.carrying.after(begun.job, decision), decision, FRAMEWORK, {}
+    )
     assert [found.id for found in Bridge(f"sqlite:///{file}").dead_letters.list().letters] == ["j-1"]
     assert "its file was deleted or replaced, with all it held; it is opened anew" in caplog.text
 
