@@ -287,10 +287,10 @@ def test_brokers_of_dramatiq(kind: str, request: pytest.FixtureRequest) -> None:
         (f"{server.url.partition(':')[0]}://127.0.0.1:{free_port()}", "away"),
     ):
         bridge, broker = Bridge(), made(url=url)
-        ojs_bridge.dramatiq.middleware(broker, bridge)
+        ojs_bridge.dramatiq.install(broker, bridge)
         assert statuses(bridge)["broker"] == status
     bridge = Bridge()
-    ojs_bridge.dramatiq.middleware(StubBroker(), bridge)
+    ojs_bridge.dramatiq.install(StubBroker(), bridge)
     assert statuses(bridge)["broker"] == "unknown"
 
 
@@ -321,7 +321,7 @@ def test_the_backlog_of_dramatiq(kind: str, request: pytest.FixtureRequest) -> N
     server: Valkey | RabbitMQ = request.getfixturevalue(kind)
     made: Any = RedisBroker if kind == "valkey" else RabbitmqBroker
     name, bridge, broker = f"q-{uuid.uuid4().hex}", Bridge(), made(url=server.url)
-    ojs_bridge.dramatiq.middleware(broker, bridge)
+    ojs_bridge.dramatiq.install(broker, bridge)
     actor = dramatiq.actor(lambda: None, actor_name="waits", queue_name=name, broker=broker)
     begun = bridge.engine.now()
     for _ in range(3):

@@ -67,7 +67,7 @@ def dramatiq_shop(bridge: Bridge) -> Shop:
     broker = RedisBroker(url=NOWHERE)
     broker.add_middleware(Results(backend=RedisBackend(url=NOWHERE)))
     broker.add_middleware(dramatiq.middleware.GroupCallbacks(RedisLimits(url=NOWHERE)))
-    ojs_bridge.dramatiq.middleware(broker, bridge, policies={})
+    ojs_bridge.dramatiq.install(broker, bridge, policies={})
     return Shop(broker, bridge, is_celery=False)
 
 
@@ -82,7 +82,7 @@ def rabbitmq_shop(bridge: Bridge) -> Shop:
     """A Dramatiq broker on RabbitMQ."""
     broker = RabbitmqBroker(url="amqp://127.0.0.1:1//")
     broker.add_middleware(Results(backend=RedisBackend(url=NOWHERE)))
-    ojs_bridge.dramatiq.middleware(broker, bridge, policies={})
+    ojs_bridge.dramatiq.install(broker, bridge, policies={})
     return Shop(broker, bridge, is_celery=False)
 
 
