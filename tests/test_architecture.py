@@ -27,12 +27,12 @@ FAILS = "A job fails and is retried"
 
 #: The most files, functions and moves of each journey today. The goal is beside it: files and functions.
 WALKS = {
-    "Celery: a failing run, retried": Figures(33, 156, 108),  # 24, 110
-    "Celery: a failing run, parked": Figures(37, 182, 147),  # 24, 110
-    "Celery: a success": Figures(22, 77, 69),
+    "Celery: a failing run, retried": Figures(35, 156, 110),  # 24, 110
+    "Celery: a failing run, parked": Figures(38, 182, 148),  # 24, 110
+    "Celery: a success": Figures(22, 76, 68),
     "Celery: a task's policy": Figures(7, 28, 24),  # 6, 18
-    "Dramatiq: a failing run, retried": Figures(34, 152, 117),  # 24, 110
-    "Dramatiq: a failing run, parked": Figures(35, 176, 151),  # 24, 110
+    "Dramatiq: a failing run, retried": Figures(36, 152, 119),  # 24, 110
+    "Dramatiq: a failing run, parked": Figures(36, 176, 152),  # 24, 110
     "Dramatiq: a success": Figures(25, 85, 66),
     "Dramatiq: an actor's policy": Figures(11, 38, 21),  # 6, 18
     "HTTP: a replay": Figures(32, 99, 123),  # 22, 80
@@ -41,8 +41,8 @@ WALKS = {
 SIZES = {
     "files in celery": 21,  # 16
     "files in dramatiq": 19,  # 14
-    "files": 169,  # 150
-    "lines of code": 20_054,  # 16,500
+    "files": 170,  # 150
+    "lines of code": 20_065,  # 16,500
     "private functions of up to three lines that are called once": 77,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,
