@@ -253,8 +253,11 @@ def _statements(one: Planned) -> Iterator[tuple[str, str]]:
 def _today(native: NativeRetries) -> Iterator[tuple[str, str]]:
     yield "runs", f"{native.runs:,}" if isinstance(native.runs, int) else native.runs
     if native.runs != 1:
-        first, last = (_waited(native, place) for place in (0, -1))
-        yield "waits", first if first == last else f"{first}; at last {last}"
+        if native.waits == NOT_KNOWN:
+            yield "waits", "as its code says"
+        else:
+            ends = dict.fromkeys(_in_words(wait) for wait in (*native.waits[:1], *native.waits[-1:]))
+            yield "waits", "; at last ".join(ends)
         if isinstance(native.span, WaitRange):
             yield "together", _in_words(native.span) if native.waits else ""
         else:
@@ -277,13 +280,6 @@ def _wrapped(text: str, first: str = "", other: str | None = None, style: str = 
         break_long_words=False,
     )
     return [Text(line, style, no_wrap=True) for line in lines]
-
-
-def _waited(native: NativeRetries, place: int) -> str:
-    """Return one of the waits."""
-    if native.waits == NOT_KNOWN:
-        return NOT_KNOWN if native.runs == NOT_KNOWN else "as its code says"
-    return _in_words(native.waits[place]) if native.waits else ""
 
 
 def _in_words(wait: WaitRange) -> str:

@@ -67,7 +67,10 @@ def of_celery(app: Celery, names: Collection[str] = ()) -> list[Planned]:
 
 def _plan(app: Celery, fleet: Fleet, task: Task) -> Planned:
     if is_bridged(task) and task.ojs_native is None:
-        return already_ojs(task.name, "is an ojs_task", _resolved(app, task), task.ojs_retry)
+        # The policy of an `@ojs_task` is read without giving the app a bridge.
+        is_attached = POLICIES in vars(app)
+        resolved = task_policy(app, task).policy if is_attached else RetryPolicy.merge(task.ojs_retry)
+        return already_ojs(task.name, "is an ojs_task", resolved, task.ojs_retry)
     reading = read(fleet, task)
     policy = _policy_of(reading)
     asked = bool(policy) and reading.is_retried and reading.native.runs != 1 and not autoretries(task)
@@ -80,13 +83,6 @@ def _plan(app: Celery, fleet: Fleet, task: Task) -> Planned:
         retry_on="asked" if asked else None,
         open=reading.open,
     )
-
-
-def _resolved(app: Celery, task: Task) -> RetryPolicy:
-    """Return the policy of an `@ojs_task`, without giving the app a bridge."""
-    if POLICIES in vars(app):
-        return task_policy(app, task).policy
-    return RetryPolicy.merge(task.ojs_retry)
 
 
 def _policy_of(reading: Reading) -> dict[str, Any] | None:

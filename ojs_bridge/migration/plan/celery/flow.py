@@ -182,10 +182,9 @@ class _Function(Values):
     def _is_computed(self, kind: ast.expr) -> bool:
         match kind:
             case ast.Name(id=name):
-                return (
-                    name in self.values
-                    or name in self.function.__code__.co_varnames[: _arguments(self.function)]
-                )
+                code = self.function.__code__
+                arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+                return name in self.values or name in arguments
             case ast.Attribute(value=value):
                 return self.is_task(value)
         return True
@@ -358,10 +357,6 @@ def _second(call: ast.Call) -> object:
 def _is_the_users(value: object) -> TypeGuard[FunctionType]:
     """Return whether a value is a function that can be followed."""
     return type(value) is FunctionType and wrapped(value)[:1] == [value]
-
-
-def _arguments(function: FunctionType) -> int:
-    return function.__code__.co_argcount + function.__code__.co_kwonlyargcount
 
 
 def _catches_at_yield(function: FunctionType) -> bool:
