@@ -94,16 +94,16 @@ class RedisRates:
         for at, words in zip(times, found, strict=True):
             counts: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BOUNDS) + 1))
             for field, count in rows_of(words):
-                place, _, told = field.decode().partition(" ")
-                counts[told][int(place)] = int(count)
-            for told in sorted(counts):
-                type_, queue, outcome = json.loads(told)
-                yield Rate(from_ms(at), type_, queue, outcome, tuple(counts[told]))
+                place, _, texts = field.decode().partition(" ")
+                counts[texts][int(place)] = int(count)
+            for texts in sorted(counts):
+                type_, queue, outcome = json.loads(texts)
+                yield Rate(from_ms(at), type_, queue, outcome, tuple(counts[texts]))
 
     def _key(self, span: Span, at: int) -> bytes:
         return self._server.key(f"rates:{span}:{at // 1000}")
 
 
 def _fields(rate: Rate) -> Iterator[tuple[str, int]]:
-    told = json.dumps([*map(index_text, (rate.type, rate.queue, rate.outcome))])
-    return ((f"{place} {told}", count) for place, count in enumerate(rate.counts) if count)
+    texts = json.dumps([*map(index_text, (rate.type, rate.queue, rate.outcome))])
+    return ((f"{place} {texts}", count) for place, count in enumerate(rate.counts) if count)

@@ -61,12 +61,12 @@ class RedisReservations:
         end = to_ms(until)
         words: list[Word] = [_fence(reservation), publication, holder, to_ms(now), end]
         words += (end + OUTLIVE_MS, mark)
-        told: int | list[Any] = self._server.run("reserve", self._keys(reservation), words)
-        if isinstance(told, int):
-            return _WITHOUT_TIME[told]
-        grant = Grant.HELD if len(told) == _OF_ONE_HELD else Grant.LOST
-        its_holder, its_mark = (text.decode("utf-8", "surrogatepass") for text in told[1:3])
-        return ReserveAnswer(grant, from_ms(told[0]), its_holder, its_mark)
+        answer: int | list[Any] = self._server.run("reserve", self._keys(reservation), words)
+        if isinstance(answer, int):
+            return _WITHOUT_TIME[answer]
+        grant = Grant.HELD if len(answer) == _OF_ONE_HELD else Grant.LOST
+        its_holder, its_mark = (text.decode("utf-8", "surrogatepass") for text in answer[1:3])
+        return ReserveAnswer(grant, from_ms(answer[0]), its_holder, its_mark)
 
     def extend(
         self, reservations: Sequence[Reservation], *, holder: str, until: datetime

@@ -256,9 +256,9 @@ def _address(url: str, patience: float) -> dict[str, Any]:
         # A database that is no number is a typing error, or the rest of a password that was not escaped.
         if scheme != "unix" and not re.fullmatch(r"/?[0-9]*", urlsplit(known).path):
             raise ValueError
-        found: dict[str, Any] = parse_url(known)  # type: ignore[no-untyped-call]
+        address: dict[str, Any] = parse_url(known)  # type: ignore[no-untyped-call]
     except ValueError:
         raise ConfigurationError(f"store: {without_password(url)!r} is not a Redis URL") from None
     waits = {"socket_connect_timeout": CONNECT_SECONDS, "socket_timeout": patience}
     form = {"protocol": 2, "decode_responses": False, "encoding_errors": "surrogatepass"}
-    return {**waits, **found, **form, "retry_on_timeout": False}
+    return {**waits, **address, **form, "retry_on_timeout": False}

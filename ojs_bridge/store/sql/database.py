@@ -8,7 +8,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime, timezone
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ from sqlalchemy.exc import DataError, SQLAlchemyError
 from ...errors import StoreError, Unstorable
 from ..protocol import MEMORY, without_password
 from . import engines, tables
-from .statements import Upsert
+from .statements import Upsert, batches
 from .tables import GROUPED, LATER, SCHEMA_VERSION, metadata, versions
 
 logger = logging.getLogger("ojs_bridge")
@@ -144,9 +144,8 @@ class Database:
         self._be_ours()
         with self._preparing:
             if not self._prepared:
-                if self._found_version() != SCHEMA_VERSION:
+                if self._version() != SCHEMA_VERSION:
                     self._create_tables()
-                    self._say_version()
                 self.grow()
                 self._say_encoding()
                 if self._file:
@@ -157,7 +156,7 @@ class Database:
     def schema(self) -> int | None:
         """Return the version of the tables."""
         self._be_ours()
-        return self._found_version()
+        return self._version()
 
     def clock(self) -> datetime:
         """Return the server's time; for SQLite this machine's."""
@@ -195,12 +194,19 @@ class Database:
         except _FAILURES as error:
             raise self._failed(error) from error
 
-    def change(self, statement: sa.Update | sa.Delete, lots: Iterable[sa.ColumnElement[bool]]) -> int:
-        """Run a statement for each lot of rows; return how many rows it has changed."""
+    def change(self, statement: sa.Update | sa.Delete) -> int:
+        """Run a statement on the rows of the namespace; return how many it has changed."""
+        ours = statement.table.c.namespace == self.namespace
+        with self.connection() as connection:
+            return connection.execute(statement.where(ours)).rowcount
+
+    def change_each(
+        self, statement: sa.Update | sa.Delete, column: sa.Column[Any], values: Sequence[object]
+    ) -> int:
+        """Run a statement on the rows with these values, some of them at a time."""
         changed = 0
-        for lot in lots:
-            with self.connection() as connection:
-                changed += connection.execute(statement.where(lot)).rowcount
+        for batch in batches(values):
+            changed += self.change(statement.where(column.in_(batch)))
         return changed
 
     def get_ready(self) -> None:
@@ -276,19 +282,19 @@ class Database:
         with self._errors(), self._in_use, self._durable.begin() as connection:
             yield connection
 
-    def _found_version(self) -> int | None:
+    def _version(self) -> int | None:
         """Return the version, or None where a table is missing; raises StoreError for a newer one."""
         with self._unprepared() as connection:
             has_table = sa.inspect(connection).has_table
             if not has_table(versions.name):
                 return None
             whole = all(has_table(table.name) for table in metadata.sorted_tables if table not in LATER)
-            found: int | None = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar()
-        if found is not None and found > SCHEMA_VERSION:
+            version: int | None = connection.execute(sa.select(sa.func.max(versions.c.version))).scalar()
+        if version is not None and version > SCHEMA_VERSION:
             raise StoreError(
-                f"the store has schema {found}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
+                f"the store has schema {version}, this ojs-bridge reads {SCHEMA_VERSION}: update it"
             )
-        return found if whole else None
+        return version if whole else None
 
     def _say_encoding(self) -> None:
         """Say once if the database lacks letters that a job's id, type or queue may have."""
@@ -326,17 +332,14 @@ class Database:
             try:
                 with self._unprepared() as connection:
                     tables.create(connection)
+                    _SAY_VERSION(connection, {"version": SCHEMA_VERSION})
+                    connection.execute(sa.delete(versions).where(versions.c.version < SCHEMA_VERSION))
             except StoreError:
                 # Another process may create a table between the check and the creation.
                 if not tries_left:
                     raise
             else:
                 return
-
-    def _say_version(self) -> None:
-        with self._unprepared() as connection:
-            _SAY_VERSION(connection, {"version": SCHEMA_VERSION})
-            connection.execute(sa.delete(versions).where(versions.c.version < SCHEMA_VERSION))
 
 
 class MemoryDatabase(Database):

@@ -62,19 +62,18 @@ class SQLDocuments:
 
     def count_documents(self, kinds: Collection[str]) -> Mapping[str, int]:
         """Count documents by kind."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for batch in batches([*kinds]):
             query = sa.select(_d.kind, sa.func.count()).group_by(_d.kind)
             with self._db.connection() as connection:
                 rows = connection.execute(query.where(_d.namespace == self._db.namespace, _d.kind.in_(batch)))
-                found.update((kind, count) for kind, count in rows)
-        return found
+                counts.update((kind, count) for kind, count in rows)
+        return counts
 
     def forget_documents(self, kind: str, *, before: datetime) -> int:
         """Delete older documents."""
-        return self._db.change(
-            sa.delete(tables.documents), [sa.and_(*self._of_kind(kind), _d.at_ms < to_ms(before))]
-        )
+        older = _d.kind == kind, _d.at_ms < to_ms(before)
+        return self._db.change(sa.delete(tables.documents).where(*older))
 
     def _of_kind(self, kind: str) -> tuple[sa.ColumnElement[bool], ...]:
         return _d.namespace == self._db.namespace, _d.kind == kind
@@ -121,16 +120,16 @@ class SQLRates:
         """Delete old rates."""
         for span, kept in KEPT.items():
             old = _t.seconds == SECONDS[span], _t.at_ms < to_ms(now - kept)
-            self._db.change(sa.delete(tables.rates), [sa.and_(_t.namespace == self._db.namespace, *old)])
+            self._db.change(sa.delete(tables.rates).where(*old))
 
     def _rows(self, rate: Rate) -> Iterator[dict[str, Any]]:
-        told = tuple(map(index_text, (rate.type, rate.queue, rate.outcome)))
+        texts = tuple(map(index_text, (rate.type, rate.queue, rate.outcome)))
         for span, seconds in SECONDS.items():
             yield {
                 "namespace": self._db.namespace,
                 "seconds": seconds,
                 "at_ms": begun(rate.at, span),
-                "key": index_id("\n".join(told)),
-                **dict(zip(("type", "queue", "outcome"), told, strict=True)),
+                "key": index_id("\n".join(texts)),
+                **dict(zip(("type", "queue", "outcome"), texts, strict=True)),
                 **dict(zip(_COUNTS, rate.counts, strict=True)),
             }

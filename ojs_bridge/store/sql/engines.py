@@ -202,7 +202,7 @@ def _answer_in_time(engine: sa.Engine, seconds: float) -> None:
                 raise
 
         def _break_off(self, gen: Any) -> None:
-            """Have the server give a question up, and close: it would wait for a lock without its client.
+            """Let the server give a question up, and close: it would wait for a lock without its client.
 
             The connection counts among those of the process until the server has given up.
             """
@@ -230,7 +230,7 @@ def _answer_in_time(engine: sa.Engine, seconds: float) -> None:
 
 
 def _share_no_statement(connection: Any) -> None:
-    """Have psycopg prepare no statements behind a pool such as PgBouncer.
+    """Let psycopg prepare no statements behind a pool such as PgBouncer.
 
     There the next question may come to another session. It does not know what this client has prepared, or
     has a statement of another client under the same name. In front of the server itself they halve its work.

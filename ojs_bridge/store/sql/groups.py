@@ -127,10 +127,7 @@ class SQLGroups:
         if not (self._db.has(firsts.name) and self._db.has(FAULT.name)):
             return 0
         has_letters = sa.exists().where(_c.namespace == firsts.c.namespace, _c.fault == firsts.c.fault)
-        old = sa.and_(
-            firsts.c.namespace == self._db.namespace, firsts.c.first_ms < to_ms(before), ~has_letters
-        )
-        return self._db.change(sa.delete(firsts), [old])
+        return self._db.change(sa.delete(firsts).where(firsts.c.first_ms < to_ms(before), ~has_letters))
 
     def _walk(self, where: LetterFilter) -> sa.Select[Any]:
         """Return a query that steps from group to group in the index, and reads no letter between them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 from uuid import uuid4
 
@@ -88,13 +89,13 @@ class SQLReservations:
         with self._db.connection() as connection:
             # Another request has changed the record since the last round.
             while not _RESERVE(connection, row):
-                found = connection.execute(_LOOK, row).one_or_none()
-                grant = _judge(found, row, to_ms(now))
-                repeated = found is not None and found.mark == row["mark"]
+                record = connection.execute(_LOOK, row).one_or_none()
+                grant = _judge(record, row, to_ms(now))
+                repeated = record is not None and record.mark == row["mark"]
                 if grant is Grant.LOST and not repeated and not _reserve_lost(connection, row, to_ms(now)):
                     continue
-                if found and not repeated and grant in (Grant.HELD, Grant.LOST):
-                    return ReserveAnswer(grant, from_ms(found.until_ms), found.holder, found.mark)
+                if record and not repeated and grant in (Grant.HELD, Grant.LOST):
+                    return ReserveAnswer(grant, from_ms(record.until_ms), record.holder, record.mark)
                 if grant is not None:
                     return ReserveAnswer(grant)
         return ReserveAnswer(Grant.TAKEN)
@@ -140,7 +141,8 @@ class SQLReservations:
     def expire(self, reservations: Sequence[Reservation]) -> None:
         """Delete the records of settled reservations that have the same fence and were never lost."""
         over = sa.delete(tables.reservations).where(_r.settled, sa.not_(_r.lost))
-        self._db.change(over, map(self._any_of, batches(reservations)))
+        for batch in batches(reservations):
+            self._db.change(over.where(self._any_of(batch)))
 
     def expire_before(self, now: datetime, *, limit: int) -> int:
         """Delete records whose `keep_until` has passed, settled ones and abandoned ones."""
@@ -176,23 +178,23 @@ def mark_settled(connection: Connection, namespace: str, settle: Settle) -> bool
 
 
 def _without(reservations: Sequence[Reservation], rows: Iterable[Any]) -> Iterator[Reservation]:
-    found = {(row.key, row.fence) for row in rows}
-    return (each for each in reservations if (index_id(each.key), each.fence) not in found)
+    extended = {(row.key, row.fence) for row in rows}
+    return (each for each in reservations if (index_id(each.key), each.fence) not in extended)
 
 
-def _judge(found: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
+def _judge(record: Any, asked: dict[str, Any], now_ms: int) -> Grant | None:
     """Return the answer to a request that finds a record; None when the run has become free."""
-    if found is None:
+    if record is None:
         return None
-    if found.mark == asked["mark"]:
-        return Grant.LOST if found.lost else Grant.TAKEN
-    if asked["publication"] and found.publication not in ("", asked["publication"]):
+    if record.mark == asked["mark"]:
+        return Grant.LOST if record.lost else Grant.TAKEN
+    if asked["publication"] and record.publication not in ("", asked["publication"]):
         return Grant.RESENT
-    if found.fence < asked["fence"]:
+    if record.fence < asked["fence"]:
         return None
-    if found.fence > asked["fence"] or found.settled:
+    if record.fence > asked["fence"] or record.settled:
         return Grant.SETTLED
-    return Grant.HELD if found.until_ms > now_ms else Grant.LOST
+    return Grant.HELD if record.until_ms > now_ms else Grant.LOST
 
 
 def _reserve_lost(connection: Connection, row: dict[str, Any], now_ms: int) -> bool:
@@ -261,11 +263,11 @@ class SQLParked:
 
     def unpark(self, retries: Sequence[Parked], claim: str) -> int:
         """Delete published retries that this claim still holds; return how many."""
-        return self._db.change(sa.delete(tables.parked), self._claimed_by(retries, claim))
+        return self._change(sa.delete(tables.parked), retries, claim)
 
     def unclaim_parked(self, retries: Sequence[Parked], claim: str) -> None:
         """End the claim of retries that could not be published: they are due as before."""
-        self._db.change(sa.update(tables.parked).values(_FREE), self._claimed_by(retries, claim))
+        self._change(sa.update(tables.parked).values(_FREE), retries, claim)
 
     def list_parked(self, where: ParkedFilter, *, limit: int, cursor: str | None) -> ParkedPage:
         """Return a page, the next one due first; raises ValueError for a cursor that no page gave out."""
@@ -313,23 +315,22 @@ class SQLParked:
             statement = sa.update(tables.parked).where(_p.namespace == self._db.namespace, _p.key.in_(keys))
             statement = statement.values(claim=claim, claimed_until_ms=to_ms(until))
             rows = updated(connection, statement, _SHOWN, sa.and_(wanted, _p.claim == claim))
-        return tuple(_parked(row) for row in sorted(rows, key=lambda row: (row.due_ms, row.key)))
+        return tuple(map(_parked, sorted(rows, key=attrgetter("due_ms", "key"))))
 
-    def _changed(self, statement: sa.Update | sa.Delete, found: Parked) -> bool:
+    def _changed(self, statement: sa.Update | sa.Delete, parked: Parked) -> bool:
         same = (
             _p.namespace == self._db.namespace,
-            _p.key == index_id(found.key),
-            _p.fence == found.fence,
-            _p.parked_ms == to_ms(found.parked_at),
+            _p.key == index_id(parked.key),
+            _p.fence == parked.fence,
+            _p.parked_ms == to_ms(parked.parked_at),
             _p.claim == "",
         )
         with self._db.connection(durable=True) as connection:
             return connection.execute(statement.where(*same)).rowcount == 1
 
-    def _claimed_by(self, retries: Sequence[Parked], claim: str) -> Iterator[sa.ColumnElement[bool]]:
-        mine = sa.and_(_p.namespace == self._db.namespace, _p.claim == claim)
-        for batch in batches(retries):
-            yield sa.and_(mine, _p.key.in_([index_id(retry.key) for retry in batch]))
+    def _change(self, statement: sa.Update | sa.Delete, retries: Sequence[Parked], claim: str) -> int:
+        keys = [index_id(retry.key) for retry in retries]
+        return self._db.change_each(statement.where(_p.claim == claim), _p.key, keys)
 
     def _wanted(self, where: ParkedFilter) -> Iterator[sa.ColumnElement[bool]]:
         yield _p.namespace == self._db.namespace

@@ -129,9 +129,8 @@ class SQLTexts:
         """Delete texts, which can be written anew; the letters are safe whether this succeeds or not."""
         if not self._db.has(texts.name):
             return
-        forget = sa.delete(texts).where(_t.namespace == self._db.namespace)
         try:
-            self._db.change(forget, map(_t.id.in_, batches([*map(index_id, letter_ids)])))
+            self._db.change_each(sa.delete(texts), _t.id, [*map(index_id, letter_ids)])
         except StoreError as error:
             logger.warning("the texts of %d dead letters are still in the index: %s", len(letter_ids), error)
 
@@ -235,7 +234,7 @@ class SQLLetters:
 
     def forget_errors(self, job_id: str) -> None:
         """Delete the kept entries of a job."""
-        self._db.change(sa.delete(errors), [self._of(job_id)])
+        self._db.change(sa.delete(errors).where(self._of(job_id)))
 
     def list(
         self,
@@ -275,9 +274,8 @@ class SQLLetters:
 
     def _send_off(self, strays: Sequence[Letter], group: str) -> None:
         """Take letters out of a group that an earlier release has replaced without a new fingerprint."""
-        wrong = sa.and_(letters.c.namespace == self._db.namespace, letters.c.fault == group_number(group))
-        change = sa.update(letters).where(wrong).values(fault=None)
-        self._db.change(change, map(letters.c.id.in_, batches([index_id(stray.id) for stray in strays])))
+        change = sa.update(letters).where(letters.c.fault == group_number(group)).values(fault=None)
+        self._db.change_each(change, letters.c.id, [index_id(stray.id) for stray in strays])
 
     def cursor_after(self, letter: Letter) -> str:
         """Return the cursor that names a letter."""
@@ -292,7 +290,7 @@ class SQLLetters:
     def prune(self, letters_: Sequence[Letter], *, now: datetime) -> int:
         """Delete letters that nobody replays and whose jobs have not died again."""
         free = sa.delete(letters).where(_free(now))
-        pruned = self._db.change(free, map(self._same, batches(letters_)))
+        pruned = sum(self._db.change(free.where(self._same(batch))) for batch in batches(letters_))
         self._texts.forget([letter.id for letter in letters_])
         return pruned
 
@@ -324,11 +322,13 @@ class SQLLetters:
 
     def unclaim(self, letter_ids: Sequence[str], claim: Claim) -> None:
         """End the claims that are still ours."""
-        self._db.change(sa.update(letters).values(claimed_until=0), self._claimed(letter_ids, claim))
+        end = sa.update(letters).values(claimed_until=0).where(letters.c.claimed_until == claim)
+        self._db.change_each(end, letters.c.id, [*map(index_id, letter_ids)])
 
     def delete(self, letter_ids: Sequence[str], claim: Claim) -> int:
         """Delete the letters whose claim is still ours. A letter that is buried anew has no claim."""
-        deleted = self._db.change(sa.delete(letters), self._claimed(letter_ids, claim))
+        delete = sa.delete(letters).where(letters.c.claimed_until == claim)
+        deleted = self._db.change_each(delete, letters.c.id, [*map(index_id, letter_ids)])
         self._texts.forget(letter_ids)
         return deleted
 
@@ -343,10 +343,6 @@ class SQLLetters:
     def _are(self, letter_ids: Sequence[str]) -> sa.ColumnElement[bool]:
         ids = letters.c.id.in_([*map(index_id, letter_ids)])
         return sa.and_(letters.c.namespace == self._db.namespace, ids)
-
-    def _claimed(self, letter_ids: Sequence[str], claim: Claim) -> Iterator[sa.ColumnElement[bool]]:
-        for batch in batches(letter_ids):
-            yield sa.and_(self._are(batch), letters.c.claimed_until == claim)
 
     def _same(self, batch: Sequence[Letter]) -> sa.ColumnElement[bool]:
         pairs = [(index_id(letter.id), to_ms(letter.discarded_at)) for letter in batch]
