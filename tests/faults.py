@@ -30,6 +30,7 @@ _SHARED = [
     "engine.engine:Engine.begin",
     "engine.engine:Engine.admit",
     "engine.engine:Engine.early",
+    "engine.engine:_sender",
     "engine.runs:TaskPolicy.of_job",
     "engine.reservations:Reservations.reserve",
     "engine.reservations:reservation_of",
