@@ -94,6 +94,7 @@ class DeadLetters:
         """
         return text if self._store.get(text) else only_id(text, self._store.letters_beginning)
 
+    @uninterrupted()
     def replay(
         self,
         letter_id: str,
@@ -130,7 +131,7 @@ class DeadLetters:
                 raise
             # A letter that stays is published twice, unless it is a new one: the job may have died again.
             self._context.storage_retry.run(self._store.delete, [found], claimed.claim)
-        self._replayed(job)
+            self._replayed(job)
         return letter, job
 
     def retry_all(

@@ -106,20 +106,22 @@ class Noting:
         self.url = url
 
     def note(self, kind: str, job: str, said: Any) -> int:
-        """Note something of a job, and return how many notes of its kind there are."""
-        return int(client(self.url).rpush(f"{kind}:{job}", json.dumps(said, default=repr)))
+        """Note something of a job, and return how many notes of its kind there are.
 
-    def event(self, event: Event) -> None:
-        """Note an event; a process that can open no connection does so once it can."""
-        for _ in range(100):
+        A process that can open no connection does so once it can.
+        """
+        until_then = time.monotonic() + 30
+        while True:
             try:
-                self.note("events", event.subject, event.to_ojs())
+                return int(client(self.url).rpush(f"{kind}:{job}", json.dumps(said, default=repr)))
             except (OSError, redis.ConnectionError) as error:
-                if not re.search(r"Err(or|no) 24\b", str(error)):
+                if not re.search(r"Err(or|no) 24\b", str(error)) or time.monotonic() > until_then:
                     raise
                 time.sleep(0.1)
-            else:
-                return
+
+    def event(self, event: Event) -> None:
+        """Note an event."""
+        self.note("events", event.subject, event.to_ojs())
 
     def read(self, kind: str, job: str) -> list[Any]:
         """Return the notes of a kind on a job."""

@@ -72,11 +72,15 @@ export function trouble(error) {
   place.hidden = !place.textContent;
 }
 
-// Does what the reader has asked for, and then hides the last message. What the page does by itself must not hide it.
+let newest = 0;
+
+// Does what the reader has asked for, and then hides the last message. What the page does by itself must not hide it,
+// and neither must what the reader had asked for before.
 export async function guarded(work) {
+  const turn = (newest += 1);
   try {
     await work();
-    trouble(null);
+    if (turn === newest) trouble(null);
   } catch (error) {
     trouble(error);
   }
