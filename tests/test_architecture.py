@@ -42,7 +42,7 @@ SIZES = {
     "files in celery": 21,  # 16
     "files in dramatiq": 19,  # 14
     "files": 170,  # 150
-    "lines of code": 20_054,  # 16,500
+    "lines of code": 20_060,  # 16,500
     "private functions of up to three lines that are called once": 73,  # 60
     "functions of more than 60 lines": 0,
     "files of more than 450 lines": 0,

@@ -46,7 +46,8 @@ def test_each_worker_runs_a_broadcast_and_nothing_multiplies(
     declare = [Exchange(unique, type="fanout")]
     notes = client(valkey.url)
     try:
-        eventually(lambda: answering(app) == {f"{name}@here" for name in WORKERS}, seconds=60)
+        # The workers of other tests may answer, too.
+        eventually(lambda: answering(app) >= {f"{name}@here" for name in WORKERS}, seconds=60)
         app.send_task("told", (0,), task_id="job", declare=declare)
         eventually(lambda: notes.llen(f"{unique}:runs") >= len(WORKERS), seconds=30)
         app.send_task("told", (1,), task_id="fails", declare=declare)
